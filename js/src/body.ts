@@ -55,6 +55,8 @@ export class Body {
   #selected: string | null = null;
   #moment: number | null = null; // the position that was asked for
   #expanding = false;
+  #read: number | undefined; // a position, in the chart
+  #asked: number | undefined; // what is alive there
   #stopped = false;
   #telling: ReturnType<typeof setTimeout> | undefined;
   readonly #listeners: [string, Callback][] = [];
@@ -135,8 +137,9 @@ export class Body {
           range: (start, stop) => {
             this.#send("range", `${start}-${stop}`);
           },
-          read: (chain) => {
+          read: (chain, position) => {
             this.#graph.run(chain ? this.#scene.visible(chain.split(" ")) : null);
+            this.#follow(position);
           },
           whole: () => {
             if (this.#selected === null) this.#clear();
@@ -249,6 +252,7 @@ export class Body {
     this.#showError();
     this.#countFindings();
     this.#controls?.begin();
+    if (memory) this.#send("track");
   }
 
   stop(): void {
@@ -262,7 +266,7 @@ export class Body {
   key(event: KeyboardEvent): void {
     if (this.run.key(event)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
-    const action = typing || event.ctrlKey || event.metaKey || event.altKey ? "" : { f: "fit", c: "collapse-all", t: "table" }[event.key];
+    const action = typing || event.ctrlKey || event.metaKey || event.altKey ? "" : { f: "fit", c: "collapse-all", t: "table", p: "peak" }[event.key];
     if (action) this.#root.querySelector<HTMLElement>(`[data-action="${action}"]`)?.click();
     if (event.key !== "F3" && (event.key !== "/" || typing)) return;
     event.preventDefault();
@@ -311,6 +315,15 @@ export class Body {
       case "largest":
         this.#controls?.showLargest(message);
         break;
+      case "alive":
+        this.#asked = undefined;
+        if (this.#read === undefined) break;
+        this.#graph.holding(message.boxes);
+        if (this.#read !== message.position) this.#follow(this.#read);
+        break;
+      case "track":
+        this.#chart?.showTrack(message.track);
+        break;
       case "range":
         if (!this.#chart?.showRange(message)) break;
         this.#leaveSelection();
@@ -349,6 +362,16 @@ export class Body {
       case "found":
         this.search.hear(message);
         break;
+    }
+  }
+
+  /** Bars follow what is read in the chart: one question under way, then the newest. */
+  #follow(position?: number): void {
+    this.#read = position;
+    if (position === undefined) this.#graph.holding(null);
+    else if (this.#asked === undefined) {
+      this.#asked = position;
+      this.#send("alive", String(position));
     }
   }
 
@@ -481,6 +504,7 @@ export class Body {
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    this.#send("track");
     this.#code.showLayers(memory.layers ?? [], (chain) => {
       this.#go(chain);
     });

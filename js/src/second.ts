@@ -1,7 +1,10 @@
 // The widget's second part: what the first picture does without.  See page/second-part.ts.
 
 export { failureBlock, Writer } from "./drawer/details";
+export { neighbor } from "./graph/keyboard";
+export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
+export { dragSplitter } from "./page/splitter-moves";
 export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";
 export { SaveMenu } from "./toolbar/save-menu";

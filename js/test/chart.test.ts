@@ -153,7 +153,7 @@ describe("the memory chart", () => {
     entry("activations").click();
     expect(entry("activations").getAttribute("aria-pressed")).toBe("true");
     expect([...svg().querySelectorAll(".lz-area")].map((each) => each.getAttribute("class"))).toEqual(["lz-area lz-cat-activations"]);
-    expect([...svg().querySelectorAll(".lz-axis")].at(-1)?.textContent).toBe("50 B");
+    expect([...svg().querySelectorAll(".lz-axis:not(.lz-time-label)")].at(-1)?.textContent).toBe("50 B");
     expect(svg().querySelector(".lz-capacity")).toBeNull();
     slider().focus();
     press("Home");
@@ -167,7 +167,9 @@ describe("the memory chart", () => {
     const held = memory.points.at.map((i) => 160 + i);
     chart.show({ ...memory, measured: "measured peak 1.13 KiB, as projected", points: { ...memory.points, held } });
     expect(svg().querySelector(".lz-measured")).not.toBeNull();
-    expect(chart.element.querySelector(".lz-measured-words")?.textContent).toBe("measured peak 1.13 KiB, as projected");
+    const head = chart.element.querySelector<HTMLElement>(".lz-memory-head");
+    expect(head?.textContent, "what does not fit is in the tooltip").toBe("measured peak 1.13 KiB");
+    expect(head?.title).toContain("measured peak 1.13 KiB, as projected");
     slider().focus();
     press("Home");
     expect(says()).toContain("150 B in all · measured 160 B");
@@ -178,6 +180,28 @@ describe("the memory chart", () => {
     chart.show({ ...memory, capacity: 1149 * 40, capacityText: "44.9 KiB" });
     expect(svg().querySelector(".lz-capacity")).toBeNull();
     expect(chart.element.textContent).toContain("small has 44.9 KiB, 40 × the peak");
+  });
+
+  it("draws the time of each point by what bounds it, and says how it is known", () => {
+    expect(svg().querySelector(".lz-time-bars")).toBeNull();
+    const seconds = memory.points.at.map((_, n) => (n % 2 ? 0.001 : 0.004));
+    const bounds = memory.points.at.map((_, n) => (n % 2 ? "m" : "c")).join("");
+    const track = { text: "600 ms", words: "600 ms projected, ±30%", title: "460 ms to 780 ms", seconds, bounds, phases: ["200 ms", "400 ms"], keys: ["compute", "memory"] };
+    chart.showTrack(track);
+    expect([...svg().querySelectorAll(".lz-time-bars")].map((each) => each.textContent)).toEqual(["compute-bound", "memory-bound"]);
+    expect(chart.element.textContent).toContain("600 ms projected, ±30%");
+    expect([...svg().querySelectorAll(".lz-phase-name")].map((each) => each.textContent)).toEqual(["Forward200 ms", "Backward400 ms"]);
+    expect([...chart.element.querySelectorAll(".lz-time-keys span")].map((each) => each.textContent)).toEqual(["compute", "memory"]);
+    slider().focus();
+    press("Home");
+    expect(says()).toContain("4.00 ms projected, compute-bound");
+    chart.showTrack({ ...track, words: "time: lazyviz.calibrate() first", seconds: [], bounds: "", phases: [], keys: [] });
+    expect(svg().querySelector(".lz-time-bars")).toBeNull();
+    expect(chart.element.textContent).toContain("lazyviz.calibrate() first");
+  });
+
+  it("names the categories in the order in which they are stacked", () => {
+    expect([...chart.element.querySelectorAll<HTMLElement>("[data-category]")].map((each) => each.dataset["category"])).toEqual(["activations", "parameters"]);
   });
 
   it("keeps the part that is looked at when another plan comes, and drops it if positions moved", () => {

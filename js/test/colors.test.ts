@@ -46,6 +46,23 @@ describe("Colours", () => {
     expect(boxes.map((each) => colours.number(each))).toEqual(["9.76 KiB allocated", "10 B allocated"]);
   });
 
+  it("show what is held where the chart is read, with the peak pale below it", () => {
+    const colours = new Colours();
+    colours.peak = 4096;
+    const held = box("a", { held: 3072, by: [["activations", 3072]] });
+    colours.learn([held], [held]);
+    expect(colours.barNow(held)).toBeNull();
+    colours.now = { a: [["activations", 1024], ["temporaries", 512]] };
+    expect(colours.bar(held)).toEqual([["activations", 0.75]]);
+    expect(colours.barNow(held)).toEqual([["activations", 0.25], ["temporaries", 0.125]]);
+    expect([held, box("b")].map((each) => colours.number(each))).toEqual(["1.50 KiB now", "0 B now"]);
+    const drawing = new BoxDrawing(frame(held));
+    drawing.paint(colours);
+    expect([...drawing.element.querySelectorAll(".lz-part")].map((part) => part.classList.contains("lz-pale"))).toEqual([true, false, false]);
+    colours.by = "memory";
+    expect(colours.barNow(held)).toBeNull();
+  });
+
   it("show projected times and FLOPs until there are measured ones", () => {
     const colours = new Colours();
     const boxes = [box("a", { numbers: { time: [0.5, 0.5, ""], flops: [2e9, 2e9, "2 GFLOP"] } }), box("b", { seconds: 0.25, state: "done", numbers: { time: [9, 9, ""] } })];

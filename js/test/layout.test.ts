@@ -17,13 +17,14 @@ interface LayoutCase {
   flip: boolean;
   layers: number[][];
   paths: number[][];
+  rails: number[][];
   placed: Placed;
 }
 
 describe("place", () => {
   const cases = Object.entries(golden("layout") as Record<string, LayoutCase>);
-  it.each(cases)("gives %s the coordinates that Python gives it", (_, { sizes, flip, layers, paths, placed }) => {
-    const found = place(layers, paths, sizes, flip);
+  it.each(cases)("gives %s the coordinates that Python gives it", (_, { sizes, flip, layers, paths, rails, placed }) => {
+    const found = place(layers, paths, sizes, flip, rails);
     expect(found.x.map(round)).toEqual(placed.x);
     expect(found.y.map(round)).toEqual(placed.y);
     expect(round(found.width)).toBe(placed.width);

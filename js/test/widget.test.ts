@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import { shorten } from "../src/page/dom";
+import { cut } from "../src/page/dom";
 import { bytesText } from "../src/strip/memory-chart";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/model";
@@ -268,7 +268,11 @@ describe("the widget", () => {
     const chart = root.querySelector('[data-chart="memory"]');
     const width = 1000 - 74 - 14; // of the plot: three points
     chart?.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 74 + width * 0.9 }));
-    expect(model.sent).toEqual([{ action: "moment", id: "2" }]);
+    expect(model.sent).toEqual([
+      { action: "track", id: "" },
+      { action: "alive", id: "2" },
+      { action: "moment", id: "2" },
+    ]);
     expect(root.querySelector(".lz-cursor")).not.toBeNull();
     const moment = {
       position: 2,
@@ -313,6 +317,7 @@ describe("the widget", () => {
     expect(model.sent).toEqual([
       { action: "shown", id: "0.0" },
       { action: "largest", id: "" },
+      { action: "track", id: "" },
     ]);
     expect(root.querySelector('input[data-action="batch-size"]')).not.toBeNull();
     const larger: Memory = {
@@ -375,9 +380,9 @@ describe("the widget", () => {
 });
 
 describe("words", () => {
-  it("are shortened in the middle", () => {
-    expect(shorten("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^tra.*…*c_attn$/);
-    expect(shorten("relu", 80, 12)).toBe("relu");
+  it("are cut at their end", () => {
+    expect(cut("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^transf.*…$/);
+    expect(cut("relu", 80, 12)).toBe("relu");
   });
 
   it.each([

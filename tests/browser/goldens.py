@@ -76,7 +76,7 @@ def take(browser: Any, name: str) -> tuple[Image.Image, list[Any], list[int]]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     try:
         recorded, _ = pictures.recorded(graph)
-        with Stage(page, recorded, width=width, dark=dark) as stage:
+        with pictures.same_speed(), Stage(page, recorded, width=width, dark=dark) as stage:
             if graph == "failed":
                 stage.click('button[data-action="evaluate"]')
             page.mouse.move(0, 0)

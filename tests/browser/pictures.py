@@ -7,17 +7,42 @@ is by thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lazyviz
+from lazyviz.plan.runtime.cpu import CpuRates, cache_file
 
 MEMORY = "cpu:1GiB"  # as if the machine had no more
+RATES = CpuRates(  # as if it had been calibrated so
+    call=2e-6,
+    matmul=((1e5, 5e9), (1e8, 5e10)),
+    convolution=((1e6, 5e9), (1e9, 4e10)),
+    elementwise=((1e4, 5e9), (1e8, 1e10)),
+    function=((1e4, 1e9), (1e8, 2e9)),
+    copy=((1e4, 5e9), (1e8, 1e10)),
+    softmax=((1e4, 1e9), (1e8, 2e9)),
+    norm=((1e4, 1e9), (1e8, 2e9)),
+)
+
+
+@contextmanager
+def same_speed() -> Iterator[None]:
+    """Times are projected as for a machine of :data:`RATES`, whatever this one is."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+        file = cache_file()
+        file.parent.mkdir()
+        file.write_text(RATES.text(), encoding="utf-8")
+        yield
 
 
 class MLP(nn.Module):

@@ -10,11 +10,13 @@ from torch import nn
 
 import lazyviz
 
+from .pictures import same_speed
 from .stage import Stage, shown
 
 pytestmark = pytest.mark.browser
 
 CHART = ".lz-chart"
+SCALE = ".lz-axis:not(.lz-time-label)"
 BOTTOM = 154  # of the plot, in pixels of the chart
 
 
@@ -170,16 +172,16 @@ def test_the_keyboard_does_what_the_mouse_does(page, staged):
 
 def test_a_category_can_be_seen_alone_with_totals_that_stay_true(page, staged):
     stage = staged()
-    total = page.locator(".lz-axis").last.text_content()
+    total = page.locator(SCALE).last.text_content()
     stage.click('[data-category="activations"]')
     assert page.locator(".lz-area").count() == 1
     most = max(stage.graph.plan().category_timeline["activations"])
-    assert page.locator(".lz-axis").last.text_content() == lazyviz.plan.units.format_bytes(most) != total
+    assert page.locator(SCALE).last.text_content() == lazyviz.plan.units.format_bytes(most) != total
     page.mouse.move(*place(page, 0.2))
     words = page.locator(".lz-chart-readout").get_attribute("title")
     assert " in all: activations " in words and "parameters" not in words
     stage.click('[data-action="all-categories"]')
-    assert page.locator(".lz-axis").last.text_content() == total
+    assert page.locator(SCALE).last.text_content() == total
 
 
 def test_after_the_run_the_measured_curve_lies_over_the_projected_one(page, staged):
@@ -187,15 +189,15 @@ def test_after_the_run_the_measured_curve_lies_over_the_projected_one(page, stag
     assert page.locator(".lz-measured").count() == 0
     stage.click('button[data-action="evaluate"]')
     assert page.locator(".lz-measured").count() == 2, "in both views"
-    words = page.locator(".lz-measured-words").first.inner_text()
-    assert words.startswith("measured peak ") and "as projected" in words
+    head = page.locator(".lz-memory-head").first
+    assert head.inner_text().startswith("measured peak ") and "as projected" in head.get_attribute("title")
     assert page.locator(".lz-legend", has_text="measured").count() == 2
     page.mouse.move(*place(page, 0.5))
     assert " · measured " in page.locator(".lz-chart-readout").first.get_attribute("title")
     stage.page.locator('input[data-action="batch-size"]').first.fill("128")
     stage.settle()
     assert page.locator(".lz-measured").count() == 0
-    assert "measured with 64 samples" in page.locator(".lz-measured-words").first.inner_text()
+    assert head.inner_text() == "measured with 64 samples"
 
 
 def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_runs_nothing(page, staged):
@@ -216,7 +218,7 @@ def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_ru
     most = stage.graph.plan(device="H100-80GB", split="auto").max_batch_size
     assert f"at most {most:,} samples fit" in words.inner_text()
     assert page.locator(".lz-capacity").count() == 0
-    head = page.locator(".lz-memory-head").inner_text()
+    head = page.locator(".lz-memory-head").get_attribute("title")
     assert re.search(
         r"needs \d+ MiB with what H100-80GB takes itself · H100-80GB has 79\.6 GiB, \d+ × that", head
     )
@@ -226,6 +228,39 @@ def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_ru
     assert verdict.get_attribute("data-verdict") == "too-big" and "tiny" in verdict.inner_text()
     assert page.locator(".lz-planning").inner_text() == ""
     assert stage.graph.pending == len(stage.graph.nodes)
+
+
+def test_bars_follow_what_is_read_in_the_chart_and_come_back_to_the_peak(page, staged):
+    stage = staged()
+    id = page.locator('[data-kind="module"]', has_text="at peak").first.get_attribute("data-node")
+    card = page.locator(f'[data-node="{id}"]')
+    at_peak = card.text_content()
+    assert page.locator(".lz-part.lz-pale").count() == 0
+    page.mouse.move(*place(page, 0.2))
+    stage.settle()
+    assert page.locator(".lz-part.lz-pale").count() > 0
+    read = re.search(r"^op ([\d,]+)", page.locator(".lz-chart-readout").inner_text())[1]
+    moment = stage.graph.plan().at(int(read.replace(",", "")) - 1)
+    told = page.locator(".lz-chart-readout").inner_text()
+    assert lazyviz.plan.units.format_bytes(moment.nbytes) in told
+    assert " now" in card.text_content() and "at peak" not in card.text_content()
+    page.mouse.move(5, 5)
+    stage.settle()
+    assert page.locator(".lz-part.lz-pale").count() == 0 and card.text_content() == at_peak
+
+
+def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
+    with same_speed():
+        staged()
+        assert "projected, ±" in page.locator(".lz-strip-side").inner_text()
+        assert page.locator(".lz-time-bars").count() > 0
+        names = page.locator(".lz-phase-name").all_text_contents()
+        assert [re.match("[A-Z][a-z]+", name)[0] for name in names] == ["Forward", "Backward", "Optimizer"]
+        assert any(name.endswith("s") for name in names), "where there is room"
+        title = page.locator(".lz-strip-side p", has_text="projected").get_attribute("title")
+        assert "by the calibration of this CPU" in title and "in kernels with measurements" in title
+        page.mouse.move(*place(page, 0.2))
+        assert "-bound" in page.locator(".lz-chart-readout").get_attribute("title")
 
 
 def test_two_views_of_a_graph_stay_in_step(page, staged):

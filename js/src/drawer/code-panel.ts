@@ -13,7 +13,7 @@ const HEADS: [name: string, title: string][] = [
     "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
   ],
   ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
-  ["Time", "Seconds that the line's ops took in the run"],
+  ["Time", "Seconds that the line's ops took in the run; before it what is projected for them, ≈"],
 ];
 
 interface Row {
@@ -65,16 +65,16 @@ export class CodePanel {
 
   /** The layers that hold most at the peak; `go` shows one in the graph. */
   showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
-    const rows = layers.map(({ label, cls, through, line, bytes, category, share, chain }) => {
-      const name = plainButton({ class: "lz-link", title: label }, html("bdi", {}, label));
+    const rows = layers.map(({ label, name: whole = label, cls, through, line, bytes, category, share, chain }) => {
+      const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, label));
       name.addEventListener("click", () => {
         go(chain);
       });
       return html(
         "li",
         {},
-        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("span", { class: "lz-muted lz-layer-class" }, cls), html("b", {}, bytes)),
-        html("div", { class: "lz-muted lz-layer-sub" }, [through, line].filter(Boolean).join(" · ")),
+        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("b", {}, bytes)),
+        html("div", { class: "lz-muted lz-layer-sub" }, html("span", { class: "lz-layer-class" }, cls), ...[through, line].filter(Boolean).map((text, n) => (cls || n ? ` · ${text}` : text))),
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });
@@ -145,6 +145,9 @@ export class CodePanel {
   }
 
   #fill({ lines, peak, elsewhere }: CodeFacts): void {
+    const ran = Object.values(lines).some((fact) => fact.seconds !== undefined);
+    const head = this.#table.tHead?.rows[0]?.cells[4];
+    if (head) head.textContent = ran ? "Time" : "≈ Time";
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};
@@ -155,7 +158,7 @@ export class CodePanel {
         html("span", {}, fact.held ? share(fact.held) : ""),
         html("i", { "aria-hidden": "true" }, html("b", { style: length(fact.held) }), html("b", { class: "lz-pale", style: length(fact.gradientHeld) })),
       );
-      cells[4]?.replaceChildren(fact.seconds === undefined ? "" : seconds(fact.seconds));
+      cells[4]?.replaceChildren(fact.seconds !== undefined ? seconds(fact.seconds) : fact.projected ? `${ran ? "≈" : ""}${seconds(fact.projected)}` : "");
       row.classList.toggle("lz-failed-line", Boolean(fact.failed));
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
       const told = words(fact, share);
@@ -178,6 +181,7 @@ function words(fact: LineFact, share: (bytes?: number) => string): string {
     parts.push(`its gradients: ${count(fact.gradients)}, ${bytesText(fact.gradientBytes ?? 0)} allocated, ${bytesText(fact.gradientHeld ?? 0)} at the peak (${share(fact.gradientHeld)})`);
   }
   if (fact.seconds !== undefined) parts.push(seconds(fact.seconds));
+  if (fact.projected) parts.push(`${seconds(fact.projected)} projected`);
   return parts.join("\n");
 }
 

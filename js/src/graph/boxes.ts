@@ -1,7 +1,7 @@
 // Drawing one box.  Its words are set anew when a zoom band is crossed (`Band`), its place when the picture
 // is arranged anew; the element stays.
 
-import { charWidth, cut, shorten, svg } from "../page/dom";
+import { charWidth, cut, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
 import type { Colours, Part } from "./colors";
 import type { Frame } from "../model/scene";
@@ -140,7 +140,7 @@ export class BoxDrawing {
       this.element.append(this.#badge);
     }
     this.element.append(this.#alarm);
-    // Its title is its name, in words that are not shortened.
+    // Its title is its name, in words that are not cuted.
     if (!lane) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
@@ -200,7 +200,7 @@ export class BoxDrawing {
     if (open) return;
     const left = box.layer ? EDGE + 8 : 10;
     const tall = box.layer ? 4 : 3;
-    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box)));
+    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box), colours.barNow(box)));
   }
 
   /** Writes its words as there is room for them. */
@@ -228,17 +228,18 @@ export class BoxDrawing {
     // In one row what else there is to say stands at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|allocated|projected)$/, "")) : pill ? box.sub : "";
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
     const taken = aside ? aside.length * charWidth(small) + 8 : 0;
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
-    if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
+    if (fitted && box.cls && lines === 2 && room - used > charWidth(size, "bold") * box.cls.length) {
       this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
     }
     const end = width - right;
     if (rows === 1) {
-      this.#put(this.#sub, cut(aside, Math.max(end - left - used, 0), small), end, lead, small);
+      const space = Math.max(end - left - used, 0);
+      this.#put(this.#sub, cut(pill ? fitting(space, small, aside, aside.split(" · ")[0]) : aside, space, small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
       const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;
@@ -250,7 +251,7 @@ export class BoxDrawing {
       this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
       return;
     }
-    const third = [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · ");
+    const third = fitting(width - 8 - left, small, [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · "), this.#number);
     this.#put(this.#third, rows >= 3 ? cut(third, width - 8 - left, small) : "", left, lead + 29 * grow, small);
     this.#badge?.replaceChildren(
       ...(badge
@@ -274,14 +275,14 @@ export class BoxDrawing {
     if (box.kind === "lane") {
       const arrow = { forward: " ↓", backward: " ↑", optimizer: "", other: "" }[box.phase];
       const size = Math.min(14 * grow, 50);
-      const title = titles ? shorten(box.label + arrow, width - 36, size, "bold") : "";
+      const title = titles ? cut(box.label + arrow, width - 36, size, "bold") : "";
       this.#put(this.#label, title, 18, lines === 2 ? 13 + size : 10 + size * 0.95, size);
-      const sub = lines === 2 ? shorten(box.sub, width - 28, SUB * grow) : "";
+      const sub = lines === 2 ? cut(box.sub, width - 28, SUB * grow) : "";
       this.#put(this.#sub, sub, 18, 13 + size + SUB * grow * 1.45, SUB * grow);
       return;
     }
     const size = Math.min(12.5 * grow, 31);
-    const title = titles && titles <= 31 ? shorten(nameOf(box), width - 44, size, "bold") : "";
+    const title = titles && titles <= 31 ? cut(nameOf(box), width - 44, size, "bold") : "";
     this.#put(this.#label, title, 32, 18.5 + size * 0.36, size);
     let room = width - 44 - charWidth(size, "bold") * title.length;
     const syncs = box.syncs ? `❚❚ ${box.syncs} sync${box.syncs === 1 ? "" : "s"}` : "";
@@ -306,18 +307,21 @@ export class BoxDrawing {
   }
 }
 
-/** A bar on its track, its parts side by side. */
-function bar(x: number, y: number, width: number, height: number, parts: readonly Part[]): SVGElement[] {
-  let at = x;
-  return [
-    svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }),
-    ...parts.map(([category, share]) => {
+/** The first of the texts if there is room for it, else the second. */
+const fitting = (room: number, size: number, text: string, short = text): string => (text.length * charWidth(size) > room ? short : text);
+
+/** A bar on its track, its parts side by side; pale below those of `now`, if there are. */
+function bar(x: number, y: number, width: number, height: number, parts: readonly Part[], now: readonly Part[] | null): SVGElement[] {
+  const row = (of: readonly Part[], style: string): SVGElement[] => {
+    let at = x;
+    return of.map(([category, share]) => {
       const wide = Math.min(share * width, x + width - at);
-      const part = svg("rect", { class: `lz-part lz-cat-${category}`, x: at, y, width: Math.max(wide, 0), height });
+      const part = svg("rect", { class: `lz-part lz-cat-${category}${style}`, x: at, y, width: Math.max(wide, 0), height });
       at += wide;
       return part;
-    }),
-  ];
+    });
+  };
+  return [svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }), ...row(parts, now ? " lz-pale" : ""), ...row(now ?? [], "")];
 }
 
 /** A shape with the sizes that do not fit set off. */

@@ -2,7 +2,7 @@
 
 import { bytesText } from "../strip/memory-chart";
 import { seconds } from "../page/dom";
-import type { BoxData, Note, Span } from "../model/types";
+import type { BoxData, Held, Note, Span } from "../model/types";
 
 const HUES = 8;
 const NOTE = "note:";
@@ -28,12 +28,15 @@ export interface Entry {
 /** A part of a bar: what it is of, and its share of the whole length. */
 export type Part = readonly [category: string, share: number];
 
+const sum = (sizes: readonly (readonly [string, number])[] = []): number => sizes.reduce((all, [, size]) => all + size, 0);
+
 const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
 /** Numbers, bars and tints for the boxes that are drawn. */
 export class Colours {
   by: Colouring = "peak";
   peak = 0; // bytes, the length of a bar of what is held
+  now: Held | null = null; // what boxes hold where the chart is read, which is told instead of the peak
   notes: readonly Note[] = [];
   #most = 0;
   #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
@@ -96,7 +99,7 @@ export class Colours {
       case "memory":
         return `${bytesText(box.bytes ?? 0)} allocated`;
       case "peak":
-        return `${bytesText(box.held ?? 0)} at peak`;
+        return this.now ? `${bytesText(sum(this.now[box.id]))} now` : `${bytesText(box.held ?? 0)} at peak`;
       default:
         return span ? [span[2], this.note?.[0]].filter(Boolean).join(" ") : "";
     }
@@ -106,10 +109,19 @@ export class Colours {
   bar(box: BoxData): Part[] {
     const amount = this.#amount(box) ?? 0;
     if (!this.#most || this.by === "dtype" || this.by === "module") return [];
-    if (this.by === "peak" && box.by) return box.by.map(([category, bytes]) => [category, Math.min(bytes / this.#most, 1)]);
+    if (this.by === "peak" && box.by) return this.#shares(box.by);
     const span = this.#span(box);
     if (this.note) return span ? [this.#noted(span)] : [];
     return [[this.by === "time" ? "time" : "made", Math.min(amount / this.#most, 1)]];
+  }
+
+  /** The solid parts of a bar where the chart is read; those of the peak are pale then. */
+  barNow(box: BoxData): Part[] | null {
+    return this.now && this.by === "peak" && this.#most ? this.#shares(this.now[box.id] ?? []) : null;
+  }
+
+  #shares(sizes: readonly (readonly [string, number])[]): Part[] {
+    return sizes.map(([category, bytes]) => [category, Math.min(bytes / this.#most, 1)]);
   }
 
   /** What bars or tints mean, to be read from left to right: the names of hues, or the ends and middle of a scale. */

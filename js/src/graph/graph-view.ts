@@ -7,13 +7,12 @@ import { Camera } from "./camera";
 import { Colours, noteKey, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
-import { neighbor, type Arrow } from "./keyboard";
+import type { Arrow } from "./keyboard";
 import { Legend } from "./legend";
 import { Minimap } from "./minimap";
-import { animate } from "./motion";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
-import type { Note, Relation, Span } from "../model/types";
+import type { Held, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale what is small in a box is left out
 
@@ -160,7 +159,7 @@ export class GraphView {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
       });
-      animate(moved, lines, view, camera.view);
+      secondPart()?.animate(moved, lines, view, camera.view);
     } else if (!camera.touched) this.home();
     this.#scale = 0;
     this.#rewrite();
@@ -269,6 +268,15 @@ export class GraphView {
     this.#now = id;
   }
 
+  /** What boxes hold where the chart is read; null: it is not. */
+  holding(now: Held | null): void {
+    if (now === this.#colours.now) return;
+    this.#colours.now = now;
+    this.#recolour();
+    this.#scale = 0;
+    this.#rewrite();
+  }
+
   /** The bytes that bars are measured by, and the box in which the peak is. */
   measure(peak: number, text: string, chain: readonly string[]): void {
     this.#colours.peak = peak;
@@ -368,12 +376,13 @@ export class GraphView {
       const [dx, dy] = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[key] ?? [0, 0];
       this.camera.panBy(dx ?? 0, dy ?? 0);
     } else if (key.startsWith("Arrow")) {
-      const to = this.#arrangement ? neighbor(this.#arrangement, id ?? this.#current ?? "", key as Arrow) : null;
-      const frame = to !== null ? this.#frames.get(to) : undefined;
-      if (frame) {
+      whenHere(({ neighbor }) => {
+        const to = this.#arrangement ? neighbor(this.#arrangement, id ?? this.#current ?? "", key as Arrow) : null;
+        const frame = to !== null ? this.#frames.get(to) : undefined;
+        if (!frame) return;
         this.camera.reveal(frame);
         this.focus(frame.box.id);
-      }
+      });
     } else if (key === "+" || key === "-") this.camera.zoomBy(key === "+" ? 1.3 : 1 / 1.3);
     else if (key === "Escape") {
       if (id === null) this.#events.clear();

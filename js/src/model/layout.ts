@@ -6,6 +6,7 @@ export const BOX_GAP = 18;
 export const BEND_WIDTH = 8;
 export const BEND_WEIGHT = 4;
 export const PLACE_SWEEPS = 6;
+const RAIL_GAP = 8;
 
 export interface Placed {
   x: number[];
@@ -20,12 +21,13 @@ export type Size = readonly [width: number, height: number];
 
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
-/** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges. */
+/** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges, some of them on `rails`. */
 export function place(
   layers: readonly (readonly number[])[],
   paths: readonly (readonly number[])[],
   sizes: readonly Size[],
   flip: boolean,
+  rails: readonly (readonly number[])[] = [],
 ): Placed {
   const boxes = sizes.length;
   const count = layers.reduce((sum, layer) => sum + layer.length, 0);
@@ -33,24 +35,36 @@ export function place(
   const height = Array.from({ length: count }, (_, i) => sizes[i]?.[1] ?? 0);
   const above: number[][] = Array.from({ length: count }, () => []);
   const below: number[][] = Array.from({ length: count }, () => []);
+  const onRails = new Set(rails.flat());
+  const inner = layers.map((layer) => layer.filter((i) => !onRails.has(i)));
   for (const path of paths) {
     for (let step = 1; step < path.length; step++) {
+      if (onRails.has(at(path, step - 1)) || onRails.has(at(path, step))) continue;
       above[at(path, step)]?.push(at(path, step - 1));
       below[at(path, step - 1)]?.push(at(path, step));
     }
   }
   const center = new Array<number>(count).fill(0);
-  for (const layer of layers) {
+  for (const layer of inner) {
     let x = -layer.reduce((sum, i) => sum + at(width, i), 0) / 2 - (BOX_GAP * (layer.length - 1)) / 2;
     for (const i of layer) {
       center[i] = x + at(width, i) / 2;
       x += at(width, i) + BOX_GAP;
     }
   }
-  const upwards = [...layers].reverse();
+  const upwards = [...inner].reverse();
   for (let sweep = 0; sweep < PLACE_SWEEPS; sweep++) {
     const down = sweep % 2 === 0;
-    for (const layer of down ? layers : upwards) settle(layer, down ? above : below, center, width, boxes);
+    for (const layer of down ? inner : upwards) settle(layer, down ? above : below, center, width, boxes);
+  }
+  const ends = inner.map((layer) => (layer.length ? Math.max(...layer.map((i) => at(center, i) + at(width, i) / 2)) : 0));
+  const level = new Map(layers.flatMap((layer, number) => layer.map((i) => [i, number])));
+  for (const rail of rails) {
+    const x = Math.max(...rail.map((bend) => at(ends, level.get(bend) ?? 0))) + RAIL_GAP + BEND_WIDTH / 2;
+    for (const bend of rail) {
+      center[bend] = x;
+      ends[level.get(bend) ?? 0] = x + BEND_WIDTH / 2;
+    }
   }
   let left = count ? Infinity : 0;
   let right = count ? -Infinity : 0;
@@ -59,12 +73,15 @@ export function place(
     right = Math.max(right, at(center, i) + at(width, i) / 2);
   }
   const y = new Array<number>(count).fill(0);
+  // In its layer a result is near its maker, and a tensor from outside near its reader.
+  const [makers, readers] = [new Set(paths.map((path) => path[0])), new Set(paths.map((path) => path.at(-1)))];
+  const share = (i: number): number => (makers.has(i) === readers.has(i) ? 0.5 : Number(makers.has(i) !== flip));
   const tops: number[] = [];
   const bottoms: number[] = [];
   let top = 0;
-  for (const layer of flip ? upwards : layers) {
+  for (const layer of flip ? [...layers].reverse() : layers) {
     const tall = layer.reduce((most, i) => Math.max(most, at(height, i)), 0);
-    for (const i of layer) y[i] = top + (tall - at(height, i)) / 2;
+    for (const i of layer) y[i] = top + (tall - at(height, i)) * share(i);
     tops.push(top);
     bottoms.push(top + tall);
     top += tall + LAYER_GAP;

@@ -218,7 +218,7 @@ export class Scene {
     let placed = placeOf(group, sizes, room);
     if (placed.width > limit + 0.5 && !group.row) {
       layers = narrowed(layers, sizes, limit);
-      placed = pressed(place(layers, (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false), layers, sizes, limit);
+      placed = pressed(place(layers, (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false, group.rails), layers, sizes, limit);
     }
     // As wide as it is before anything in it is opened; what is grows within it to the right.
     const usual = own ? (base.get(id)?.[0] ?? Math.max(placed.width + 2 * side, Math.min(CLOSED[0], limit) + 2 * side)) : placed.width;
@@ -354,7 +354,7 @@ const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 /** Where the boxes of a group are when none of them is opened. */
 function placeOf(group: GroupData, sizes: readonly Size[], room: number): Placed {
   if (group.row) return laneRows(sizes, room)[0];
-  return place(group.layers ?? [], (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false);
+  return place(group.layers ?? [], (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false, group.rails);
 }
 
 /** The size of a frame around content. */

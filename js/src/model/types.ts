@@ -58,6 +58,7 @@ export interface GroupData {
   boxes: BoxData[];
   row?: boolean;
   layers?: number[][];
+  rails?: number[][]; // bends of what skips layers, inmost first
   edges?: EdgeData[];
   flip?: boolean;
   reads?: EndData[];
@@ -73,6 +74,7 @@ export interface Alive {
 
 /** A layer, or several alike, with what it holds at the peak. */
 export interface Layer extends Alive {
+  name?: string; // in full, where the label is shorter
   cls: string;
   through: string;
   line: string;
@@ -87,9 +89,25 @@ export interface Points {
   ops: string[]; // what runs there
   boxes?: string[]; // its box, after those around it
   held?: (number | null)[]; // what was measured
+  track?: Track | undefined;
+}
+
+/** Bytes of boxes by category. */
+export type Held = Record<string, [category: string, bytes: number][]>;
+
+/** Projected seconds of the same points; `words` alone where nothing is known. */
+export interface Track {
+  text: string;
+  words: string;
+  title: string;
+  seconds: number[];
+  bounds: string; // of each point the first letter of what bounds it: compute, memory or launch
+  phases: string[]; // of each of the memory's
+  keys: string[]; // what bounds some of it
 }
 
 export interface Memory {
+  track?: Track;
   count: number;
   points: Points;
   categories: { name: string; label: string; peak: number; peakText: string; most: number; mostText: string }[];
@@ -273,6 +291,7 @@ export interface Failure {
 /** A part of the run: its points, and what is made there. */
 export interface Range {
   points: Points;
+  track?: Track;
   made: (Alive & { share: number })[];
   madeCount: number;
   madeText: string;
@@ -321,7 +340,8 @@ export interface LineFact {
   gradients?: number; // ops of the backward pass that another line ran
   gradientBytes?: number;
   gradientHeld?: number;
-  seconds?: number;
+  seconds?: number; // measured
+  projected?: number; // seconds
   sync?: string;
   failed?: string;
 }
@@ -384,6 +404,8 @@ export type FromPython =
   | { kind: "moment"; moment: Moment }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
+  | { kind: "track"; track: Track }
+  | { kind: "alive"; position: number; boxes: Held }
   | { kind: "graphs"; token: string; graphs: [token: string, name: string][] }
   | ({ kind: "comparison" } & Compared)
   | { kind: "numbers"; notes: Note[]; boxes: Record<string, Record<string, Span>> }
@@ -406,6 +428,8 @@ export type Action =
   | "select"
   | "moment"
   | "range"
+  | "track"
+  | "alive"
   | "shown"
   | "device"
   | "largest"

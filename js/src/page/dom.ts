@@ -39,18 +39,6 @@ export function charWidth(size: number, style: "" | "mono" | "bold" = ""): numbe
   return size * (style === "mono" ? 0.605 : style === "bold" ? 0.66 : 0.58);
 }
 
-/** The text with its middle left out where it would be wider than `room` pixels. */
-export function shorten(text: string, room: number, size: number, style: "" | "mono" | "bold" = ""): string {
-  const fits = Math.max(Math.floor(room / charWidth(size, style)), 4);
-  if (text.length * 2 <= fits) return text;
-  const letters = lettersOf(text);
-  if (columnsOf(letters) <= fits) return text;
-  const head = Math.floor(((fits - 1) * 2) / 5);
-  const first = taking(letters, head);
-  const last = taking([...letters].reverse(), fits - 1 - head);
-  return `${letters.slice(0, first).join("")}…${letters.slice(letters.length - last).join("")}`;
-}
-
 /** The text with its end left out where it would be wider than `room` pixels. */
 export function cut(text: string, room: number, size: number, style: "" | "mono" | "bold" = ""): string {
   const fits = Math.max(Math.floor(room / charWidth(size, style)), 3);

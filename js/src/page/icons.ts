@@ -13,6 +13,7 @@ export const ICONS = {
   finding: "M8,2L14.5,13.5H1.5ZM8,6.5v3.5M8,11.6v0.6",
   play: "M4.5,2.5l9,5.5l-9,5.5Z",
   pause: "M5,3v10M11,3v10",
+  search: "M7,2.5a4.5,4.5 0 1 0 0,9a4.5,4.5 0 1 0 0,-9M10.5,10.5L14,14",
   up: "M4,10l4,-4l4,4",
 } as const;
 

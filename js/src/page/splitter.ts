@@ -1,6 +1,9 @@
 // A bar between two parts, which pointer and arrow keys move; where it was put is kept for the page.
+//
+// That it moves is in the widget's second part (splitter-moves.ts).
 
 import { html } from "./dom";
+import { whenHere } from "./second-part";
 
 export interface Split {
   name: string; // under which the size is kept
@@ -14,7 +17,8 @@ export interface Split {
   set(size: number): void;
 }
 
-export function splitter({ name, label, upright, least, most, usual, sign, set }: Split): HTMLElement {
+export function splitter(split: Split): HTMLElement {
+  const { name, label, upright, least, most, usual, set } = split;
   const bar = html("div", {
     class: upright ? "lz-splitter lz-upright" : "lz-splitter",
     role: "separator",
@@ -24,49 +28,18 @@ export function splitter({ name, label, upright, least, most, usual, sign, set }
     "aria-valuemin": least,
     "aria-valuemax": most,
   });
-  let size = usual;
-  const move = (to: number): void => {
-    size = Math.round(Math.min(Math.max(to, least), most));
-    bar.setAttribute("aria-valuenow", String(size));
-    set(size);
-    keep(name, size);
-  };
-  let start: [at: number, size: number] | null = null;
-  const at = (event: PointerEvent): number => (upright ? event.clientX : event.clientY);
-  bar.addEventListener("pointerdown", (event) => {
-    start = [at(event), size];
-    bar.setPointerCapture(event.pointerId);
+  const size = within(split, kept(name) ?? usual);
+  bar.setAttribute("aria-valuenow", String(size));
+  set(size);
+  whenHere(({ dragSplitter }) => {
+    dragSplitter(bar, split, size);
   });
-  bar.addEventListener("pointermove", (event) => {
-    if (start) move(start[1] + sign * (at(event) - start[0]));
-  });
-  for (const end of ["pointerup", "pointercancel"] as const) {
-    bar.addEventListener(end, () => {
-      start = null;
-    });
-  }
-  bar.addEventListener("dblclick", () => {
-    move(usual);
-  });
-  bar.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-    if (by === undefined) return;
-    event.preventDefault();
-    move(size + by * sign * 16);
-  });
-  move(kept(name) ?? usual);
   return bar;
 }
 
-/** A page without storage of its own, as some hosts' are, keeps nothing. */
-function keep(name: string, size: number): void {
-  try {
-    localStorage.setItem(`lazyviz:${name}`, String(size));
-  } catch {
-    return;
-  }
-}
+export const within = ({ least, most }: Split, size: number): number => Math.round(Math.min(Math.max(size, least), most));
 
+/** A page without storage of its own, as some hosts' are, keeps nothing. */
 function kept(name: string): number | null {
   try {
     return Number(localStorage.getItem(`lazyviz:${name}`)) || null;

@@ -157,8 +157,8 @@ export class ChartCursor {
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {
       this.element.setAttribute(`aria-${name}`, String(value));
     }
-    const [op, held, ...where] = this.#chart.reading(point);
-    this.readout.replaceChildren(html("b", {}, op ?? ""), html("span", {}, held ?? ""), html("span", {}, where.join(" · ")));
+    const [op = "", of = "", held = "", where = ""] = this.#chart.reading(point);
+    this.readout.replaceChildren(html("span", {}, html("b", {}, op), of), html("span", {}, held), html("span", {}, where));
     this.readout.title = point === null ? HINT : words;
   }
 

@@ -6,7 +6,8 @@ export const HEIGHT = 112; // unless the reader makes it higher
 const LEFT = 60;
 const RIGHT = 8;
 const TOP = 22;
-const BOTTOM = 24;
+const BOTTOM = 38;
+export const TRACK = 12; // height of the bars of time, below the plot
 
 /** The plot's rectangle with its scales, of positions from `start` to before `stop` and up to `most` bytes. */
 export class Plot {

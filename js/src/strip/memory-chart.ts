@@ -4,9 +4,9 @@
 // are there are stretched.  chart-cursor.ts reads and chooses points.
 
 import { ChartCursor } from "./chart-cursor";
-import { area, edge, HEIGHT, Plot, pointAt, steps, totals } from "./chart-geometry";
-import { charWidth, grouped, html, plainButton, shorten, svg } from "../page/dom";
-import type { Failure, Memory, Points, Range } from "../model/types";
+import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
+import { charWidth, cut, grouped, html, plainButton, seconds, svg } from "../page/dom";
+import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
 
@@ -16,8 +16,8 @@ export interface ChartEvents {
   moment(position: number): void;
   /** The points of a part of the run were asked for. */
   range(start: number, stop: number): void;
-  /** A point is read: ids from the outermost group to its op, or "" for none. */
-  read(chain: string): void;
+  /** A point is read: ids from the outermost group to its op, or "" for none, and its position. */
+  read(chain: string, position?: number): void;
   /** The whole run is shown again. */
   whole(): void;
 }
@@ -30,11 +30,13 @@ export class MemoryChart {
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
   #failure: Failure | null = null;
+  #far = ""; // how much more the device has
   #views: Points[] = []; // parts of the run looked at, each within the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
   readonly #legend = html("ul", { class: "lz-legend" });
   readonly #head = html("p", { class: "lz-muted lz-memory-head" });
-  readonly #measured = html("p", { class: "lz-muted lz-measured-words" });
+  readonly #time = html("p", { class: "lz-muted" });
+  readonly #keys = html("span", { class: "lz-time-keys" });
   readonly #back = plainButton({ class: "lz-button", "data-action": "chart-back" });
   private readonly peak = plainButton({ class: "lz-button", "data-action": "peak" }, "Peak");
   readonly #cursor: ChartCursor;
@@ -57,7 +59,8 @@ export class MemoryChart {
       back: () => this.#zoomOut(),
       read: () => {
         this.#tellLegend();
-        events.read(this.points.boxes?.[this.#cursor.point ?? -1] ?? "");
+        const point = this.#cursor.point ?? -1;
+        events.read(this.points.boxes?.[point] ?? "", this.points.at[point]);
       },
       peak: () => {
         events.peak();
@@ -67,7 +70,7 @@ export class MemoryChart {
       this.#zoomOut();
       this.#cursor.focus();
     });
-    this.peak.title = "What is alive at the peak";
+    this.peak.title = "What is alive at the peak (P)";
     this.peak.addEventListener("click", () => {
       events.peak();
     });
@@ -80,8 +83,8 @@ export class MemoryChart {
         { class: "lz-strip-side" },
         html("div", { class: "lz-strip-now" }, this.#cursor.play, this.#cursor.readout),
         this.#head,
-        this.#measured,
-        html("div", { class: "lz-strip-buttons" }, this.peak, this.#back),
+        this.#time,
+        html("div", { class: "lz-strip-buttons" }, this.peak, this.#back, this.#keys),
       ),
       html("div", { class: "lz-plot-box" }, this.svg, this.#cursor.element),
       this.#legend,
@@ -102,9 +105,9 @@ export class MemoryChart {
     const { points, shown } = this;
     const { peakAt, peakText, peakName, count } = this.memory;
     const of = ` of ${grouped(count)}`;
-    if (point === null) return peakAt === null ? [] : [`op ${grouped(peakAt + 1)}${of}`, `${peakText} at the peak`, peakName];
+    if (point === null) return peakAt === null ? [] : [`op ${grouped(peakAt + 1)}`, of, `${peakText} at the peak`, peakName];
     const held = points.bytes.reduce((sum, series, n) => sum + (shown[n] ? (series[point] ?? 0) : 0), 0);
-    return [`op ${grouped((points.at[point] ?? 0) + 1)}${of}`, `${bytesText(held)} held`, points.ops[point] ?? ""];
+    return [`op ${grouped((points.at[point] ?? 0) + 1)}`, of, `${bytesText(held)} held`, points.ops[point] ?? ""];
   }
 
   /** Which categories are shown, in the order of the points' lists. */
@@ -120,13 +123,24 @@ export class MemoryChart {
     const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);
     const held = points.held?.[point];
     const measured = held === null || held === undefined ? "" : ` · measured ${bytesText(held)}`;
-    return `${bytesText(all)} in all${measured}${named.length ? `: ${named.join(", ")}` : ""}`;
+    const { track, at } = points;
+    const took = track?.seconds[point];
+    const time = took ? ` · ${at.length < points.range[1] - points.range[0] ? "its part of the run " : ""}${seconds(took)} projected, ${boundOf(track, point)}-bound` : "";
+    return `${bytesText(all)} in all${measured}${named.length ? `: ${named.join(", ")}` : ""}${time}`;
+  }
+
+  /** The projected time has come. */
+  showTrack(track: Track): void {
+    this.memory.track = this.memory.points.track = track;
+    if (!this.#views.length) this.#redraw();
+    else this.#events.range(...this.points.range);
   }
 
   /** Another plan of the same graph. */
   show(memory: Memory): void {
     const same = memory.count === this.memory.count;
     if (!same) this.#lifetime = [];
+    memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], keys: [] }; // asked for anew
     const view = same ? this.#views.at(-1)?.range : undefined;
     this.#views = [];
     this.memory = memory;
@@ -141,7 +155,7 @@ export class MemoryChart {
     const view = this.#views.at(-1);
     const [start, stop] = range.points.range;
     if (view === undefined || view.range[0] !== start || view.range[1] !== stop) return false;
-    this.#views[this.#views.length - 1] = range.points;
+    this.#views[this.#views.length - 1] = { ...range.points, track: range.track };
     this.#redraw();
     return true;
   }
@@ -207,10 +221,15 @@ export class MemoryChart {
     const { capacity } = memory;
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
-    const far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? ` · ${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
-    this.#head.textContent = `${memory.otherRun}${needs}${far}`;
-    this.#head.title = `Peak ${memory.peakText}${at} · ${this.#head.textContent}`;
-    this.#measured.textContent = this.#measured.title = memory.measured;
+    this.#far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? `${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
+    // One line, of which the tooltip has the rest.
+    this.#head.textContent = memory.measured.split(/[,;:] /, 1)[0] || memory.otherRun;
+    this.#head.title = [`Peak ${memory.peakText}${at}`, `${memory.otherRun}${needs}`, this.#far, memory.measured].filter(Boolean).join(" · ");
+    const { words = "", title = "", keys = [] } = memory.track ?? {};
+    this.#time.textContent = words;
+    this.#time.title = title;
+    this.#keys.replaceChildren(...keys.map((key) => html("span", {}, html("i", { class: `lz-bound-${key[0] ?? ""}` }), key)));
+    this.#keys.title = keys.length ? `What bounds the time: ${keys.join(", ")}` : "";
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
     this.#back.textContent = `Ops ${grouped(start + 1)} to ${grouped(stop)} · back`;
@@ -253,7 +272,7 @@ export class MemoryChart {
     const where = point === null ? "at the peak" : `at op ${grouped((points.at[point] ?? 0) + 1)}`;
     this.#legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
     this.#legend.title = where;
-    this.#legend.replaceChildren(...entries);
+    this.#legend.replaceChildren(...entries.reverse()); // as they are stacked
     if (this.#alone.size) {
       const all = plainButton({ class: "lz-link", "data-action": "all-categories" }, "all categories");
       all.addEventListener("click", () => {
@@ -287,7 +306,7 @@ export class MemoryChart {
     for (const share of [0, 0.5, 1]) {
       const at = plot.y(highest * share);
       parts.push(svg("path", { class: "lz-grid", d: `M${left},${at}H${right}` }));
-      parts.push(svg("text", { class: "lz-axis", x: left - 8, y: at + 4 }, bytesText(highest * share)));
+      parts.push(svg("text", { class: "lz-axis", x: left - 8, y: at + (share ? 4 : 1) }, bytesText(highest * share)));
     }
     let below = new Array<number>(points.at.length).fill(0);
     memory.categories.forEach((category, n) => {
@@ -296,7 +315,8 @@ export class MemoryChart {
       parts.push(svg("path", { class: `lz-area lz-cat-${category.name}`, d: area(plot, points, below, above) }));
       below = above;
     });
-    parts.push(...this.#stretches(plot), ...this.#lives(plot));
+    parts.push(...timeBars(plot, points), ...this.#stretches(plot), ...this.#lives(plot));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
@@ -332,12 +352,12 @@ export class MemoryChart {
   #stretches(plot: Plot): SVGElement[] {
     const { memory } = this;
     const parts: SVGElement[] = [];
-    const spans = <T extends string>(starts: [T, number][], draw: (name: T, from: number, to: number, cut: boolean) => void): void => {
+    const spans = <T extends string>(starts: [T, number][], draw: (name: T, from: number, to: number, cut: boolean, nth: number) => void): void => {
       starts.forEach(([name, first], n) => {
         const last = starts[n + 1]?.[1] ?? memory.count;
         const from = plot.x(Math.max(first, plot.start));
         const to = plot.x(Math.min(last, plot.stop));
-        if (to > from) draw(name, from, to, first > plot.start);
+        if (to > from) draw(name, from, to, first > plot.start, n);
       });
     };
     spans(
@@ -350,11 +370,15 @@ export class MemoryChart {
         if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
       },
     );
-    spans(memory.phases, (phase, from, to) => {
-      const strip = { x: from, y: plot.bottom + 5, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
+    spans(memory.phases, (phase, from, to, _, nth) => {
+      const strip = { x: from, y: plot.bottom + TRACK + 6, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
       parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
-      if (to - from < phase.length * charWidth(11) + 6) return;
-      parts.push(svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + 20 }, phase));
+      const room = to - from - 6 - phase.length * charWidth(11, "bold");
+      if (room < 0) return;
+      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`);
+      const time = memory.track?.phases[nth] ?? "";
+      if (time && room > time.length * charWidth(11) + 6) name.append(svg("tspan", { class: "lz-class", dx: 6 }, time));
+      parts.push(name);
     });
     return parts;
   }
@@ -378,7 +402,8 @@ export class MemoryChart {
 function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  const name = shorten(memory.peakName, Math.min(room, 260), 11, "mono");
+  // In full, else its op alone.
+  const name = [memory.peakName, memory.peakName.replace(/^.*: /, "")].find((each) => each.length * charWidth(11, "mono") <= Math.min(room, 300)) ?? "";
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
   return [
@@ -388,9 +413,42 @@ function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
   ];
 }
 
+const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
+
+const boundOf = (track: Track | undefined, point: number): string => BOUNDS[track?.bounds.charAt(point) ?? ""] ?? "";
+
+/** Below the plot how long each point's part takes, by what bounds it. */
+function timeBars(plot: Plot, points: Points): SVGElement[] {
+  const { track } = points;
+  const low = plot.bottom + TRACK + 3;
+  const parts: SVGElement[] = [svg("path", { class: "lz-grid", d: `M${plot.left},${low}H${plot.right}` }), svg("text", { class: "lz-axis lz-time-label", x: plot.left - 8, y: low + 2 }, "time")];
+  const most = Math.max(...(track?.seconds ?? []), 0);
+  if (!most) return parts;
+  for (const [letter, bound] of Object.entries(BOUNDS)) {
+    const bars = track?.seconds.map((each, n) => {
+      if (track.bounds.charAt(n) !== letter || !each) return "";
+      const [from, to] = [plot.x(edge(points, n)), plot.x(edge(points, n + 1))];
+      const high = Math.max((each / most) * TRACK, 0.5);
+      return `M${from.toFixed(1)},${low}v${(-high).toFixed(1)}H${Math.max(to - 0.6, from + 0.6).toFixed(1)}V${low}Z`;
+    });
+    if (bars?.some(Boolean)) parts.push(svg("path", { class: `lz-time-bars lz-bound-${letter}`, d: bars.join("") }, svg("title", {}, `${bound}-bound`)));
+  }
+  return parts;
+}
+
+/** Words at the end of the plot, or at its start, where nothing is drawn as high. */
+function roomy(plot: Plot, heights: readonly number[], words: string): SVGElement[] {
+  const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
+  const wide = Math.ceil(share * heights.length);
+  const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > plot.top + 16);
+  const right = low(heights.slice(-wide));
+  if (!right && !low(heights.slice(0, wide))) return [];
+  return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: plot.top + 11, "text-anchor": right ? "end" : "start" }, words)];
+}
+
 /** One line of words on a flag, within the plot. */
 function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
-  const words = shorten(text, plot.right - plot.left - 12, 11, "bold");
+  const words = cut(text, plot.right - plot.left - 12, 11, "bold");
   const wide = words.length * charWidth(11, "bold") + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
   return [svg("rect", { class: "lz-flag", x: left, y, width: wide, height: 16, rx: 4 }), svg("text", { class: "lz-flag-text", x: left + 6, y: y + 12 }, words)];

@@ -1,6 +1,7 @@
 // The search box: hits are counted, listed, lit up in the graph, and stepped through.
 
 import { grouped, html, plainButton } from "../page/dom";
+import { icon } from "../page/icons";
 import type { Found, Hit, Send } from "../model/types";
 
 const LISTED = 20;
@@ -51,7 +52,7 @@ export class Search {
       return button;
     };
     this.#steps = [step(-1, "search-previous", "Previous hit", "↑"), step(1, "search-next", "Next hit", "↓")];
-    this.element = html("div", { class: "lz-search", role: "search" }, this.#input, this.#count, ...this.#steps, this.#list);
+    this.element = html("div", { class: "lz-search", role: "search" }, icon("search"), this.#input, this.#count, ...this.#steps, this.#list);
     this.#input.addEventListener("input", () => {
       clearTimeout(this.#timer);
       this.#timer = setTimeout(() => {

@@ -37,6 +37,7 @@ export class Toolbar {
   readonly #badge: Popover;
   readonly #title: string;
   #verdict = "";
+  #told: string[] = []; // the state and more
   private failure: Failure | null = null;
 
   constructor(
@@ -104,9 +105,15 @@ export class Toolbar {
   showState(state: State, report: string, ops: number, empty = false, begun = false): void {
     const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
     const more = report && state !== "running" ? report : ops && state === "pending" ? `${grouped(ops)} ops` : "";
-    const stopped = this.failure?.recording && this.failure.source ? `stopped at line ${this.failure.source.line}` : words;
-    this.#state.textContent = [stopped, more, this.#title].filter(Boolean).join(" · ");
-    this.#state.title = this.#state.textContent;
+    this.#told = [words, more];
+    this.#tellState();
+  }
+
+  #tellState(): void {
+    const { failure } = this;
+    const stopped = failure?.recording && failure.source ? [`stopped at line ${failure.source.line}`] : this.#told;
+    this.#state.textContent = stopped.filter(Boolean).join(" · ");
+    this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
   /** Whether it fits; of another batch than Evaluate runs, of which. */
@@ -121,7 +128,7 @@ export class Toolbar {
   /** An error takes the place of the verdict, by its first line. */
   showError(failure: Failure | null): void {
     this.failure = failure;
-    if (failure?.recording && failure.source) this.#state.textContent = [`stopped at line ${failure.source.line}`, this.#title].filter(Boolean).join(" · ");
+    this.#tellState();
     this.#tell();
   }
 

@@ -43,6 +43,7 @@ OFFLINE = {
     "search": "from the index",
     "search-on": "from the index",
     "numbers": "with every box",
+    "track": "once",
 }
 # Those that are not, and why; what asks them is hidden (`HIDDEN`).
 NEEDS_PYTHON = {
@@ -63,6 +64,7 @@ NEEDS_PYTHON = {
     "drawing": "nothing is saved from here",
     "export": "other files are written in Python",
     "table": "later",
+    "alive": "bars tell the peak",
     "range": "the chart zooms into the points that it has",
 }
 HIDDEN = (
@@ -148,6 +150,7 @@ def _parts(scene: Scene, traits: Mapping[str, Any], ask: Any) -> Iterator[tuple[
         yield f"moment-{number}", _packed(told)
     yield "search", _packed(_search(scene))
     yield "parents", _packed({box.id: box.parent.id for box in boxes if box.parent and not box.is_group})
+    track = ask("track")
     code = ask("code")
     lines = code[0]["code"]["facts"]["lines"] if code else ()
     yield "line-0", _packed({id: ask("line", id) for id in lines})
@@ -157,7 +160,11 @@ def _parts(scene: Scene, traits: Mapping[str, Any], ask: Any) -> Iterator[tuple[
         "size": PART,
         "moments": moments,
         "momentsSize": MOMENTS_PART,
-        "once": {"open-all": {"": ask("open-all")}, "code": {"": code, "facts": ask("code", "facts")}},
+        "once": {
+            "open-all": {"": ask("open-all")},
+            "code": {"": code, "facts": ask("code", "facts")},
+            "track": {"": track},
+        },
     }
     yield "start", _packed(start)
 

@@ -5,7 +5,9 @@ Python finds layers and orders of each group once (:func:`layers_of`).  Coordina
 (``js/src/model/layout.ts``); both are held to the same golden files.
 
 A group's boxes are numbered from 0; an edge over several layers passes through *bends*,
-numbered on from the boxes.  Coordinates are pixels, y downwards; a box's position is its
+numbered on from the boxes.  What skips layers that other edges connect (a residual, the skips of
+a U-Net) runs beside all boxes on a *rail*, and moves none of them; edges of one box share its rail.
+Coordinates are pixels, y downwards; a box's position is its
 top left corner.
 """
 
@@ -19,6 +21,8 @@ LAYER_GAP = 26.0  # between layers
 BOX_GAP = 18.0  # between boxes of a layer
 BEND_WIDTH = 8.0
 BEND_WEIGHT = 4.0  # bends move less than boxes, so that long edges stay straight
+RAIL_GAP = 8.0  # between a rail and what is at its left
+MOST_RAILS = 12  # in one group
 PLACE_SWEEPS = 6
 ORDER_SWEEPS = 4
 
@@ -27,12 +31,14 @@ ORDER_SWEEPS = 4
 class Layers:
     """Layers of one group, first to last, each from left to right.
 
-    ``paths[i]`` is what edge ``i`` passes through: its boxes and the bends between them.
+    ``paths[i]`` is what edge ``i`` passes through: its boxes and the bends between them.  ``rails`` are
+    the bends of each rail, from the inmost to the outmost, which come last in their layers.
     """
 
     boxes: int
     layers: list[list[int]]
     paths: list[list[int]]
+    rails: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -59,23 +65,57 @@ def layers_of(
 
     ``edges`` and ``order`` are pairs (before, after) with ``before < after``; those of
     ``order`` are not drawn.  A layer holds at most ``widest`` boxes.  The boxes in ``close``
-    (tensors from outside) move down to just above what reads them.
+    (tensors from outside, and what is made of nothing) move down to just above what reads them.
     """
     layer = _assign(count, edges, order, widest, set(close))
     layers: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
     for box in range(count):
         layers[layer[box]].append(box)
-    paths = []
+    skips = _skips(edges, layer)
+    paths, usual = [], []
     bends = count
+    for edge in edges:
+        start, end = edge
+        between = range(layer[start] + 1, layer[end])
+        if edge in skips:
+            paths.append([start, end])  # by way of the rail, below
+            continue
+        own = range(bends, bends + len(between))
+        for at, bend in zip(between, own, strict=True):
+            layers[at].append(bend)
+        bends += len(own)
+        paths.append([start, *own, end])
+        usual.append(paths[-1])
+    layers = _ordered(layers, usual, bends)
+    last: dict[int, int] = {}  # of each rail, by the box that it begins at: the layer that it ends above
+    for start, end in skips:
+        last[start] = max(last.get(start, 0), layer[end])
+    rails: dict[int, list[int]] = {}
+    for start in sorted(last, key=lambda start: (last[start] - layer[start], start)):
+        rails[start] = list(range(bends, bends + last[start] - layer[start] - 1))
+        bends += len(rails[start])
+        for at, bend in enumerate(rails[start], layer[start] + 1):
+            layers[at].append(bend)
+    for path, (start, end) in zip(paths, edges, strict=True):
+        if (start, end) in skips:
+            path[1:1] = rails[start][: layer[end] - layer[start] - 1]
+    return Layers(count, layers, paths, list(rails.values()))
+
+
+def _skips(edges: Sequence[tuple[int, int]], layer: Sequence[int]) -> set[tuple[int, int]]:
+    """Edges over several layers from boxes with a nearer reader, to boxes with a nearer maker."""
+    nearest: dict[int, int] = {}  # layers from a box to its first reader, and from its last maker
+    closest: dict[int, int] = {}
     for start, end in edges:
-        path = [start]
-        for between in range(layer[start] + 1, layer[end]):
-            layers[between].append(bends)
-            path.append(bends)
-            bends += 1
-        path.append(end)
-        paths.append(path)
-    return Layers(count, _ordered(layers, paths, bends), paths)
+        span = layer[end] - layer[start]
+        nearest[start] = min(nearest.get(start, span), span)
+        closest[end] = min(closest.get(end, span), span)
+    found = {
+        (start, end)
+        for start, end in edges
+        if 1 < (span := layer[end] - layer[start]) > nearest[start] and span > closest[end]
+    }
+    return found if len({start for start, _ in found}) <= MOST_RAILS else set()
 
 
 def _assign(
@@ -94,9 +134,13 @@ def _assign(
         after[start].append(end)
     layer = [0] * count
     room: dict[int, int] = {}
+    moved = {box for box in close if not before[box] and after[box]}
+    results = {
+        box for box in range(count) if before[box] and not after[box] and moved.issuperset(before[box])
+    }
     for box in range(count):
-        if box in close and not before[box] and after[box]:
-            continue  # placed once its reader is
+        if box in moved or box in results:
+            continue  # placed once its readers are, or what it is the result of
         at = max((layer[b] + 1 for b in before[box] if b not in close or before[b]), default=0)
         if any(b in close and not before[b] for b in before[box]):
             at = max(at, 1)
@@ -104,9 +148,10 @@ def _assign(
             at += 1
         layer[box] = at
         room[at] = room.get(at, 0) + 1
-    for box in reversed(range(count)):
-        if box in close and not before[box] and after[box]:
-            layer[box] = max(min(layer[a] for a in after[box]) - 1, 0)
+    for box in moved:
+        layer[box] = max(min((layer[a] for a in after[box] if a not in results), default=0) - 1, 0)
+    for box in results:
+        layer[box] = max(layer[b] for b in before[box]) + 1
     return _spread(count, layer, before, widest)
 
 
@@ -179,34 +224,55 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
         [[] for _ in range(count)],
         [[] for _ in range(count)],
     )
+    on_rails = {bend for rail in layers.rails for bend in rail}
+    inner = [[i for i in layer if i not in on_rails] for layer in layers.layers]
     for path in layers.paths:
         for start, end in itertools.pairwise(path):
-            neighbors[0][end].append(start)
-            neighbors[1][start].append(end)
+            if start not in on_rails and end not in on_rails:
+                neighbors[0][end].append(start)
+                neighbors[1][start].append(end)
     center = [0.0] * count
-    for layer in layers.layers:
+    for layer in inner:
         at = -sum(width[i] for i in layer) / 2 - BOX_GAP * (len(layer) - 1) / 2
         for i in layer:
             center[i] = at + width[i] / 2
             at += width[i] + BOX_GAP
     for sweep in range(PLACE_SWEEPS):
         downwards = sweep % 2 == 0
-        for layer in layers.layers if downwards else reversed(layers.layers):
+        for layer in inner if downwards else reversed(inner):
             _settle(layer, neighbors[0 if downwards else 1], center, width, layers.boxes)
+    ends = [max((center[i] + width[i] / 2 for i in layer), default=0.0) for layer in inner]
+    level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
+    for rail in layers.rails:
+        at = max(ends[level[bend]] for bend in rail) + RAIL_GAP + BEND_WIDTH / 2
+        for bend in rail:
+            center[bend] = at
+            ends[level[bend]] = at + BEND_WIDTH / 2
     left = min((center[i] - width[i] / 2 for i in range(count)), default=0.0)
     right = max((center[i] + width[i] / 2 for i in range(count)), default=0.0)
     y = [0.0] * count
+    share = _shares(layers, count, flip=flip)
     tops, bottoms = [], []
     top = 0.0
     for layer in reversed(layers.layers) if flip else layers.layers:
         tall = max((height[i] for i in layer), default=0.0)
         for i in layer:
-            y[i] = top + (tall - height[i]) / 2
+            y[i] = top + (tall - height[i]) * share[i]
         tops.append(top)
         bottoms.append(top + tall)
         top += tall + LAYER_GAP
     x = [center[i] - width[i] / 2 - left for i in range(count)]
     return Placed(x, y, right - left, max(top - LAYER_GAP, 0.0), tops, bottoms)
+
+
+def _shares(layers: Layers, count: int, *, flip: bool) -> list[float]:
+    """How far down in its layer each box is: results near their maker, tensors near their reader."""
+    makers = {path[0] for path in layers.paths}
+    readers = {path[-1] for path in layers.paths}
+    share = [0.5] * count
+    for box in makers ^ readers:
+        share[box] = float((box in makers) != flip)
+    return share
 
 
 def _settle(

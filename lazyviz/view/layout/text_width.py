@@ -2,7 +2,7 @@
 
 East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
 their own and are never cut off from their letter.  A browser draws the text, not a terminal, so that these
-are not wcwidth's cells, and that the page has to come to the same: ``shorten`` in js/src/page/dom.ts.
+are not wcwidth's cells, and that the page has to come to the same: ``cut`` in js/src/page/dom.ts.
 """
 
 from __future__ import annotations
@@ -50,15 +50,13 @@ def width(text: str) -> int:
     return len(text) if text.isascii() else sum(map(columns, letters(text)))
 
 
-def shortened(text: str, fits: int) -> str:
-    """``text`` in at most ``fits`` columns (4 or more), its middle left out."""
-    fits = max(fits, 4)
+def cut(text: str, fits: int) -> str:
+    """``text`` in at most ``fits`` columns (3 or more), its end left out."""
+    fits = max(fits, 3)
     if width(text) <= fits:
         return text
     parts = letters(text)
-    head = (fits - 1) * 2 // 5
-    first, last = _taking(parts, head), _taking(parts[::-1], fits - 1 - head)
-    return f"{''.join(parts[:first])}…{''.join(parts[len(parts) - last :])}"
+    return f"{''.join(parts[: _taking(parts, fits - 1)])}…"
 
 
 def _taking(parts: list[str], room: int) -> int:

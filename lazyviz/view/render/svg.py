@@ -19,7 +19,7 @@ from ...graph.sync_points import sites
 from ...plan.units import format_bytes
 from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
-from ..layout.text_width import shortened
+from ..layout.text_width import cut
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import Box, module_facts, name_of
@@ -40,24 +40,24 @@ MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STATIC_CLASS = "lazyviz-static"
 
 CATEGORY_COLORS = {
-    "parameters": "#1f5fe6",
-    "gradients": "#e8124e",
-    "optimizer": "#551a7c",
-    "activations": "#109b5f",
-    "kv_cache": "#0e7490",
-    "inputs": "#195264",
-    "buffers": "#d46207",
-    "temporaries": "#6a5a22",
-    "held": "#80838c",
+    "parameters": "#2f63e0",
+    "gradients": "#d62957",
+    "optimizer": "#4d2187",
+    "activations": "#14a07a",
+    "kv_cache": "#b46cc0",
+    "inputs": "#184c62",
+    "buffers": "#605400",
+    "temporaries": "#d67c05",
+    "held": "#787890",
 }
-PHASE_COLORS = {"forward": "#2f6fb3", "backward": "#b8561c", "optimizer": "#7d4f9e", "other": "#5f6b7a"}
+PHASE_COLORS = {"forward": "#2466ab", "backward": "#a84f12", "optimizer": "#7048a8", "other": "#5f6b7a"}
 ROLE_COLORS = {
-    "parameter": "#1f5fe6",
-    "gradient": "#e8124e",
-    "optimizer": "#551a7c",
-    "buffer": "#d46207",
-    "input": "#195264",
-    "kv_cache": "#0e7490",
+    "parameter": "#2f63e0",
+    "gradient": "#d62957",
+    "optimizer": "#4d2187",
+    "buffer": "#605400",
+    "input": "#184c62",
+    "kv_cache": "#b46cc0",
 }
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
@@ -69,8 +69,8 @@ def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
 
 
 def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bool = False) -> str:
-    """``text`` with its middle left out where it would be wider than ``room`` pixels."""
-    return shortened(text, int(room / char_width(size, mono=mono, bold=bold)))
+    """``text`` with its end left out where it would be wider than ``room`` pixels."""
+    return cut(text, int(room / char_width(size, mono=mono, bold=bold)))
 
 
 def _escape(text: object) -> str:
@@ -223,13 +223,14 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
         "failed": "failed",
         "interrupted": "interrupted",
     }
-    line = f"{scene.summary()} · {words.get(state, state)}"
+    line = words.get(state, state)
     if report is not None and state != "pending":  # else it is of a sync point, a part only
         line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
         if getattr(report, "peak_bytes", None) is not None:
             line += f", measured peak {format_bytes(report.peak_bytes)}"
         if getattr(report, "pieces", 1) > 1:
             line += f", in {report.pieces} pieces"
+    line += f" · {scene.summary()}"
     parts.append(_text(MARGIN, 56, shorten(line, WIDTH - 2 * MARGIN, 12.5), fill=_MUTED, size=12.5))
     top = 74.0
     for line in batch_lines(scene.plan):
@@ -283,7 +284,6 @@ def _line(line: Line, across: bool) -> list[str]:
 
 def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> str:
     box = frame.box
-    color = PHASE_COLORS[box.phase]
     lane = box.kind == "lane"
     parts = [
         _rect(
@@ -291,16 +291,18 @@ def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> s
             frame.y,
             frame.width,
             frame.height,
-            fill=color if lane or box.kind == "module" else _CARD,
-            stroke=color,
+            fill=_INK,
+            stroke=_FAINT if lane else "#cfd6df",
             radius=10,
-            extra=' fill-opacity="0.05" stroke-opacity="0.3"',
+            extra=f' fill-opacity="{0.012 if lane else 0.04}"',
         )
     ]
     if lane:
         arrow = {"forward": " →" if across else " ↓", "backward": " ←" if across else " ↑"}.get(box.phase, "")
         title = box.label.capitalize() + arrow
-        parts.append(_text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=color))
+        parts.append(
+            _text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=PHASE_COLORS[box.phase])
+        )
         subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
         parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
     else:
@@ -313,7 +315,7 @@ def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> s
         if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
             beside = " · ".join(part for part in (beside, told) if part)
         at = frame.x + 14, frame.y + 23
-        parts.append(_text(*at, label, size=12.5, weight=600, fill=color, beside=beside))
+        parts.append(_text(*at, label, size=12.5, weight=600, beside=beside))
     return "".join(parts)
 
 
@@ -364,8 +366,20 @@ def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) ->
     base = y + h / 2 + 4.3
     return [
         _text(x, base, label, size=12, mono=mono, weight=400 if mono else 600),
-        _text(x + room, base, shorten(aside, max(left, 0), 11), size=11, fill=_MUTED, anchor="end"),
+        _text(
+            x + room,
+            base,
+            _fitting(aside, left, aside.partition(" · ")[0]),
+            size=11,
+            fill=_MUTED,
+            anchor="end",
+        ),
     ]
+
+
+def _fitting(text: str, room: float, short: str) -> str:
+    """``text``, or ``short`` where there is no room for it."""
+    return shorten(short if len(text) * char_width(11) > room else text, max(room, 0), 11)
 
 
 def _module_card(
@@ -409,7 +423,7 @@ def _module_card(
         words = " · ".join(filter(None, row))
         if row is short and row[0] and len(words) * char_width(11) > w - edge - 16:
             words = row[0]  # the number only where it was chosen: on a small card it is a small one
-        words = shorten(words, w - edge - 16, 11)
+        words = _fitting(words, w - edge - 16, row[-1])
         parts.append(_text(left, base + 15 + 14 * at, words, size=11, fill=_MUTED))
     return parts + (_bar(numbers, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
 

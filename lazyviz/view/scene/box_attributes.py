@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from ...graph.modules import full_name, root_key, root_name
 from .boxes import Box, Hierarchy, module_path
 
 if TYPE_CHECKING:
-    from .plan_protocol import PlanLike
+    from .plan_protocol import AllocationLike
 
 MIXED = "mixed"
 
@@ -62,15 +63,15 @@ class Facts:
         """The path of the innermost module that holds all of ``box``, ``""`` if there is none."""
         return self._modules.get(box, "")
 
-    def held(self, plan: PlanLike) -> dict[Box, dict[str, int]]:
-        """For each box the bytes alive at the peak, by category: of what its ops made, and of its weights."""
+    def held(self, alive: Iterable[AllocationLike]) -> dict[Box, dict[str, int]]:
+        """For each box its bytes in ``alive`` by category: of what its ops made, and of its weights."""
         result: dict[Box, dict[str, int]] = {}
         of_storage: dict[int, Box] = {}
         for box in self._hierarchy.boxes.values():
             if box.kind == "input":
                 for value in box.values:
                     of_storage.setdefault(value.storage.id, box)
-        for allocation in plan.alive_at_peak:
+        for allocation in alive:
             storage = getattr(allocation, "storage", None)
             if allocation.node is not None:
                 maker: Box | None = self._hierarchy.box_of[allocation.node.index]

@@ -79,10 +79,11 @@ def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
         height = CARD_HEIGHTS[0]
     else:
         height = CARD_HEIGHTS[1] if small and box.kind == "module" and box.name else CARD_HEIGHTS[2]
-    name = width(box.label) * 8.6 + (width(facts.kind) * 7.6 + 8 if facts is not None else 0) + 12
-    badge = 64 if box.calls > 1 else 40 if box.repeats > 1 else 0
-    counted = f"{count_text(parameters)} params" if parameters else f"{box.ops:,} ops"
-    facts_line = width(counted) + len(" · 1.00 GiB allocated") if height == CARD_HEIGHTS[2] else 0
+    name = width(box.label) * 8.6 + (width(facts.kind) * 8.6 + 8 if facts is not None else 0) + 12
+    counted = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
+    badge = len(counted) * 6.6 + 20 if counted else 0
+    size = f"{count_text(parameters)} params" if parameters else f"{box.ops:,} ops"
+    facts_line = width(size) + len(" · 1.00 GiB allocated") if height == CARD_HEIGHTS[2] else 0
     wide = max(name + badge, width(through) * 7.3, facts_line * 6.4) + 32 + 24
     least = 130.0 if height == CARD_HEIGHTS[0] else CARD[0]
     result: dict[str, Any] = {"layer": kind, "size": [round(min(max(wide, least), CARD[1])), height]}

@@ -14,6 +14,7 @@ from .cards import through_text
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6
+LONGEST = 26  # letters of a name with its count, which the list has room for
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
 
@@ -58,7 +59,7 @@ def _is_layer(box: Box) -> bool:
 
 
 def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]:
-    names = list(dict.fromkeys(box.name for box, _ in row))
+    names = sorted({box.name for box, _ in row}, key=_natural)
     total = sum(size for _, size in row)
     largest = max(row, key=lambda each: each[1])[0]
     same = (box for box in scene.hierarchy.boxes.values() if box.name == largest.name and _is_layer(box))
@@ -69,16 +70,34 @@ def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]
     source = _line(scene, forward)
     if len(names) == 1:
         label = names[0][-len(label) :] if "*" not in label else names[0]
+    count = f" × {len(names)}" if len(names) > 1 else ""
+    together = ", ".join(names)
+    if count and len(together) <= LONGEST:
+        label, count = together, ""
     return {
-        "label": label if len(names) == 1 else f"{label} × {len(names)}",
+        "label": _ending(label, LONGEST - len(count)) + count,
+        "name": label + count,
         "cls": _class(forward),
         "through": through_text(forward, lambda value: shape_text(shape_of(value, scene.graph))),
-        "line": f"line {source.line}" if source is not None else "",
+        "line": f"line\N{NO-BREAK SPACE}{source.line}" if source is not None else "",
         "bytes": format_bytes(total),
         "category": categories.most_common(1)[0][0],
         "share": round(total / max(scene.plan.peak_bytes, 1), 4),
         "chain": chain(forward),
     }
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """A key by which ``layers.10`` comes after ``layers.9``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]
+
+
+def _ending(path: str, room: int) -> str:
+    """The path without as many of its first parts as it takes to fit: what tells layers apart comes last."""
+    rest = path
+    while len(rest) > room and "." in rest:
+        rest = rest.partition(".")[2].removeprefix("*.")
+    return rest if rest == path else f"…{rest}"
 
 
 def _line(scene: Scene, box: Box) -> SourceLine | None:

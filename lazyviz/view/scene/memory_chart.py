@@ -20,6 +20,7 @@ from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 
 CHART_POINTS = 240
+MOST_PHASES = 64  # stretches of one phase that are told apart on the axis
 LISTED = 40  # allocations listed for one moment
 
 
@@ -155,7 +156,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "verdictTitle": "\n".join(filter(None, (words, needed_for(plan), _borrowed(plan)))),
         "alive": alive,
         "aliveCount": len(plan.alive_at_peak),
-        "phases": phases if len(phases) <= 64 else [],
+        "phases": phases if len(phases) <= MOST_PHASES else [],
         "pieces": _pieces(plan.split),
         "measured": comparison(plan, measured, held, in_parts=bool(scene.graph.sync_points)),
     }
@@ -168,13 +169,8 @@ def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | Non
     """
     plan = scene.plan
     timeline = plan.timeline
-    count = stop - start
-    buckets = min(count, CHART_POINTS)
-    spans = [
-        range(start + bucket * count // buckets, start + (bucket + 1) * count // buckets)
-        for bucket in range(buckets)
-    ]
-    picks = [max(span, key=lambda i: timeline[i][1]) for span in spans]
+    parts = spans(start, stop)
+    picks = [max(span, key=lambda i: timeline[i][1]) for span in parts]
     nodes = [scene.graph.nodes[timeline[i][0]] for i in picks]
     result: dict[str, Any] = {
         "range": [start, stop],
@@ -188,9 +184,19 @@ def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | Non
     }
     if held is not None:
         result["held"] = [
-            max((size for i in span if (size := held[i]) is not None), default=None) for span in spans
+            max((size for i in span if (size := held[i]) is not None), default=None) for span in parts
         ]
     return result
+
+
+def spans(start: int, stop: int) -> list[range]:
+    """The positions that each point stands for."""
+    count = stop - start
+    buckets = min(count, CHART_POINTS)
+    return [
+        range(start + bucket * count // buckets, start + (bucket + 1) * count // buckets)
+        for bucket in range(buckets)
+    ]
 
 
 def _way_to(scene: Scene, node: Node) -> str:
@@ -267,7 +273,7 @@ def comparison(
         return ""
     peak = max(known)
     if len(known) < len(held):
-        return f"measured so far: at most {format_bytes(peak)}, in {len(known):,} of {len(held):,} ops"
+        return f"measured up to {format_bytes(peak)} so far, in {len(known):,} of {len(held):,} ops"
     # On the CPU nobody sees what kernels take beside tensors.
     alone = str(plan.recorded_device) == "cpu" and plan.tensor_peak_bytes < plan.peak_bytes
     projected = plan.tensor_peak_bytes if alone else plan.peak_bytes

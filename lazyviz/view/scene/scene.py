@@ -28,6 +28,7 @@ from .run_states import States
 LANE_WIDEST = 2  # boxes side by side in a lane
 MOST_VALUES = 8  # tensors of an edge of which the page knows where they go in open groups
 STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
+BARRED = ("module", "step", "op")  # kinds of boxes with a bar
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
 
 
@@ -117,12 +118,13 @@ class Scene:
         known = self._layers.get(box.id)
         if known is None:
             at = {child: position for position, child in enumerate(box.children)}
+            made = {end for _, end in box.edges}  # of other boxes
             known = self._layers[box.id] = layers_of(
                 len(box.children),
                 [(at[start], at[end]) for start, end in box.edges],
                 [(at[start], at[end]) for start, end in box.order],
                 widest=_widest(box, box.id in self.hierarchy.opened),
-                close=[at[child] for child in box.children if child.kind == "input"],
+                close=[at[child] for child in box.children if child.kind == "input" or child not in made],
             )
         return known
 
@@ -145,6 +147,8 @@ class Scene:
         for name, ends in (("reads", box.enters), ("gives", box.leaves)):
             if ends:
                 result[name] = [[child.position, self._numbers(ids)] for child, ids in ends.items()]
+        if layers.rails:
+            result["rails"] = layers.rails
         return {**result, "layers": layers.layers, "edges": edges, "flip": box.phase == "backward"}
 
     def _numbers(self, ids: Iterable[int]) -> list[int]:
@@ -199,7 +203,7 @@ class Scene:
         result: dict[str, Any] = {"bytes": box.nbytes or sum(value.nbytes for value in box.values)}
         if held := held_by.get(box):
             result["held"] = sum(held.values())
-            if box.kind in ("module", "step", "op"):
+            if box.kind in BARRED:
                 result["by"] = [[name, size] for name, size in held.items() if size]
         if dtype := self._facts.dtype(box):
             result["dtype"] = dtype
@@ -214,8 +218,14 @@ class Scene:
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
         if self._held is None or self._held[0] is not self.plan:
-            self._held = self.plan, self._facts.held(self.plan)
+            self._held = self.plan, self._facts.held(self.plan.alive_at_peak)
         return self._held[1]
+
+    def alive_at(self, position: int) -> dict[Box, dict[str, int]]:
+        """The same during the node at ``position`` of the plan's timeline."""
+        if self._facts is None:
+            self._facts = Facts(self.hierarchy)
+        return self._facts.held(self.plan.at(position).alive)
 
     def card(self, box: Box) -> dict[str, Any]:
         """What a closed box has beside its name, as :mod:`.cards` says; the same under every plan."""

@@ -12,6 +12,7 @@ from typing import Any
 from ...graph.ir import Graph
 from ..scene.boxes import Box, around
 from ..scene.scene import Scene
+from ..scene.time_track import ASKED, projected
 from .search import MOST_LIT, Index
 from .source_view import Code
 from .table import Request, Table
@@ -55,11 +56,15 @@ class Lookups:
         return self._known[1]
 
     def _code_json(self) -> dict[str, Any]:
-        return {"sections": self._code.text_json(), "facts": self._code.facts_json(self._scene().plan)}
+        return {"sections": self._code.text_json(), "facts": self._facts_json()}
+
+    def _facts_json(self) -> dict[str, Any]:
+        scene = self._scene()
+        return self._code.facts_json(scene.plan, projected(scene) if ASKED in scene.numbers.asked else None)
 
     def _lines(self, id: str) -> None:
         """The code; with "facts" only what is known of its lines, which changes with plan and run."""
-        code = {"facts": self._code.facts_json(self._scene().plan)} if id == "facts" else self._code_json()
+        code = {"facts": self._facts_json()} if id == "facts" else self._code_json()
         self._send({"kind": "code", "code": code})
 
     def _line(self, id: str) -> None:

@@ -20,7 +20,8 @@ from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.numbers import COUNTED
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import Scene, plural
+from ..scene.scene import BARRED, Scene, plural
+from ..scene.time_track import ASKED, track_json
 from .lookups import Lookups
 from .plan_choice import Planned, Targets, plans_of
 
@@ -217,6 +218,16 @@ class Answers:
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
 
+    def _alive(self, id: str) -> None:
+        """What the boxes that the page has hold at the position ``id``, by category."""
+        if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
+            boxes = {
+                box.id: [[name, size] for name, size in sizes.items() if size]
+                for box, sizes in self.scene.alive_at(int(id)).items()
+                if box.kind in BARRED and box.parent is not None and box.parent.id in self.given
+            }
+            self._send({"kind": "alive", "position": int(id), "boxes": boxes})
+
     def _devices(self) -> dict[str, Any]:
         return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
 
@@ -225,7 +236,17 @@ class Answers:
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
         start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if start < stop <= len(self.scene.plan.timeline):
-            self._send({"kind": "range", **range_json(self.scene, start, stop, self._pictured.measured)})
+            told = range_json(self.scene, start, stop, self._pictured.measured)
+            if ASKED in self.scene.numbers.asked:
+                told["track"] = track_json(self.scene, start, stop)
+            self._send({"kind": "range", **told})
+
+    def _track(self, _: str) -> None:
+        """The projected time over the run, too long a work for the first picture; lines tell theirs."""
+        if self.scene.graph.nodes:
+            self.scene.numbers.asked.add(ASKED)
+            self._send({"kind": "track", "track": track_json(self.scene)})
+            self._lookups.answer("code", "facts")
 
     def _shown(self, version: str) -> None:
         """The plan that is shown, with what was measured, to a page that has another version of it."""
@@ -295,7 +316,9 @@ class Answers:
         "select": _select,
         "summarize": _summarize,
         "moment": _moment,
+        "alive": _alive,
         "range": _range,
+        "track": _track,
         "shown": _shown,
         "device": _device,
         "largest": _largest,

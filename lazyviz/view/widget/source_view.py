@@ -17,7 +17,7 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
 from ...graph.sync_points import sites
-from ...plan.runtime.projection import duration
+from ...plan.runtime.projection import Projection, duration
 from ...plan.units import format_bytes
 from ..printable_text import as_written
 from ..scene.boxes import Box, named
@@ -115,8 +115,11 @@ class Code:
             for section in self.sections
         ]
 
-    def facts_json(self, plan: PlanLike) -> dict[str, Any]:
-        """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out."""
+    def facts_json(self, plan: PlanLike, time: Projection | None = None) -> dict[str, Any]:
+        """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out.
+
+        ``time``: the projected one of the plan, where it is to be told.
+        """
         held: dict[int, int] = defaultdict(int)
         for allocation in plan.alive_at_peak:
             if allocation.node is not None:
@@ -136,6 +139,7 @@ class Code:
                 "gradientBytes": self.allocated(backward),
                 "gradientHeld": sum(held[node.index] for node in backward),
                 "seconds": sum(times) if times else None,
+                "projected": time.of(nodes) if time is not None else None,
                 "sync": "; ".join(dict.fromkeys(self._syncs.get(key, ()))),
                 "failed": failed,
             }

@@ -73,6 +73,7 @@ def test_the_golden_layouts_are_reproduced():
             "flip": flip,
             "layers": layers.layers,
             "paths": layers.paths,
+            "rails": layers.rails,
             "placed": {
                 "x": rounded(placed.x),
                 "y": rounded(placed.y),
@@ -152,3 +153,41 @@ def test_a_few_boxes_of_the_optimizer_stand_below_one_another_so_that_three_lane
     (optimizer,) = (lane for lane in scene.hierarchy.lanes() if lane.phase == "optimizer")
     assert 1 <= len(optimizer.children) <= 6
     assert all(len(layer) == 1 for layer in scene.layers(optimizer).layers)
+
+
+def middles(placed, sizes):
+    return [placed.x[i] + width / 2 for i, (width, _) in enumerate(sizes)]
+
+
+def test_the_skips_of_a_unet_run_beside_a_straight_chain_the_inner_nearer():
+    chain = [(i, i + 1) for i in range(6)]
+    skips = [(0, 6), (1, 5)]
+    sizes = [(float(120 + 20 * (i % 3)), 40.0) for i in range(7)]
+    layers = layers_of(7, sorted(chain + skips))
+    placed = place(layers, sizes)
+    assert len(set(rounded(middles(placed, sizes)))) == 1
+    inner, outer = layers.rails
+    rightmost = max(x + width for x, (width, _) in zip(placed.x, sizes))
+    assert len({placed.x[bend] for bend in inner}) == len({placed.x[bend] for bend in outer}) == 1
+    assert rightmost <= placed.x[inner[0]] < placed.x[outer[0]] <= placed.width
+    assert {tuple(path) for path in layers.paths} >= {(1, *inner, 5), (0, *outer, 6)}
+
+
+def test_edges_that_skip_from_one_box_share_a_rail():
+    edges = [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4)]
+    layers = layers_of(5, edges)
+    (rail,) = layers.rails
+    paths = dict(zip(edges, layers.paths, strict=True))
+    assert [len(paths[0, end]) for end in (1, 2, 3, 4)] == [2, 3, 4, 5]
+    assert paths[0, 4] == [0, *rail, 4] and paths[0, 3] == [0, *rail[:2], 3]
+
+
+def test_a_long_edge_that_alone_leads_somewhere_moves_its_boxes():
+    edges = [(0, 1), (1, 2), (2, 3), (0, 4), (4, 5)]
+    assert layers_of(6, edges).rails == []
+    assert layers_of(5, [(0, 1), (1, 2), (2, 4), (3, 4)], close=[3]).rails == []
+
+
+def test_where_very_many_boxes_skip_there_are_no_rails():
+    dense = [(a, b) for b in range(1, 30) for a in range(b)]
+    assert layers_of(30, dense).rails == []

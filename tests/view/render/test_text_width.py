@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.view.layout.text_width import letters, shortened, width
+from lazyviz.view.layout.text_width import cut, letters, width
 from lazyviz.view.render.svg import shorten
 
 
@@ -27,17 +27,17 @@ def test_what_a_text_takes(text, columns):
     assert "".join(letters(text)) == text
 
 
-def test_a_shortened_text_keeps_to_its_room_whatever_its_script():
+def test_a_cut_text_keeps_to_its_room_whatever_its_script():
     for text in ("transformer_layer_attention", "変換器の層の注意機構の重み", "attention層の重みof変換器"):
-        for fits in range(4, 30):
-            short = shortened(text, fits)
+        for fits in range(3, 30):
+            short = cut(text, fits)
             assert width(short) <= fits
             assert (short == text) == (width(text) <= fits)
-    assert shortened("あいうえおかきくけこ", 10) == "あ…くけこ"
-    assert shorten("あいうえおかきくけこ", 100, 10) == "あいう…かきくけこ"
+    assert cut("あいうえおかきくけこ", 10) == "あいうえ…"
+    assert shorten("あいうえおかきくけこ", 100, 10) == "あいうえおかきく…"
 
 
 def test_no_letter_is_cut_in_two():
     family = "👩‍👩‍👧"
-    assert shortened(family * 10, 9) == f"{family}…{family * 2}"
-    assert shortened("e\u0301" * 20, 9).count("\u0301") == 8
+    assert cut(family * 10, 9) == f"{family * 4}…"
+    assert cut("e\u0301" * 20, 9).count("\u0301") == 8

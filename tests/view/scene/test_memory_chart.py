@@ -67,7 +67,7 @@ def test_what_was_measured_stands_beside_the_projection(long):
 def test_of_a_run_that_is_not_over_the_measured_part_is_shown(long):
     timeline = long.plan.timeline
     memory = memory_json(long, list(timeline[:100]))
-    assert memory["measured"].startswith("measured so far: at most ")
+    assert memory["measured"].startswith("measured up to ")
     assert memory["measured"].endswith(f"in 100 of {len(timeline):,} ops")
     held = memory["points"]["held"]
     assert held[0] is not None and held[-1] is None

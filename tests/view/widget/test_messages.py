@@ -70,9 +70,9 @@ def test_no_state_that_is_sent_changes_anything(state, graph):
 
 
 ACTIONS = (
-    "open", "open-all", "select", "summarize", "moment", "range", "shown", "device", "largest", "batch-size",
-    "split", "reveal", "views", "search", "search-on", "code", "line", "table", "cancel", "backend",
-    "summaries", "evaluate-to", "export", "nothing",
+    "open", "open-all", "select", "summarize", "moment", "alive", "range", "track", "shown", "device",
+    "largest", "batch-size", "split", "reveal", "views", "search", "search-on", "code", "line", "table",
+    "cancel", "backend", "summaries", "evaluate-to", "export", "nothing",
 )  # fmt: skip
 IDS = (
     "", "0", "-1", "1e9", "9" * 400, "٣", "0x10", "NaN", "g0", "g99999", "n0", "1:1", "1:" + "9" * 50, "5-2",

@@ -182,9 +182,40 @@ def test_a_point_of_the_chart_tells_what_is_alive_there_and_why(made):
     assert moment["source"]["text"]
 
 
+def test_boxes_tell_what_they_hold_at_a_point_of_the_chart(made):
+    plan = make_plan(made.graph)
+    hierarchy = made.widget._answers.scene.hierarchy
+
+    def outermost(index):  # the box in the lane
+        box = hierarchy.box_of[index]
+        while box.parent.kind != "lane":
+            box = box.parent
+        return box.id
+
+    for position in range(len(plan.timeline)):
+        made.sent.clear()
+        say(made, "alive", str(position))
+        (message,) = made.sent
+        json.dumps(message)
+        assert message["kind"] == "alive" and message["position"] == position
+        expected: dict[str, int] = {}
+        for allocation in plan.at(position).alive:
+            if allocation.node is not None and hierarchy.box_of[allocation.node.index] is not None:
+                id = outermost(allocation.node.index)
+                expected[id] = expected.get(id, 0) + allocation.nbytes
+        for id, size in expected.items():
+            assert sum(size for _, size in message["boxes"][id]) >= size  # and its weights
+    say(made, "alive", str(plan.peak_position))
+    at_peak = {
+        box["id"]: box["by"] for group in made.widget.scene["groups"] for box in group["boxes"] if "by" in box
+    }
+    assert {id: sizes for id, sizes in made.sent[-1]["boxes"].items() if id in at_peak} == at_peak
+
+
+@pytest.mark.parametrize("action", ["moment", "alive"])
 @pytest.mark.parametrize("id", ["", "-1", "99999", "1.5", "x", "²"])
-def test_a_point_that_is_not_there_is_ignored(made, id):
-    say(made, "moment", id)
+def test_a_point_that_is_not_there_is_ignored(made, action, id):
+    say(made, action, id)
     assert made.sent == []
 
 

@@ -1,0 +1,46 @@
+// Moving the bar between two parts: by pointer, with arrow keys, and back with a double click.
+
+import { within, type Split } from "./splitter";
+
+export function dragSplitter(bar: HTMLElement, split: Split, now: number): void {
+  const { name, upright, usual, sign, set } = split;
+  let size = now;
+  const move = (to: number): void => {
+    size = within(split, to);
+    bar.setAttribute("aria-valuenow", String(size));
+    set(size);
+    keep(name, size);
+  };
+  let start: [at: number, size: number] | null = null;
+  const at = (event: PointerEvent): number => (upright ? event.clientX : event.clientY);
+  bar.addEventListener("pointerdown", (event) => {
+    start = [at(event), size];
+    bar.setPointerCapture(event.pointerId);
+  });
+  bar.addEventListener("pointermove", (event) => {
+    if (start) move(start[1] + sign * (at(event) - start[0]));
+  });
+  for (const end of ["pointerup", "pointercancel"] as const) {
+    bar.addEventListener(end, () => {
+      start = null;
+    });
+  }
+  bar.addEventListener("dblclick", () => {
+    move(usual);
+  });
+  bar.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    move(size + by * sign * 16);
+  });
+}
+
+/** A page without storage of its own, as some hosts' are, keeps nothing. */
+function keep(name: string, size: number): void {
+  try {
+    localStorage.setItem(`lazyviz:${name}`, String(size));
+  } catch {
+    return;
+  }
+}

@@ -1,0 +1,98 @@
+"""Time track: the projected seconds of a run beside its memory, by position of the same chart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...graph.ir import Bound
+from ...plan.runtime.projection import RANGE, Projection, duration
+from .memory_chart import MOST_PHASES, spans
+from .plan_protocol import PlanLike
+from .scene import Scene
+
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "launch")
+ASKED = "track"  # among the numbers that a page has asked for
+
+_HOW = {
+    "measured": "of a card whose products were measured",
+    "rule": "of a card known by its data sheet, by rule",
+    "power-limited": "of a card that its power limits, which varies from card to card",
+    "calibrated": "by the calibration of this CPU",
+}
+
+
+_NOTHING = {"text": "", "title": "", "seconds": [], "bounds": "", "phases": [], "keys": []}
+
+
+def why_unknown(plan: PlanLike) -> str:
+    """Why nothing is projected for ``plan``, in a few words; "" if a time may be."""
+    if plan.split.pieces > 1:
+        return "time: projected in one piece only"
+    if plan.batch_size != plan.recorded_batch_size:
+        return f"time: projected for {plan.recorded_batch_size:,} samples only"
+    if plan.time is not None:
+        return ""
+    return "time: lazyviz.calibrate() first" if plan.device == "cpu" else f"time: unknown on {plan.device}"
+
+
+def projected(scene: Scene) -> Projection | None:
+    """The time of the plan that is shown, where its positions are those of the projection."""
+    return None if why_unknown(scene.plan) else scene.plan.time
+
+
+def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    """The time of positions ``start`` to before ``stop`` as JSON: the points', the phases' and their sum.
+
+    ``bounds`` has a letter for each point, the first of what bounds most of its time.
+    """
+    plan = scene.plan
+    time = projected(scene)
+    if time is None:
+        return {**_NOTHING, "words": why_unknown(plan)}
+    stop = len(plan.timeline) if stop is None else stop
+    known = {each.node.index: each for each in time.ops}
+    seconds: list[float] = []
+    bounds: list[str] = []
+    for span in spans(start, stop):
+        by: dict[Bound, float] = dict.fromkeys(BOUNDS, 0.0)
+        for position in span:
+            each = known.get(plan.timeline[position][0])
+            if each is not None:
+                by["launch"] += each.waiting
+                by[each.bound] += each.seconds - each.waiting
+        seconds.append(sum(by.values()))
+        bounds.append(max(BOUNDS, key=lambda bound: by[bound])[0])
+    low, high = map(duration, time.seconds_range)
+    return {
+        "text": duration(time.seconds),
+        "words": f"{duration(time.seconds)} projected, ±{time.margin:.0%}",
+        "title": f"Projected for {time.device}: {low} to {high}, {known_text(time)}",
+        "seconds": [float(f"{each:.3g}") for each in seconds],
+        "bounds": "".join(bounds),
+        "phases": _phases(scene, time),
+        "keys": [bound for bound, size in time.by_bound.items() if size > 0.005 * time.seconds],
+    }
+
+
+def known_text(time: Projection) -> str:
+    """How a time is known, and what share of it measurements cover."""
+    text = f"{_HOW[time.known]} (±{RANGE[time.known]:.0%}); "
+    text += f"{time.coverage:.0%} of it in kernels with measurements"
+    if time.unknown:
+        count = len(time.unknown)
+        text += f"; without {count:,} op{'' if count == 1 else 's'} of which nothing is known"
+    return text
+
+
+def _phases(scene: Scene, time: Projection) -> list[str]:
+    """The time of each stretch of one phase, in the order of the chart's axis."""
+    known = {each.node.index: each.seconds for each in time.ops}
+    sums: list[float] = []
+    before = None
+    for index, _ in scene.plan.timeline:
+        phase = scene.graph.nodes[index].phase
+        if phase != before:
+            sums.append(0.0)
+            before = phase
+        sums[-1] += known.get(index, 0.0)
+    return [duration(each) if each else "" for each in sums] if len(sums) <= MOST_PHASES else []
