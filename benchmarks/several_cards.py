@@ -90,10 +90,12 @@ def _rank(rank: int, name: str, ranks: int, runs: int, folder: str) -> None:
 def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
     """Bytes that each rank allocates at most.
 
-    The least of some runs: what a thread of gloo's frees may still count as held.
+    The least of some runs: what a thread of gloo's frees may still count as held.  Ranks are forked, with all
+    that this process has imported, so nothing may have been computed in it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (name, ranks, runs, folder), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        arguments = (name, ranks, runs, folder)
+        mp.start_processes(_rank, arguments, nprocs=ranks, start_method="fork")  # type: ignore[attr-defined]
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -108,9 +110,10 @@ def planned(name: str, ranks: int, rank: int) -> Any:
     return plan
 
 
-def compared(name: str, ranks: int, runs: int = 3) -> list[dict[str, Any]]:
+def compared(name: str, ranks: int, peaks: list[int]) -> list[dict[str, Any]]:
+    """A row for each rank, of its measured peak and its plan."""
     rows = []
-    for rank, peak in enumerate(measured(name, ranks, runs)):
+    for rank, peak in enumerate(peaks):
         plan = planned(name, ranks, rank)
         rows.append(
             {
@@ -136,22 +139,25 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     sizes = [int(size) for size in options.ranks.split(",")]
+    groups = [
+        (name, ranks)
+        for name, program in PROGRAMS.items()
+        if not options.names or name in options.names
+        for ranks in program.ranks
+        if ranks in sizes
+    ]
+    peaks = [measured(name, ranks, options.runs) for name, ranks in groups]
     rows: list[dict[str, Any]] = []
-    for name, program in PROGRAMS.items():
-        if options.names and name not in options.names:
-            continue
-        for ranks in program.ranks:
-            if ranks not in sizes:
-                continue
-            for row in compared(name, ranks, options.runs):
-                rows.append(row)
-                print(
-                    f"{name:32} {row['rank']} of {ranks}: measured {row['measured']:>12,}, "
-                    f"planned {row['planned']:>12,}, {row['error']:+.2%}",
-                    flush=True,
-                )
-            if options.json is not None:
-                _write(options.json, rows)
+    for (name, ranks), of_ranks in zip(groups, peaks):
+        for row in compared(name, ranks, of_ranks):
+            rows.append(row)
+            print(
+                f"{name:32} {row['rank']} of {ranks}: measured {row['measured']:>12,}, "
+                f"planned {row['planned']:>12,}, {row['error']:+.2%}",
+                flush=True,
+            )
+        if options.json is not None:
+            _write(options.json, rows)
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -1,7 +1,8 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-Two checks run at a time, the longest begin first, and compute with one thread each; those that take times
-come last, one after another, with PyTorch's own number of threads.
+Two checks run at a time, the longest first, and compute with one thread each.  The browser tests, which wait
+for their page much of the time, run beside them.  Checks that measure times come last, one after another,
+with PyTorch's own number of threads.
 
 .venv/bin/python scripts/check.py [--only lint|documentation | --daily | --all]
 """
@@ -23,6 +24,8 @@ from steps import LOGS, ROOT, StepFailed, relative, run, say
 AT_A_TIME = 2
 # With more, OpenMP threads of two processes on two cores wait for each other, spinning.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# Hundreds of processes import lazyviz: where the variable is set, each of them would compile its modules.
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Check:
     daily: bool = False  # a part of `make check`
     only_all: bool = False  # a step of `make test-all` alone
     alone: bool = False  # it has to have the machine for itself
+    waits: bool = False  # it waits much of the time: it runs beside the others
     any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
@@ -74,7 +78,7 @@ PROCESSORS = tuple(
 )
 
 CHECKS = (
-    Check("browser tests", (*TESTS, BROWSER)),
+    Check("browser tests", (*TESTS, BROWSER), waits=True),
     Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
     Check("mypy", ("-m", "mypy"), lint=True, daily=True),
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
@@ -145,7 +149,7 @@ def command_of(check: Check, options: argparse.Namespace) -> list[str]:
 def environment_of(check: Check) -> dict[str, str]:
     """The variables that are set for a check; a number of threads that the user has set stays."""
     one_thread = not (check.alone or check.any_threads or "OMP_NUM_THREADS" in os.environ)
-    return {**(ONE_THREAD if one_thread else {}), **check.env}
+    return {**BYTECODE, **(ONE_THREAD if one_thread else {}), **check.env}
 
 
 def main(args: list[str]) -> int:
@@ -175,8 +179,11 @@ def main(args: list[str]) -> int:
             say(f"   {error}")
             failed.append(check.title)
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        list(pool.map(attempt, [check for check in checks if not check.alone]))
+    with ThreadPoolExecutor(1) as beside, ThreadPoolExecutor(AT_A_TIME) as pool:
+        together = [check for check in checks if not check.alone]
+        started = [(beside if check.waits else pool).submit(attempt, check) for check in together]
+        for each in started:
+            each.result()
     for check in checks:
         if check.alone:
             attempt(check)

@@ -8,6 +8,7 @@ import signal
 import zlib
 
 import pytest
+import torch
 
 from lazyviz.session import lazy_graph
 
@@ -59,6 +60,24 @@ def interrupts():
     """A shell starts what runs in its background with SIGINT ignored, which Python leaves so."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class NoStack:
+    """In place of ``traceback``, for modules that keep the stack of each call."""
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seeds_without_stacks():
+    """``torch.manual_seed`` formats the stack for each kind of device that is absent: milliseconds a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (torch.cuda, torch.mtia, torch.xpu):
+            if hasattr(module, "traceback"):
+                patch.setattr(module, "traceback", NoStack)
+        yield
 
 
 @pytest.fixture(autouse=True)

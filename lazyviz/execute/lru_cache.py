@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, ValuesView
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -79,6 +79,3 @@ class LRUCache(Generic[K, V]):
     def values(self) -> ValuesView[V]:
         """The values, the least recently used first."""
         return self._values.values()
-
-    def newest_first(self) -> Iterator[tuple[K, V]]:
-        return reversed(self._values.items())

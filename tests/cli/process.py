@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import lazyviz
+from .. import warm_python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BITS = Path(__file__).parent / "bits"
-ROOT = Path(lazyviz.__file__).parent.parent
+ROOT = warm_python.ROOT
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS", "FORCE_COLOR")
 
 
@@ -23,17 +22,21 @@ def python(
     cwd: Path | None = None,
     stdin: str | None = None,
     timeout: float = 300,
+    imports: tuple[str, ...] = ("torch",),
+    fresh: bool = False,
 ) -> CompletedProcess[str]:
-    """``python ARGUMENTS``."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
-    env = dict(env or {})
-    path = os.pathsep.join(
-        filter(None, [str(ROOT), env.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")])
-    )
-    known = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    """``python ARGUMENTS``, where PyTorch is imported already, or ``fresh``."""
+    own = env or {}
+    env = {
+        name: value
+        for name, value in warm_python.environment(own).items()
+        if name in own or name not in _OF_LAUNCHERS
+    }
+    if not fresh:
+        return warm_python.python(*arguments, imports=imports, env=env, cwd=cwd, stdin=stdin, timeout=timeout)
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**inherited, **known, **env},
+        env=env,
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -47,6 +50,8 @@ def lazyviz_command(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: str | None = None,
+    fresh: bool = False,
 ) -> CompletedProcess[str]:
-    """``lazyviz ARGUMENTS``."""
-    return python("-m", "lazyviz", *arguments, env=env, cwd=cwd, stdin=stdin)
+    """``lazyviz ARGUMENTS``, where PyTorch and lazyviz are imported already, or ``fresh``."""
+    imports = ("torch", "lazyviz")
+    return python("-m", "lazyviz", *arguments, env=env, cwd=cwd, stdin=stdin, imports=imports, fresh=fresh)

@@ -238,8 +238,9 @@ def test_a_script_that_is_run_cannot_tell(write, tmp_path):
     script = write(AS_IT_IS)
     write("WORD = 'helper'\n", "helper.py")
     arguments = ("a", "--b", "--", "-c")
-    plain = python(script, *arguments, cwd=tmp_path, stdin="bob\n")
-    lazily = lazyviz_command("run", "--quiet", script, "--", *arguments, cwd=tmp_path, stdin="bob\n")
+    process = {"cwd": tmp_path, "stdin": "bob\n", "fresh": True}
+    plain = python(script, *arguments, **process)
+    lazily = lazyviz_command("run", "--quiet", script, "--", *arguments, **process)
     assert plain.returncode == lazily.returncode == 4, plain.stderr + lazily.stderr
     assert lazily.stdout == plain.stdout
     assert "__mp_main__" in plain.stdout
@@ -253,8 +254,8 @@ def test_a_module_is_run_as_python_runs_it(write, tmp_path):
     write(train, "package/train.py")
     write("WORD = 'other'\n", "package/other.py")
     write("", "package/__init__.py")
-    plain = python("-m", "package.train", "x", cwd=tmp_path)
-    lazily = lazyviz_command("run", "-q", "-m", "package.train", "--", "x", cwd=tmp_path)
+    plain = python("-m", "package.train", "x", cwd=tmp_path, fresh=True)
+    lazily = lazyviz_command("run", "-q", "-m", "package.train", "--", "x", cwd=tmp_path, fresh=True)
     assert plain.returncode == lazily.returncode == 0, lazily.stderr
     assert lazily.stdout == plain.stdout
     done = lazyviz_command("run", "-m", "package.none", cwd=tmp_path)
@@ -279,9 +280,9 @@ FAILING = """
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_an_error_is_shown_as_python_shows_it(write, tmp_path, command, text):
     script = write(text)
-    plain = python(script, cwd=tmp_path)
+    plain = python(script, cwd=tmp_path, fresh=True)
     options = ("--quiet",) if command == "run" else ()
-    ours = lazyviz_command(command, *options, script, cwd=tmp_path)
+    ours = lazyviz_command(command, *options, script, cwd=tmp_path, fresh=True)
     assert plain.returncode == ours.returncode == 1
     assert ours.stderr == plain.stderr
 

@@ -125,11 +125,12 @@ def test_a_launcher_starts_the_command_as_it_starts_a_script(name, request, tmp_
     path = str(SCRIPTS / f"{script}.py")
     env = {"PYTHONPATH": str(BITS)}
     module = "--module" if name == "accelerate" else "-m"
-    plain = python(*launcher, path, env=env, cwd=tmp_path)
-    lazily = python(*launcher, module, "lazyviz", "run", path, env=env, cwd=tmp_path)
+    plain = python(*launcher, path, env=env, cwd=tmp_path, fresh=True)
+    lazily = python(*launcher, module, "lazyviz", "run", path, env=env, cwd=tmp_path, fresh=True)
     assert plain.returncode == lazily.returncode == 0, plain.stderr + lazily.stderr
     assert results(lazily.stdout) == results(plain.stdout)
     assert "bits " in plain.stdout and "optimizer steps" in lazily.stderr
-    planned = python(*launcher, module, "lazyviz", "plan", path, "--fail-above=1KiB", env=env, cwd=tmp_path)
+    plan = (*launcher, module, "lazyviz", "plan", path, "--fail-above=1KiB")
+    planned = python(*plan, env=env, cwd=tmp_path, fresh=True)
     assert "Peak of plain PyTorch" in planned.stdout
     assert planned.returncode != 0 and "more than the 1.00 KiB of --fail-above" in planned.stderr

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ..warm_python import environment, python
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -86,19 +86,18 @@ def running(page: Path, language: str) -> list[str]:
     ]
 
 
+def run(*argv: str, imports: tuple[str, ...], cwd: Path, stdin: str | None = None):
+    """``python ARGV``, where ``imports`` are imported already."""
+    return python(*argv, imports=imports, env=environment({}), cwd=cwd, stdin=stdin)
+
+
 @pytest.mark.parametrize("page", pages_with("python"), ids=named)
 def test_python_blocks_run_as_cells_of_one_notebook(page, tmp_path):
     import json
 
     path = f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'examples')!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", path + SHELL],
-        input=json.dumps(running(page, "python")),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    cells = json.dumps(running(page, "python"))
+    done = run("-c", path + SHELL, imports=("torch", "IPython"), stdin=cells, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -133,6 +132,7 @@ def commands(code: str) -> list[str]:
     ]
 
 
+COMMAND = ("torch", "lazyviz")
 WITH_COMMANDS = sorted({b.page for b in BLOCKS if b.runs and not b.language and commands(b.code)})
 DATA = ("yaml", "toml", "{eval-rst}", "{toctree}")
 
@@ -141,13 +141,10 @@ DATA = ("yaml", "toml", "{eval-rst}", "{toctree}")
 def test_commands_run(page, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     for name in ("before.json", "after.json"):
-        plan = ["plan", "train.py", "--json", name]
-        subprocess.run(
-            [sys.executable, "-m", "lazyviz", *plan], cwd=tmp_path, check=True, capture_output=True
-        )
+        planned = run("-m", "lazyviz", "plan", "train.py", "--json", name, imports=COMMAND, cwd=tmp_path)
+        assert planned.returncode == 0, planned.stderr
     for line in (line for code in running(page, "") for line in commands(code)):
-        command = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = run("-m", *shlex.split(line), imports=COMMAND, cwd=tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 

@@ -8,7 +8,7 @@ def test_what_was_used_least_recently_is_dropped_first():
     cache["a"], cache["b"] = 1, 2
     assert cache.get("a") == 1
     cache["c"] = 3
-    assert list(cache.newest_first()) == [("c", 3), ("a", 1)] and cache.get("b") is None
+    assert list(cache.values()) == [1, 3] and cache.get("b") is None
     assert cache.peek("a") == 1, "which is no use of it"
     cache["d"] = 4
     assert list(cache.values()) == [3, 4]
@@ -44,6 +44,6 @@ def test_a_value_may_be_kept_for_another_round():
 
     cache = LRUCache(2, on_drop=keep)
     cache["a"], cache["b"], cache["c"] = 1, 2, 3
-    assert list(cache.newest_first()) == [("a", 1), ("c", 3)]
+    assert list(cache.values()) == [3, 1]
     cache["d"] = 4
-    assert list(cache.newest_first()) == [("d", 4), ("a", 1)]
+    assert list(cache.values()) == [1, 4]

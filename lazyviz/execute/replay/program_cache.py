@@ -93,6 +93,7 @@ class Replays:
         self._known: LRUCache[Key, Known] = LRUCache(
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
+        self._in_order: dict[int, Known] = {}  # by id, the latest last: a walk over _known hashes each key
         self._latest: dict[Key, Key] = {}  # by program
         self._by_fingerprint: dict[bytes, Known] = {}  # of those with code
         self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
@@ -168,6 +169,7 @@ class Replays:
             return None
         self.hits += 1
         self._known.use(known.key)  # its own: an equal one is compared once more
+        self._used(known)
         if known.code is None:
             with paused():
                 known.code = generate(subgraph, self.steps, store_result)
@@ -213,13 +215,24 @@ class Replays:
     def _keep(self, known: Known) -> None:
         key = known.key
         self._latest[key.program] = key
+        replaced = self._known.peek(key)
+        if replaced is not None:
+            self._in_order.pop(id(replaced), None)
+        self._used(known)
         self._known[key] = known
+
+    def _used(self, known: Known) -> None:
+        """It is the latest now."""
+        self._in_order.pop(id(known), None)
+        self._in_order[id(known)] = known
 
     def _dropped(self, oldest: Key, known: Known) -> bool:
         """Whether to keep it: it has been found by its fingerprint."""
         if known.found:
             known.found = False
+            self._used(known)
             return True
+        self._in_order.pop(id(known), None)
         for fingerprint, _ in known.fingerprints:
             del self._by_fingerprint[fingerprint]
         if self._latest.get(oldest.program) == oldest:
@@ -231,15 +244,16 @@ class Replays:
         """The latest that are known, the latest last: those recorded at the same line, and others."""
         here: list[tuple[Key, Sketch]] = []
         others: list[tuple[Key, Sketch]] = []
-        for key, known in self._known.newest_first():
+        for known in reversed(self._in_order.values()):
             into = here if drawn.at_the_line_of(known.sketch) else others
             if len(into) < MOST_COMPARED:
-                into.append((key, known.sketch))
+                into.append((known.key, known.sketch))
         return [*reversed(others), *reversed(here)]
 
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
+        self._in_order.clear()
         self._by_fingerprint.clear()
         self._few.clear()
         self._latest.clear()
