@@ -202,6 +202,12 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     exported.locator("img.lazyviz-static").wait_for(state="visible")
     assert exported.evaluate("document.querySelector('img.lazyviz-static').naturalWidth") == 900
     exported.screenshot(path=screenshots / "nbconvert.png")
+    # Printed, or made a PDF by a browser, the whole picture is on the page.
+    exported.emulate_media(media="print")
+    exported.set_viewport_size({"width": 794, "height": 1123})  # A4
+    picture = exported.locator("img.lazyviz-static").bounding_box()
+    assert picture["width"] > 600 and picture["x"] >= 0 and picture["x"] + picture["width"] <= 794
+    assert exported.pdf(format="A4").startswith(b"%PDF")
     exported.context.close()
 
 

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
+import nbformat
 import torch
 
 import lazyviz
@@ -100,3 +101,32 @@ def test_a_terminal_gets_text(tmp_path):
         del os.environ["IPYTHONDIR"]
     assert "ops recorded" in out and "Memory over the run" in out
     assert not re.search(r"<img|LazyWidget", out)
+
+
+CELLS = [
+    "%load_ext lazyviz\nimport torch\nnet, x = torch.nn.Linear(3, 3), torch.ones(3)",
+    "%%lazy\ny = net(x)",
+]
+
+
+def test_nbconvert_runs_a_notebook_into_html_with_the_picture_and_latex_with_the_text(tmp_path):
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    path = tmp_path / "step.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    for form in ("html", "latex"):
+        done = subprocess.run(
+            [sys.executable, "-m", "nbconvert", "--execute", "--to", form, str(path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)},
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+    page = (tmp_path / "step.html").read_text(encoding="utf-8")
+    (picture,) = re.findall(r'<img[^>]*class="lazyviz-static"[^>]*>', page)
+    svg = base64.b64decode(re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', picture)[1]).decode()
+    assert ">net<" in svg
+    text = (tmp_path / "step.tex").read_text(encoding="utf-8")
+    assert "op recorded" in text or "ops recorded" in text
+    assert "includegraphics" not in text.partition("begin{document}")[2]
