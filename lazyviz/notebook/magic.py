@@ -47,6 +47,7 @@ from ..session import lazy_graph, planned_device
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
 from ..session.raised import note_raised
+from . import list_tables
 from .cell import compile_cell, text_below_magics, without_us
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
@@ -68,6 +69,7 @@ class LazyMagics(Magics):
         self._widgets: dict[str, Any] = {}  # the last one of each cell
         # An exception of a cell, while IPython has yet to show it.
         self._raised: BaseException | None = None
+        self.without_list_tables: list_tables.Undo = list_tables.register(shell)
 
     # --- %%lazy ---------------------------------------------------------------------
 
@@ -511,6 +513,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         planned_device.forget()
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)
+        magics.without_list_tables()
         matchers = ipython.Completer.custom_matchers
         if magics.complete in matchers:
             matchers.remove(magics.complete)
