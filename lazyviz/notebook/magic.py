@@ -38,7 +38,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from ..plan.explain import summary
-from ..plan.runtime.cards import on_cards, read_prices
+from ..plan.runtime.gpu_comparison import on_cards, read_prices
 from ..process.gc_pause import paused
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
