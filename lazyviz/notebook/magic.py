@@ -44,9 +44,9 @@ from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
+from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
-from ..session.raised import note_raised
 from . import list_tables
 from .cell import compile_cell, text_below_magics, without_us
 from .magic_options import OPTIONS as OPTIONS
