@@ -18,7 +18,7 @@ Reserved = Callable[[torch.device], int]
 
 
 class Cards(Protocol):
-    """What the parts of :class:`~lazyviz.record.fake_cuda.device.AbsentCards` need of it."""
+    """What the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentCards` need of it."""
 
     card: Card
     memory: Memory

@@ -23,7 +23,7 @@ from ...torch_internals import private_api
 from .. import constant_folding, fallback
 from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
-from ..fake_cuda import device as fake_cuda_device
+from ..fake_cuda import torch_cuda as fake_cuda_device
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
 from ..rng import READERS, rng_state
