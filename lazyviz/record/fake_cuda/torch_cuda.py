@@ -36,8 +36,8 @@ from . import (
 )
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
-from .card import Card as Card
 from .generation import Generation
+from .gpu import Card as Card
 from .gpu_registry import Memory, Reserved
 from .kernels import CudaKernels
 
