@@ -22,6 +22,7 @@ from .session.asynchronous.run_handle import Run
 from .session.asynchronous.steps import steps
 from .session.calibration import Calibration, calibrate
 from .session.connect import connect
+from .session.doctor import Diagnosis, doctor
 from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
     LazyGraph,
@@ -41,7 +42,6 @@ from .session.lazy_graph import (
     why,
 )
 from .session.options import options
-from .session.self_check import Diagnosis, doctor
 from .testing.memory_budget import assert_peak_below
 
 __all__ = [

@@ -28,7 +28,7 @@ FOLDER = OUT / "release"
 # Eager PyTorch and lazyviz from one seed; the plan, the picture, the command and the extension.
 SMOKE = """\
 import sys, torch, lazyviz
-from lazyviz.session.self_check import doctor
+from lazyviz.session.doctor import doctor
 
 def step():
     torch.manual_seed(0)

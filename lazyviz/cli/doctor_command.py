@@ -17,7 +17,7 @@ import lazyviz
 
 from ..plan.devices.devices import Device, devices
 from ..plan.units import format_bytes
-from ..session.self_check import Diagnosis, doctor
+from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build
 from .gpu_check import check
 from .plan_command import FAILED, FINE

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..plan.runtime.cards import CardTable, on_cards, read_prices
+from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
 from ..session.lazy_graph import LazyGraph
 from ..view.export.atomic_write import write_whole

@@ -12,8 +12,8 @@ from ..graph.summary import Summary, share_text
 from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
-from ..plan.runtime.compared import TimesCompared, compared
 from ..plan.runtime.cpu import known_rates, project_on_cpu
+from ..plan.runtime.measured_times import TimesCompared, compared
 from ..plan.runtime.projection import Projection
 from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes

@@ -38,16 +38,17 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from ..plan.explain import summary
-from ..plan.runtime.cards import on_cards, read_prices
+from ..plan.runtime.gpu_comparison import on_cards, read_prices
 from ..process.gc_pause import paused
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.asynchronous.steps import Rounds
+from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
-from ..session.raised import note_raised
+from . import list_tables
 from .cell import compile_cell, text_below_magics, without_us
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
@@ -71,6 +72,7 @@ class LazyMagics(Magics):
         self._widgets: dict[str, Any] = {}  # the last one of each cell
         # An exception of a cell, while IPython has yet to show it.
         self._raised: BaseException | None = None
+        self.without_list_tables: list_tables.Undo = list_tables.register(shell)
 
     # --- %%lazy ---------------------------------------------------------------------
 
@@ -542,6 +544,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         planned_device.forget()
         ipython.events.unregister("pre_run_cell", magics.before_cell)
         ipython.events.unregister("post_run_cell", magics.after_cell)
+        magics.without_list_tables()
         matchers = ipython.Completer.custom_matchers
         if magics.complete in matchers:
             matchers.remove(magics.complete)

@@ -10,7 +10,7 @@ from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
-from .runtime.limits import limits
+from .runtime.bottlenecks import limits
 from .runtime.projection import Projection
 from .runtime.steps import last_step
 from .units import format_bytes, format_range

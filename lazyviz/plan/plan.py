@@ -33,7 +33,7 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
-from .runtime.compared import TimesCompared, beside_profile
+from .runtime.measured_times import TimesCompared, beside_profile
 from .runtime.projection import Projection
 from .runtime.work import total
 from .tables import Table, Tabular, sizes

@@ -12,7 +12,7 @@ from ..graph.ir import Graph
 from ..process.transaction import Transaction
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
-from .fake_cuda.card import Card
+from .fake_cuda.gpu import Card
 from .lazy_tensor import LazyTensor
 from .storage import TensorRef, TrackedNode
 

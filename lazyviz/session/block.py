@@ -36,9 +36,9 @@ from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedStorage
 from ..record.tape import tape
 from . import evaluation, planned_device
+from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
 from .option_checks import Recompute, recompute_option, validate
-from .raised import note_raised
 from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"

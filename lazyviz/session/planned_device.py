@@ -18,8 +18,8 @@ from ..record import partial_writes
 from ..record.dependencies import closure
 from ..record.distributed.world import OneOfMany, local_world_size
 from ..record.fake_cuda import releases
-from ..record.fake_cuda.device import AbsentCards, Card
 from ..record.fake_cuda.host_values import give_back
+from ..record.fake_cuda.torch_cuda import AbsentCards, Card
 from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError, may_need_absent, needs_absent
 from ..record.tape import Tape, tape

@@ -18,7 +18,7 @@ import torch
 
 from ...torch_internals.dynamo import FLEX_CALLED, FLEX_FUNCTION, FLEX_OPERATOR
 from ..interception import late_imports
-from .cards import Cards
+from .gpu_registry import Cards
 
 
 def install(cards: Cards) -> None:

@@ -18,7 +18,7 @@ from .. import constant_folding
 from ..interception import late_imports
 from ..lazy_tensor import LazyTensor
 from ..storage import TrackedNode
-from .cards import Cards
+from .gpu_registry import Cards
 
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 """What is assumed, in the words of the option that says so."""

@@ -19,7 +19,7 @@ from ..lazy_tensor import is_pending
 from . import releases
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
-from .cards import Cards
+from .gpu_registry import Cards
 
 _aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..sync_points import AbsentDeviceError
 from . import rnn as fake_cuda_rnn
-from .cards import Cards
+from .gpu_registry import Cards
 
 
 def install(cards: Cards) -> None:

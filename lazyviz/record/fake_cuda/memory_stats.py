@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..sync_points import AbsentDeviceError
-from .cards import Cards
+from .gpu_registry import Cards
 
 
 def install(cards: Cards) -> None:

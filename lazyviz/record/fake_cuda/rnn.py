@@ -15,7 +15,7 @@ import torch
 from ...torch_internals import composite_ops, cudnn_sizes
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
-from .cards import Cards
+from .gpu_registry import Cards
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float16, torch.float32, torch.float64)  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES

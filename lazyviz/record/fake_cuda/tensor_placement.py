@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import cuda as torch_cuda
-from .cards import Cards
+from .gpu_registry import Cards
 
 _TYPES: dict[str, torch.dtype] = {
     "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,

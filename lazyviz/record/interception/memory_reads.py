@@ -23,7 +23,7 @@ from ...torch_internals import private_api
 from .. import constant_folding, fallback
 from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
-from ..fake_cuda import device as fake_cuda_device
+from ..fake_cuda import torch_cuda as fake_torch_cuda
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
 from ..rng import READERS, rng_state
@@ -183,11 +183,11 @@ class SyncPatches:
                         return original(copy, *args, **kwargs)
                 if cause == "storage access" and (storage := planned_storage(tape, tensor)) is not None:
                     return storage
-                if cause in fake_cuda_device.READERS and (
+                if cause in fake_torch_cuda.READERS and (
                     is_out_of_reach(tape, tensor)
                     or (cause == "deepcopy" and tape.recording.absent is not None and is_pending(tensor))
                 ):
-                    return fake_cuda_device.READERS[cause](tape, tensor, *args, **kwargs)
+                    return fake_torch_cuda.READERS[cause](tape, tensor, *args, **kwargs)
                 if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
                     constant := patches.known(tensor)
                 ) is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...graph.ir import SourceLine
 from ...plan.units import format_bytes
+from .box_contents import through_text
 from .boxes import Box, chain, module_facts
-from .cards import through_text
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6

@@ -15,7 +15,7 @@ from typing import Any
 from ...graph.ir import Graph, Node, Storage, Value, places
 from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
-from . import cards
+from . import box_contents
 from .box_attributes import Facts
 from .boxes import Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
@@ -243,9 +243,9 @@ class Scene:
             return {"size": [296, 64]}
         if box.kind in ("module", "step"):
             held = sum(self.held().get(box, {}).values())
-            through = cards.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
-            return cards.card(box, held, self.plan.peak_bytes, through)
-        return cards.row(box, self.subtitle(box))
+            through = box_contents.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
+            return box_contents.card(box, held, self.plan.peak_bytes, through)
+        return box_contents.row(box, self.subtitle(box))
 
     def size(self, box: Box) -> tuple[float, float]:
         """Width and height of a closed box, in pixels."""

@@ -12,10 +12,10 @@ from ...graph.ir import Node, Value
 from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
-from .changes import in_dtype, with_batch
 from .kernels import Card
 from .project import card_of
 from .projection import OpTime, Projection, duration, project
+from .what_if import in_dtype, with_batch
 from .work import operator_class, touched
 
 LINES = 5

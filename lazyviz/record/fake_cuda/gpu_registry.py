@@ -9,7 +9,7 @@ import torch
 
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-from .card import Card
+from .gpu import Card
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
@@ -18,7 +18,7 @@ Reserved = Callable[[torch.device], int]
 
 
 class Cards(Protocol):
-    """What the parts of :class:`~lazyviz.record.fake_cuda.device.AbsentCards` need of it."""
+    """What the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentCards` need of it."""
 
     card: Card
     memory: Memory

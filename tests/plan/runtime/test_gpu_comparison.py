@@ -9,8 +9,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
-from lazyviz.plan.runtime.cards import on_cards, read_prices
-from lazyviz.plan.runtime.limits import changes
+from lazyviz.plan.runtime.bottlenecks import changes
+from lazyviz.plan.runtime.gpu_comparison import on_cards, read_prices
 from lazyviz.plan.runtime.steps import last_step
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.units import format_bytes
-from lazyviz.view.scene.cards import CARD_HEIGHTS, count_text, layer_kind
+from lazyviz.view.scene.box_contents import CARD_HEIGHTS, count_text, layer_kind
 from lazyviz.view.scene.scene import Scene
 
 

@@ -36,9 +36,9 @@ from . import (
 )
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
-from .card import Card as Card
-from .cards import Memory, Reserved
 from .generation import Generation
+from .gpu import Card as Card
+from .gpu_registry import Memory, Reserved
 from .kernels import CudaKernels
 
 if TYPE_CHECKING:
