@@ -95,7 +95,7 @@ describe("the controls of a run", () => {
   it("tell ops, time left, memory and piece", () => {
     const { controls } = made();
     controls.showState("running");
-    expect(controls.progress.textContent).toBe("starting");
+    expect(controls.progress.textContent).toBe("running");
     controls.showProgress({ done: 5, total: 1000, seconds: 2, left: 61, label: "h.0", memory: "1 MiB held", piece: 2, pieces: 4 });
     expect(controls.progress.textContent).toBe("piece 2 of 4 · op 5 of 1,000 · 2.00 s · about 61.0 s left · 1 MiB held · h.0");
     expect(controls.progress.querySelector("progress")?.value).toBe(5);

@@ -125,7 +125,7 @@ export class RunControls {
   showProgress(progress: Progress | null): void {
     if (!progress?.total) {
       this.#bar.removeAttribute("value");
-      this.#words.textContent = "starting";
+      this.#words.textContent = "running";
       return;
     }
     const { done, total, left, piece, pieces, memory, label } = progress;
