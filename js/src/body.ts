@@ -124,7 +124,7 @@ export class Body {
     });
     const { memory } = this;
     this.#graph.offer(this.#data.notes ?? []);
-    if (memory) this.#graph.measure(memory.peak, memory.peakText, memory.peakChain);
+    if (memory) this.#graph.measure(memory);
     this.#chart = memory
       ? new MemoryChart(memory, {
           peak: () => {
@@ -504,7 +504,9 @@ export class Body {
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    this.#graph.measure(memory, message.held);
     this.#send("track");
+    this.#comparison?.end();
     this.#code.showLayers(memory.layers ?? [], (chain) => {
       this.#go(chain);
     });
@@ -655,7 +657,9 @@ export class Body {
       });
       this.#table.search(this.search.query);
       this.#table.select(this.#selected);
-      this.#comparison = new ComparisonPanel(this.#root, this.#toolbar.chip, this.#compare, this.#send);
+      this.#comparison = new ComparisonPanel(this.#root, this.#toolbar.chip, this.#compare, this.#send, (boxes, most) => {
+        this.#graph.compare(boxes, most);
+      });
       canvas.append(this.#table.element, this.#comparison.element);
       const picture = (): [svg: string, width: number, height: number] => {
         const { width, height } = this.#graph.size;

@@ -57,8 +57,15 @@ def test_a_graph_that_is_dropped_is_compared_and_escape_goes_back(two):
     peak = [cell.strip() for cell in panel.locator("tbody tr").first.locator("td").all_inner_texts()]
     assert peak[3] == "peak" and peak[2].startswith("+")
     assert panel.locator(".lz-grew").count() > 1
+    pictures = "images => images.map((image) => image.complete && image.naturalWidth > 100)"
+    assert panel.locator("img").evaluate_all(pictures) == [True, True]
     page.keyboard.press("Escape")
     assert panel.is_hidden()
+    boxes = page.locator(".lz-box.lz-grew", has_text=" → ")
+    assert boxes.count() > 0 and page.locator(".lz-part.lz-pale").count() > 0
+    page.locator('[data-action="end-comparison"]').click()
+    assert page.locator(".lz-box.lz-grew, .lz-part.lz-pale").count() == 0
+    page.locator('[data-box][tabindex="0"]').focus()
     assert page.evaluate("document.activeElement.closest('.lz-graph') !== null")
     assert small.pending == len(small.nodes) and wide.pending == len(wide.nodes), "nothing has run"
 

@@ -192,7 +192,10 @@ export class BoxDrawing {
     if (["sync", "input", "output", "error", "lane"].includes(box.kind)) return;
     const number = open && !colours.note ? "" : colours.number(box);
     this.element.setAttribute("style", open ? "" : colours.style(box));
-    this.#chosen = colours.by !== "peak";
+    this.#chosen = colours.by !== "peak" || colours.against !== null;
+    const [before, after] = colours.pair(box) ?? [0, 0];
+    const alone = colours.against?.[box.id]?.[2];
+    for (const [name, on] of [["grew", after > before && !alone], ["shrank", after < before && !alone], ["alone", alone]] as const) this.element.classList.toggle(`lz-${name}`, Boolean(on));
     if (number !== this.#number) {
       this.#number = number;
       this.#band = null;
@@ -239,7 +242,7 @@ export class BoxDrawing {
     const end = width - right;
     if (rows === 1) {
       const space = Math.max(end - left - used, 0);
-      this.#put(this.#sub, cut(pill ? fitting(space, small, aside, aside.split(" · ")[0]) : aside, space, small), end, lead, small);
+      this.#put(this.#sub, cut(fitting(space, small, aside, pill ? aside.split(" · ")[0] : aside.replace(/^.*(?=→)/, "")), space, small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
       const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;

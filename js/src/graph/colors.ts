@@ -2,7 +2,7 @@
 
 import { bytesText } from "../strip/memory-chart";
 import { seconds } from "../page/dom";
-import type { BoxData, Held, Note, Span } from "../model/types";
+import type { BoxData, Differences, Held, Note, Span } from "../model/types";
 
 const HUES = 8;
 const NOTE = "note:";
@@ -28,7 +28,8 @@ export interface Entry {
 /** A part of a bar: what it is of, and its share of the whole length. */
 export type Part = readonly [category: string, share: number];
 
-const sum = (sizes: readonly (readonly [string, number])[] = []): number => sizes.reduce((all, [, size]) => all + size, 0);
+/** Bytes of all categories. */
+export const sum = (sizes: readonly (readonly [string, number])[] = []): number => sizes.reduce((all, [, size]) => all + size, 0);
 
 const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
@@ -37,6 +38,8 @@ export class Colours {
   by: Colouring = "peak";
   peak = 0; // bytes, the length of a bar of what is held
   now: Held | null = null; // what boxes hold where the chart is read, which is told instead of the peak
+  against: Differences | null = null; // what boxes hold at the peak of this graph and of another one
+  most = 0; // bytes, the higher of both peaks
   notes: readonly Note[] = [];
   #most = 0;
   #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
@@ -45,7 +48,7 @@ export class Colours {
   /** Takes notice of what is known of all boxes and which of them are drawn. */
   learn(known: Iterable<BoxData>, drawn: readonly BoxData[]): void {
     const { note } = this;
-    this.#most = this.by === "peak" ? this.peak : note ? Math.max(Math.abs(note[1]), Math.abs(note[2])) : 0;
+    this.#most = this.by === "peak" ? (this.against ? this.most : this.peak) : note ? Math.max(Math.abs(note[1]), Math.abs(note[2])) : 0;
     if (this.by !== "peak" && !note) for (const box of known) if (box.kind !== "lane") this.#most = Math.max(this.#most, this.#amount(box) ?? 0);
     if (this.by !== "dtype" && this.by !== "module") return;
     const sizes = new Map<string, number>();
@@ -99,7 +102,7 @@ export class Colours {
       case "memory":
         return `${bytesText(box.bytes ?? 0)} allocated`;
       case "peak":
-        return this.now ? `${bytesText(sum(this.now[box.id]))} now` : `${bytesText(box.held ?? 0)} at peak`;
+        return this.now ? `${bytesText(sum(this.now[box.id]))} now` : `${this.pair(box)?.map(bytesText).join(" → ") ?? bytesText(box.held ?? 0)} at peak`;
       default:
         return span ? [span[2], this.note?.[0]].filter(Boolean).join(" ") : "";
     }
@@ -115,9 +118,17 @@ export class Colours {
     return [[this.by === "time" ? "time" : "made", Math.min(amount / this.#most, 1)]];
   }
 
-  /** The solid parts of a bar where the chart is read; those of the peak are pale then. */
+  /** Bytes of a box in both graphs, where they differ. */
+  pair(box: BoxData): [number, number] | null {
+    const [before, after] = this.against?.[box.id] ?? [];
+    const pair: [number, number] = [sum(before), sum(after)];
+    return pair[0] === pair[1] ? null : pair;
+  }
+
+  /** The solid parts of a bar, of where the chart is read or of the other graph; those of the peak are pale then. */
   barNow(box: BoxData): Part[] | null {
-    return this.now && this.by === "peak" && this.#most ? this.#shares(this.now[box.id] ?? []) : null;
+    const solid = this.now ? (this.now[box.id] ?? []) : this.against && (this.against[box.id]?.[1] ?? []);
+    return solid && this.by === "peak" && this.#most ? this.#shares(solid) : null;
   }
 
   #shares(sizes: readonly (readonly [string, number])[]): Part[] {

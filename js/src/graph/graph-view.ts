@@ -4,7 +4,7 @@
 
 import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
 import { Camera } from "./camera";
-import { Colours, noteKey, type Colouring } from "./colors";
+import { Colours, noteKey, sum, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
@@ -12,7 +12,7 @@ import { Legend } from "./legend";
 import { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
-import type { Held, Note, Relation, Span } from "../model/types";
+import type { Differences, Held, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale what is small in a box is left out
 
@@ -277,12 +277,22 @@ export class GraphView {
     this.#rewrite();
   }
 
-  /** The bytes that bars are measured by, and the box in which the peak is. */
-  measure(peak: number, text: string, chain: readonly string[]): void {
+  /** Shows what differs from another graph; null: no longer. */
+  compare(against: Differences | null, most: number): void {
+    Object.assign(this.#colours, { against, most });
+    this.#recolour();
+    this.#scale = 0;
+    this.#rewrite();
+  }
+
+  /** The bytes that bars are measured by, and the box in which the peak is; of another plan also what boxes hold there. */
+  measure({ peak, peakText: text, peakChain: chain }: Memory, held?: Held): void {
+    if (held) for (const box of this.#scene.boxes.values()) Object.assign(box, { by: held[box.id], held: sum(held[box.id]) });
     this.#colours.peak = peak;
     this.#peak = [text, chain];
     this.#recolour();
-    this.#flag();
+    this.#scale = 0;
+    this.#rewrite();
   }
 
   #flag(): void {

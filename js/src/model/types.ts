@@ -92,6 +92,9 @@ export interface Points {
   track?: Track | undefined;
 }
 
+/** Bytes of boxes by category in one graph and in another, and whether they are in the one alone. */
+export type Differences = Record<string, [before: [string, number][], after: [string, number][], alone: boolean]>;
+
 /** Bytes of boxes by category. */
 export type Held = Record<string, [category: string, bytes: number][]>;
 
@@ -303,6 +306,7 @@ export interface Range {
 export interface PlanMessage {
   kind: "plan";
   memory: Memory;
+  held?: Held; // of boxes at the peak
   batch: Batch | null;
   device: string;
   version: string;
@@ -390,6 +394,8 @@ export interface Compared {
   curves: [number[], number[]];
   rows: string[][];
   lines: string[][];
+  boxes: Differences;
+  pictures: string[]; // addresses of images
 }
 
 export type FromPython =

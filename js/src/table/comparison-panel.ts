@@ -2,7 +2,7 @@
 
 import { html, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
-import type { Compared, Send } from "../model/types";
+import type { Compared, Differences, Send } from "../model/types";
 
 const TYPE = "application/x-lazyviz"; // of what is dragged: the token of a graph
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM] = [640, 170, 70, 8, 24];
@@ -12,8 +12,18 @@ export class ComparisonPanel {
   readonly #menu = html("select", { class: "lz-button", "data-action": "compare", "aria-label": "Compare with" });
   #token = "";
 
-  /** `place` is where the choice stands, `chip` what is dragged, `root` what it is dropped on. */
-  constructor(root: HTMLElement, chip: HTMLElement, place: HTMLElement, ask: Send) {
+  readonly #end = plainButton({ class: "lz-button", "data-action": "end-comparison" });
+  readonly #mark: (boxes: Differences | null, most: number) => void;
+
+  /** `place` is where the choice stands, `chip` what is dragged, `root` what it is dropped on; `mark` has the graph show what differs. */
+  constructor(root: HTMLElement, chip: HTMLElement, place: HTMLElement, ask: Send, mark: (boxes: Differences | null, most: number) => void) {
+    this.#mark = mark;
+    this.#end.addEventListener("click", () => {
+      this.close();
+      this.end();
+    });
+    this.#end.hidden = true;
+    root.querySelector(".lz-zoom")?.prepend(this.#end);
     place.append(this.#menu);
     this.offer("", []);
     chip.draggable = true;
@@ -27,7 +37,10 @@ export class ComparisonPanel {
     if (chip.matches(":hover") || around?.contains(document.activeElement)) ask("graphs");
     this.#menu.addEventListener("change", () => {
       if (this.#menu.value) ask("compare", this.#menu.value);
-      else this.close();
+      else {
+        this.close();
+        this.end();
+      }
     });
     chip.addEventListener("dragstart", (event) => {
       if (!this.#token) event.preventDefault();
@@ -66,7 +79,18 @@ export class ComparisonPanel {
     this.#menu.value = graphs.some(([each]) => each === value) ? value : "";
   }
 
-  show({ names, peaks, top, curves, rows, lines }: Compared): void {
+  /** The graph shows itself alone again. */
+  end(): void {
+    this.#menu.value = "";
+    this.#end.hidden = true;
+    this.#mark(null, 0);
+  }
+
+  show({ names, peaks, top, curves, rows, lines, boxes, pictures }: Compared): void {
+    this.#end.hidden = false;
+    this.#end.textContent = "End comparison";
+    this.#end.title = `Bars: pale in ${names[0]}, solid in ${names[1]}; dashed: in ${names[0]} alone`;
+    this.#mark(boxes, Math.max(...peaks));
     const close = plainButton({ class: "lz-button", "data-action": "close-comparison" }, "Back to the graph");
     close.addEventListener("click", () => {
       this.close();
@@ -81,6 +105,7 @@ export class ComparisonPanel {
       html("div", { class: "lz-comparison-head" }, title, close),
       picture(top, curves, `Memory over both runs: peak ${bytesText(peaks[0])} and ${bytesText(peaks[1])}`),
       key,
+      html("div", { class: "lz-comparison-pictures" }, ...pictures.map((src, n) => html("img", { src, alt: names[n] ?? "" }))),
       table("What differs at the peak", [...names, "change", "what"], rows),
       ...(lines.length ? [table("By line", [...names, "change", "line"], lines)] : []),
     );
@@ -91,7 +116,6 @@ export class ComparisonPanel {
   close(): void {
     if (this.element.hidden) return;
     this.element.hidden = true;
-    this.#menu.value = "";
     this.element.closest<HTMLElement>(".lazyviz")?.querySelector<HTMLElement>('[data-node][tabindex="0"]')?.focus({ preventScroll: true });
   }
 }

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..scene.boxes import Box
 from ..scene.scene import MOST_VALUES, Scene, edge_width
-from .edge_labels import place_labels
-from .sugiyama import Placed, place
+from .edge_labels import CHAR_WIDTH, SIZE, place_labels
+from .sugiyama import LAYER_GAP, Placed, place
 
 # Room inside an open group: left and right, above (its title), below.
 GROUP_PADDING = (12.0, 40.0, 12.0)
@@ -17,6 +17,7 @@ LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
+BESIDE = 12.0  # at either side of words along an edge
 MOST_ENDS = 3  # of one line, in an open group
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
@@ -108,7 +109,7 @@ def arrange(
 
     ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
     these phases are drawn, if a step has any of them.  ``across``: data flows to the right instead of down;
-    then lanes are below one another, as wide as they are, and edges have no words.
+    then lanes are below one another, as wide as they are, and edges tell shapes alone.
     """
 
     def size_of(box: Box) -> tuple[float, float]:
@@ -131,7 +132,7 @@ def arrange(
             result, stretched = lane_rows(sizes, math.inf if across else room)
             size.update((child.id, each) for child, each in zip(drawn_in(box), stretched, strict=True))
         else:
-            result = place(scene.layers(box), sizes, flip=box.phase == "backward")
+            result = place(scene.layers(box), sizes, flip=_up(box), gap=_gap(scene, box, across))
         placed[box.id] = result
         least = LANE_MIN_WIDTH if box.kind == "lane" else LEAST_WIDTH + 2 * GROUP_PADDING[0]
         wide, tall = result.width + left + right, result.height + above + below
@@ -174,7 +175,14 @@ def _turned(made: Arrangement) -> Arrangement:
     """Across, all is laid out with widths for heights, and turned at the end."""
     frames = [Frame(each.box, each.y, each.x, each.height, each.width, each.open) for each in made.frames]
     lines = [
-        Line([(y, x) for x, y in each.points], each.label, None, each.width, each.tip) for each in made.lines
+        Line(
+            [(y, x) for x, y in each.points],
+            each.label,
+            (each.at[1], each.at[0], each.at[2]) if each.at is not None else None,
+            each.width,
+            each.tip,
+        )
+        for each in made.lines
     ]
     return Arrangement(frames, lines, made.height, made.width, across=True)
 
@@ -191,7 +199,7 @@ def _lines(
 ) -> list[Line]:
     """Edges of one group: out of the boxes' flow side, straight through the layers they pass."""
     layers = scene.layers(box)
-    flip = box.phase == "backward"
+    flip = _up(box)
     level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
     last = len(layers.layers) - 1
     texts = [scene.edge_text(values) for values in box.edges.values()]
@@ -212,9 +220,12 @@ def _lines(
     side = padding(box)[0]
     widths = [edge_width(values) for values in box.edges.values()]
     if not words:
-        return [
-            Line(points, text, None, wide) for points, text, wide in zip(drawn, texts, widths, strict=True)
+        told = _shapes(box, texts)
+        labels = [
+            _beside(points, shape, flip=flip) if shape else None
+            for points, shape in zip(drawn, told, strict=True)
         ]
+        return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
     labels = place_labels(
         drawn,
         texts,
@@ -228,9 +239,44 @@ def _lines(
     return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
 
 
+def _up(box: Box) -> bool:
+    """Whether data flows up in the group."""
+    return box.phase == "backward"
+
+
+def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
+    """What each edge tells where data flows to the right: of each group the shape, at its first edge."""
+    told: set[Box] = set()
+    result: list[str] = []
+    for (start, _), text in zip(box.edges, texts, strict=True):
+        says = start.kind in ("module", "step") and start not in told
+        result.append(text.partition(" · ")[0] if says else "")
+        told.add(start)
+    return result
+
+
+def _gap(scene: Scene, box: Box, across: bool) -> float:
+    """Room between layers, across for the shapes on the edges."""
+    if not across:
+        return LAYER_GAP
+    shapes = _shapes(box, [scene.edge_text(values) for values in box.edges.values()])
+    return max(LAYER_GAP, *(_wide(shape) + 2 * BESIDE for shape in shapes if shape), 0.0)
+
+
+def _wide(shape: str) -> float:
+    return len(shape) * SIZE * CHAR_WIDTH
+
+
+def _beside(points: Sequence[tuple[float, float]], shape: str, *, flip: bool) -> tuple[float, float, str]:
+    """Where words are along the start of an edge, not yet turned, on the side that it does not bend to."""
+    (x, y), (next_x, _) = points[0], points[1]
+    along = BESIDE / 2 + _wide(shape) / 2
+    return (x + SIZE if next_x < x - 1 else x - 4.0), (y - along if flip else y + along), shape
+
+
 def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
     """The lines of a group as they go on in open groups, from what makes a tensor to what reads it."""
-    flip = box.phase == "backward"
+    flip = _up(box)
     result: list[Line] = []
     for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
         ids = {value.id for value in values[:MOST_VALUES]}

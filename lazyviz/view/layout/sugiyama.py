@@ -212,8 +212,12 @@ def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
     return total
 
 
-def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = False) -> Placed:
+def place(
+    layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = False, gap: float = LAYER_GAP
+) -> Placed:
     """Coordinates for boxes of these ``sizes`` (width, height); ``flip`` puts the first layer last.
+
+    ``gap``: between layers.
 
     The same arithmetic as ``js/src/model/layout.ts``, operation by operation.
     """
@@ -260,9 +264,9 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], *, flip: bool = 
             y[i] = top + (tall - height[i]) * share[i]
         tops.append(top)
         bottoms.append(top + tall)
-        top += tall + LAYER_GAP
+        top += tall + gap
     x = [center[i] - width[i] / 2 - left for i in range(count)]
-    return Placed(x, y, right - left, max(top - LAYER_GAP, 0.0), tops, bottoms)
+    return Placed(x, y, right - left, max(top - gap, 0.0), tops, bottoms)
 
 
 def _shares(layers: Layers, count: int, *, flip: bool) -> list[float]:

@@ -27,9 +27,9 @@ _NOTHING = {"text": "", "title": "", "seconds": [], "bounds": "", "phases": [], 
 def why_unknown(plan: PlanLike) -> str:
     """Why nothing is projected for ``plan``, in a few words; "" if a time may be."""
     if plan.split.pieces > 1:
-        return "time: projected in one piece only"
+        return "time: of one piece only"
     if plan.batch_size != plan.recorded_batch_size:
-        return f"time: projected for {plan.recorded_batch_size:,} samples only"
+        return f"time: of {plan.recorded_batch_size:,} samples only"
     if plan.time is not None:
         return ""
     return "time: lazyviz.calibrate() first" if plan.device == "cpu" else f"time: unknown on {plan.device}"

@@ -7,7 +7,7 @@ the graph.  That is the widget's own business (:mod:`lazyviz.view.widget.widget`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Annotation, Graph
@@ -221,12 +221,16 @@ class Answers:
     def _alive(self, id: str) -> None:
         """What the boxes that the page has hold at the position ``id``, by category."""
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
-            boxes = {
-                box.id: [[name, size] for name, size in sizes.items() if size]
-                for box, sizes in self.scene.alive_at(int(id)).items()
-                if box.kind in BARRED and box.parent is not None and box.parent.id in self.given
-            }
+            boxes = self._told(self.scene.alive_at(int(id)))
             self._send({"kind": "alive", "position": int(id), "boxes": boxes})
+
+    def _told(self, held: Mapping[Box, Mapping[str, int]]) -> dict[str, list[list[Any]]]:
+        """Of the boxes that the page has, by id, what they hold by category."""
+        return {
+            box.id: [[name, size] for name, size in sizes.items() if size]
+            for box, sizes in held.items()
+            if box.kind in BARRED and box.parent is not None and box.parent.id in self.given
+        }
 
     def _devices(self) -> dict[str, Any]:
         return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
@@ -287,6 +291,7 @@ class Answers:
         """Another plan is to be shown: this page, or another one of this graph, asked for it."""
         self.scene.plan = self._plans.shown
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
+        plan["held"] = self._told(self.scene.held())
         plan["version"] = self._version
         self._send({"kind": "plan", **plan, "note": note})
         if "time" in self.scene.numbers.asked:

@@ -91,6 +91,11 @@ class LazyWidget(anywidget.AnyWidget):
         """The plan of what was recorded, and the one that is shown."""
         return self._answers.plans
 
+    @property
+    def drawn(self) -> Scene:
+        """The picture, under the plan that is shown."""
+        return self._answers.scene
+
     def _used(self) -> None:
         """This one is in use; where too many are open, those used longest ago are closed.
 

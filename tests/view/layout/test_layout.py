@@ -191,3 +191,18 @@ def test_a_long_edge_that_alone_leads_somewhere_moves_its_boxes():
 def test_where_very_many_boxes_skip_there_are_no_rails():
     dense = [(a, b) for b in range(1, 30) for a in range(b)]
     assert layers_of(30, dense).rails == []
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_to_the_right_each_group_tells_its_shape_between_it_and_the_next_box(step, phase):
+    scene = Scene(step, make_plan(step))
+    picture = arrange(scene, {box.id for box in scene.opened()}, lanes={phase}, across=True)
+    told = [line.at for line in picture.lines if line.at is not None]
+    assert bool(told) == (phase == "forward"), "no group of the backward pass is read by another here"
+    assert all(" · " not in words for _, _, words in told)
+    for x, y, words in told:
+        wide = len(words) * 11 * 0.58
+        for frame in picture.frames:
+            beside = x + wide / 2 <= frame.x or x - wide / 2 >= frame.x + frame.width
+            above = y <= frame.y or y - 9 >= frame.y + frame.height
+            assert frame.open or beside or above, (words, frame.box.label)

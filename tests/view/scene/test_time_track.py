@@ -59,7 +59,7 @@ def test_the_bound_of_a_large_product_is_compute_and_of_an_update_memory():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"batch_size": 8}, "projected for 4 samples only"), ({"split": 2}, "projected in one piece only")],
+    [({"batch_size": 8}, "of 4 samples only"), ({"split": 2}, "of one piece only")],
 )
 def test_another_batch_or_pieces_have_no_time_and_say_so(change, words):
     net, x = nn.Linear(8, 8), torch.randn(4, 8)

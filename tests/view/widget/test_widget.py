@@ -550,6 +550,18 @@ def test_a_size_or_cut_that_is_none_is_ignored(batched, id):
     assert made.graph.split == "off"
 
 
+def test_another_batch_tells_what_boxes_hold_at_its_peak(batched):
+    made = batched()
+    say(made, "batch-size", "300")
+    message = next(each for each in reversed(made.sent) if each["kind"] == "plan")
+    scene = made.widget._answers.scene
+    expected = {box.id: list(map(list, held.items())) for box, held in scene.held().items()}
+    assert message["held"] and message["held"].items() <= expected.items()
+    assert scene.plan.batch_size == 300
+    recorded = made.graph.plan()
+    assert message["memory"]["peak"] == scene.plan.peak_bytes > recorded.peak_bytes
+
+
 def test_moments_and_lifetimes_are_those_of_the_plan_that_is_shown(batched):
     made = batched()
     say(made, "split", "3")

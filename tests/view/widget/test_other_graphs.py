@@ -1,0 +1,65 @@
+"""Two graphs beside one another: what each box holds at either peak."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.view.scene.scene import BARRED, Scene
+from lazyviz.view.widget.other_graphs import _picture, differences
+
+
+def step(width=32, layers=2):
+    net = nn.Sequential(*[each for _ in range(layers) for each in (nn.Linear(width, width), nn.ReLU())])
+    x = torch.randn(64, width)
+    with lazyviz.lazy("cpu:1GiB", batch=[x]) as graph:
+        net(x).square().mean().backward()
+    return graph, (net, x)
+
+
+def test_another_batch_of_one_graph_changes_what_grows_with_it_alone():
+    graph, _keep = step()
+    here = Scene(graph.ir, graph.plan())
+    there = Scene(graph.ir, graph.plan(batch_size=640), drawn=here.hierarchy)
+    found = differences(here, there)
+    assert not any(alone for _, _, alone in found.values())
+    boxes = here.hierarchy.boxes
+    for id, (one, other, _) in found.items():
+        assert dict(one) == here.held().get(boxes[id], {}) and dict(other) == there.held().get(boxes[id], {})
+    grown = [sum(dict(other).values()) - sum(dict(one).values()) for one, other, _ in found.values()]
+    assert max(grown) > 0
+
+
+def test_a_graph_beside_itself_differs_nowhere():
+    graph, _keep = step()
+    scene = Scene(graph.ir, graph.plan())
+    assert all(one == other and not alone for one, other, alone in differences(scene, scene).values())
+
+
+def test_layers_are_matched_by_name_whatever_the_model_is_called():
+    (small, _one), (wide, _other) = step(32), step(64)
+    here, there = (Scene(graph.ir, graph.plan()) for graph in (small, wide))
+    found = differences(here, there)
+    assert not any(alone for _, _, alone in found.values())
+
+
+def test_what_is_in_one_graph_alone_says_so():
+    (deep, _one), (shallow, _other) = step(layers=3), step(layers=1)
+    here, there = (Scene(graph.ir, graph.plan()) for graph in (deep, shallow))
+    found = differences(here, there)
+    alone = {here.hierarchy.boxes[id].label for id, (_, after, alone) in found.items() if alone and not after}
+    assert alone and all(here.hierarchy.boxes[id].kind in BARRED for id in found)
+    assert not any(label.endswith("net.0") for label in alone)
+
+
+@pytest.mark.parametrize("name", ["small", "a < b & c"])
+def test_the_picture_of_a_graph_is_an_image_with_its_name_and_peak(name):
+    graph, _keep = step()
+    head, _, data = _picture(Scene(graph.ir, graph.plan()), name).partition(",")
+    assert head == "data:image/svg+xml;base64"
+    text = base64.b64decode(data).decode()
+    assert lazyviz.plan.units.format_bytes(graph.plan().peak_bytes) in text and ">" in text
