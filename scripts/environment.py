@@ -14,6 +14,8 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
@@ -175,17 +177,32 @@ def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
     put_stamp(target, value)
 
 
-def compile_modules() -> None:
+def compile_modules(among: threading.Lock) -> None:
     """The native modules; where there is no compiler, lazyviz goes on without, more slowly."""
-    value = digest(ROOT / "constraints-cpu.txt", *(ROOT / name for name in build_native.SOURCES))
-    if os.environ.get("LAZYVIZ_PURE_PYTHON") or is_stamped("native", value):
-        return
+    command: list[str | Path] = [PYTHON, "scripts/build_native.py"]
     try:
-        run("native modules, compiled for this PyTorch (minutes)", [PYTHON, "scripts/build_native.py"])
+        run("native modules, compiled for this PyTorch (minutes)", command, among=among)
     except StepFailed as error:
         say(f"   {error}")
         return
-    put_stamp("native", value)
+    put_stamp("native", native_value())
+
+
+def native_value() -> str:
+    """What the native modules are made of."""
+    return digest(ROOT / "constraints-cpu.txt", *(ROOT / name for name in build_native.SOURCES))
+
+
+def install_and_compile(target: str, constraints: list[str | Path]) -> None:
+    """lazyviz with its extra, while the compiler makes the native modules: pip waits for the network."""
+    if os.environ.get("LAZYVIZ_PURE_PYTHON") or is_stamped("native", native_value()):
+        install_lazyviz(target, constraints)
+        return
+    pip("what compiling native modules takes", *build_native.REQUIREMENTS, *constraints)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(compile_modules, threading.Lock())
+        install_lazyviz(target, constraints)
+        compiling.result()
 
 
 def find_chromium() -> str | None:
@@ -227,8 +244,7 @@ def main(target: str) -> int:
         put_stamp("venv", digest())
         constraints = install_torch()
         build_widget()
-        install_lazyviz(target, constraints)
-        compile_modules()
+        install_and_compile(target, constraints)
         if target in ("test", "test-all"):
             install_chromium()
     except StepFailed as error:
