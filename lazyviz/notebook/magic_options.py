@@ -31,6 +31,7 @@ OPTIONS = (
     "--recompute",
     "--rank",
     "--split",
+    "--torch-version",
     "--world",
 )
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
@@ -50,7 +51,7 @@ def check(options: Any) -> None:
         options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
-        planned_device.resolved(options.device)
+        planned_device.resolved(options.device, torch_version=options.torch_version)
         find_backend(options.backend)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None
@@ -93,7 +94,7 @@ def option_choices(words: list[str]) -> Iterable[str]:
         return backend_names()
     if previous in ("--split", "--recompute"):
         return ["off", "auto"]
-    if previous in ("--as", "--assume", "--batch", "--rank", "--world"):
+    if previous in ("--as", "--assume", "--batch", "--rank", "--torch-version", "--world"):
         return []
     return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
 
