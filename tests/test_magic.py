@@ -1079,6 +1079,34 @@ def test_a_rank_that_cannot_be_is_one_sentence(run, options, words):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_a_cell_is_planned_for_an_older_release(run):
+    cell = "x = torch.randn(256, 256, device='cuda', requires_grad=True)\n(x * 2).softmax(1).sum().backward()"
+    run("import torch")
+    assert run(f"%%lazy --device V100-16GB\n{cell}").success
+    newer = run["_lazy"].plan()
+    assert run(f"%%lazy --device V100-16GB --torch-version 1.10\n{cell}").success
+    older = run["_lazy"].plan()
+    assert older.torch_version == "1.10" and newer.torch_version == torch.__version__.partition("+")[0]
+    assert older.eager_peak_bytes - newer.eager_peak_bytes == 4 * 256 * 256  # softmax keeps its input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--device V100-16GB --torch-version 0.3", "takes a release of PyTorch from 1.4 to"),
+        ("--device V100-16GB --torch-version newest", "not 'newest'"),
+        ("--torch-version 1.13", "torch_version is for a card that is not in this machine"),
+        ("--device cpu --torch-version 1.13", "torch_version is for a card that is not in this machine"),
+    ],
+)
+def test_a_release_that_cannot_be_planned_is_one_sentence(run, options, words):
+    result = run(f"%%lazy {options}\nran = True")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert words in str(result.error_in_exec)
+    assert "ran" not in run
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 def test_values_are_assumed_one_after_the_other(run):
     cell = (
         "x = torch.randn(3, device='cuda')\nrounds = 0\n"

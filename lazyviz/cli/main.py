@@ -130,6 +130,12 @@ def of_recording(steps: int) -> Callable[[Command], Command]:
                 help="Plan for this device: cpu, cuda, or a card such as A100-80GB, present or not "
                 "(lazyviz devices). Default: where the script runs.",
             ),
+            click.option(
+                "--torch-version",
+                metavar="VERSION",
+                help="The PyTorch release that is to run on an absent card, such as 1.13. Default: the "
+                "installed one.",
+            ),
         ):
             command = option(command)
         return command
@@ -166,6 +172,7 @@ def plan(
         options["json_file"],
         annotations,
         dict(options["assume"]),
+        options["torch_version"],
     )
     return functools.partial(plan_command.plan, Script(script, arguments, module), chosen)
 
@@ -191,6 +198,7 @@ def view(script: str, arguments: Sequence[str], module: bool, output: Sequence[s
         device=options["device"],
         steps=options["steps"],
         assume=dict(options["assume"]),
+        torch_version=options["torch_version"],
     )
 
 

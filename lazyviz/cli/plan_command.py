@@ -34,6 +34,7 @@ class PlanOptions:
     json_file: str | None = None
     annotate: bool = False
     assume: Mapping[int | str, Any] = field(default_factory=dict)
+    torch_version: str | None = None
 
 
 class UsageError(ValueError):
@@ -92,7 +93,14 @@ def plan(script: Script, options: PlanOptions) -> int:
     assume = of_lines(script, options.assume)
     to = console()
     try:
-        recorded = record(script, options.steps, described, device=options.device, assume=assume)
+        recorded = record(
+            script,
+            options.steps,
+            described,
+            device=options.device,
+            assume=assume,
+            torch_version=options.torch_version,
+        )
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
     code = told_end(recorded)
@@ -188,7 +196,13 @@ def _write(path: str, data: Data, stdout: IO[str]) -> None:
 
 
 def view(
-    script: Script, outputs: Sequence[str], *, device: str | None, steps: int, assume: Mapping[int | str, Any]
+    script: Script,
+    outputs: Sequence[str],
+    *,
+    device: str | None,
+    steps: int,
+    assume: Mapping[int | str, Any],
+    torch_version: str | None = None,
 ) -> int:
     """Record a script and write its picture into files; the exit code."""
     for path in outputs:
@@ -206,7 +220,8 @@ def view(
         return len(graph.nodes)
 
     try:
-        recorded = record(script, steps, draw, device=device, assume=of_lines(script, assume))
+        lines = of_lines(script, assume)
+        recorded = record(script, steps, draw, device=device, assume=lines, torch_version=torch_version)
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:

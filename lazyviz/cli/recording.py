@@ -43,7 +43,7 @@ class Recorded(Generic[R]):
 
 
 class UnknownDevice(ValueError):
-    """A device of that name is not known; the message says so."""
+    """A device of that name, or a release of PyTorch for it, is not known; the message says so."""
 
 
 class StepCount:
@@ -85,16 +85,17 @@ def record(
     *,
     device: str | None = None,
     assume: Mapping[int | str, Any] | None = None,
+    torch_version: str | None = None,
 ) -> Recorded[R]:
     """Run ``script`` under recording until it has taken ``steps`` optimizer steps.
 
     ``finish`` is called with the graph where the script is then, before anything of it is unwound.
 
     Raises:
-        UnknownDevice: there is none of that name.
+        UnknownDevice: there is none of that name, or no such release of PyTorch for it.
     """
-    block = lazy(device=device, assume=assume)
     try:
+        block = lazy(device=device, assume=assume, torch_version=torch_version)
         graph = block.__enter__()
     except ValueError as error:
         raise UnknownDevice(str(error)) from None

@@ -11,7 +11,7 @@ import torch
 from ..graph.ir import SourceLine
 from ..graph.nested import flattened
 from ..graph.sync_points import listed
-from ..plan.explain import keeper, time_of_a_step, what
+from ..plan.explain import keeper, of_release, time_of_a_step, what
 from ..plan.formatting import where
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
@@ -39,6 +39,8 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
     return {
         "format": FORMAT,
         "torch": str(torch.__version__),
+        "torch_version": plan.torch_version,
+        "release": of_release(plan),
         "device": plan.device,
         "capacity_bytes": plan.capacity_bytes,
         "ops": len(graph.nodes),

@@ -50,6 +50,8 @@ def show_plan(data: Data, to: Console) -> None:
     to.print(f"Peak of plain PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
     if data["peak_bytes"] != data["eager_peak_bytes"]:
         to.print(f"Evaluated by lazyviz: {_peak(data['peak_bytes'], data['peak_range'])}")
+    for sentence in data["release"]:
+        to.print(sentence)
     if data["peak_at"]:
         to.print(f"  during {data['peak_at']}")
         if data["peak_line"] and data["peak_line"]["text"]:

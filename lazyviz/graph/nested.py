@@ -19,6 +19,8 @@ class _Flat:
     def __init__(self, graph: Graph) -> None:
         self.flat = Graph()
         self.flat.card = graph.card
+        self.flat.torch_release = graph.torch_release
+        self.flat.release_differences = graph.release_differences
         self.flat.world_size, self.flat.rank = graph.world_size, graph.rank
         self._storages: dict[Storage, Storage] = {}
         self._values: dict[Value, Value] = {}
@@ -41,6 +43,9 @@ class _Flat:
         for owner, _ in self._graphs:
             self.flat.in_parts |= owner.in_parts
             self.flat.elsewhere |= owner.elsewhere
+            self.flat.as_eager |= owner.as_eager
+            self.flat.assumed |= owner.assumed
+            self.flat.cudnn_benchmark |= owner.cudnn_benchmark
 
     def _position(self, graph: Graph, index: int) -> int:
         """Where ``index`` nodes of ``graph`` have been recorded."""

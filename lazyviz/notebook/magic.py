@@ -136,6 +136,11 @@ class LazyMagics(Magics):
         help="record one rank of N: torch.distributed is initialized, the other ranks are not there",
     )
     @argument("--rank", metavar="R", type=int, default=0, help="which rank of --world it is; default: 0")
+    @argument(
+        "--torch-version",
+        metavar="VERSION",
+        help="the PyTorch release that is to run on an absent card, such as 1.13; default: the installed one",
+    )
     @argument("--no-widget", action="store_true", help="text and static picture only")
     @ipython_cell_magic("lazy")  # type: ignore[arg-type]
     def lazy_cell(self, line: str, cell: str) -> Any:
@@ -168,6 +173,7 @@ class LazyMagics(Magics):
             assume=assume,
             mesh=options.world,
             rank=options.rank,
+            torch_version=options.torch_version,
             code=cell,
             names=self.shell.user_ns,
         )

@@ -32,6 +32,7 @@ OPTIONS = (
     "--recompute",
     "--rank",
     "--split",
+    "--torch-version",
     "--world",
 )
 VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
@@ -51,7 +52,7 @@ def check(options: Any) -> None:
         options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
-        _, card = planned_device.resolved(options.device)
+        _, card = planned_device.resolved(options.device, torch_version=options.torch_version)
         find_backend(options.backend)
         if options.loop:
             _check_loop(options, is_absent=card is not None)
@@ -119,7 +120,7 @@ def option_choices(words: list[str]) -> Iterable[str]:
         return backend_names()
     if previous in ("--split", "--recompute"):
         return ["off", "auto"]
-    if previous in ("--as", "--assume", "--batch", "--rank", "--world"):
+    if previous in ("--as", "--assume", "--batch", "--rank", "--torch-version", "--world"):
         return []
     return [option for option in OPTIONS if option not in words[:-1] or option == "--assume"]
 

@@ -79,9 +79,7 @@ def explain(plan: Plan) -> str:
             f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
             "it would take other memory, mostly less, which no range above allows for."
         )
-    if plan._graph.torch_release is not None:
-        differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
-        lines.append(f"As PyTorch {plan.torch_version} runs it: {differences}.")
+    lines += of_release(plan)
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
@@ -90,6 +88,14 @@ def explain(plan: Plan) -> str:
         )
     lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
     return "\n".join(lines)
+
+
+def of_release(plan: Plan) -> list[str]:
+    """Of a plan for another PyTorch release, what is known to differ there."""
+    if plan._graph.torch_release is None:
+        return []
+    differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
+    return [f"As PyTorch {plan.torch_version} runs it: {differences}."]
 
 
 def of_batch(plan: Plan) -> list[str]:

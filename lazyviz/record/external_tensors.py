@@ -10,7 +10,7 @@ import torch
 from ..torch_internals import private_api, tensor_memory
 from . import constant_folding
 from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
-from .lazy_tensor import LazyTensor, is_pending, make_pending, make_real
+from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .shapes.inference import ShapeCache
@@ -145,12 +145,12 @@ class ExternalTensors:
         if not isinstance(data, torch.Tensor):
             private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
             return
-        if type(data) is LazyTensor and data._lazyviz.node is not None:
+        if is_lazy(data) and data._lazyviz.node is not None:
             self._runs.finish_background((data._lazyviz.node,))  # which knows of no further result
         old = self._tensors.value_of(tensor)
         self._tensors.forget_place(tensor)
-        if type(data) is not LazyTensor:
-            if old is not None and type(tensor) is LazyTensor:
+        if not is_lazy(data):
+            if old is not None and is_lazy(tensor):
                 make_real(tensor, data)
                 release(old)
             else:
@@ -180,10 +180,12 @@ class ExternalTensors:
             if value is not None:
                 value.tensor = None
                 value.storage.live -= 1
+        being_swapped.update((id(one), id(other)))
         try:
             exchange(one, other)
             values.reverse()
         finally:
+            being_swapped.difference_update((id(one), id(other)))
             for tensor, value in zip((one, other), values):
                 if value is not None:
                     TensorRef(tensor, value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
+from .pending_classes import PendingClass, pending_class
 from .storage import TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
@@ -18,6 +19,7 @@ _LEGACY_TYPE = private_api.TensorBase.type
 _STAND_INS = torch_cuda.STAND_INS
 
 
+being_swapped: set[int] = set()  # `id` of tensors that exchange all they are: their classes, too
 dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # the recorder's
 
 
@@ -64,6 +66,19 @@ class LazyTensor(torch.Tensor):
         self.__dict__["_is_param"] = is_param
         if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
             value.storage.role = "parameter"
+
+    def _become(self, cls: type[torch.Tensor]) -> None:
+        """``tensor.__class__ = cls``: the class that it is to have."""
+        ours = cls is LazyTensor or isinstance(cls, PendingClass)
+        if ours or id(self) in being_swapped or not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
+            private_api.set_class(self, cls)
+        elif lazy_class(cls) is None:
+            self.untyped_storage()  # which evaluates it
+            self.__class__ = cls
+        else:
+            take_class(self, cls)
+
+    __class__ = property(type, _become)
 
     # What C++ says is not true of tensors on a planned, absent device.
 
@@ -155,11 +170,11 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
     with torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
-        if type(tensor) is LazyTensor:
+        if is_lazy(tensor):
             private_api.set_metadata(tensor, wrapper)
         else:
             cls = type(tensor)
-            private_api.become_pending(tensor, wrapper, LazyTensor)
+            private_api.become_pending(tensor, wrapper, lazy_class(cls) or LazyTensor)
             take_class(tensor, cls)
     tensor._lazyviz = value  # type: ignore[attr-defined]
     TensorRef(tensor, value)
@@ -173,17 +188,30 @@ def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
     return tensor._lazyviz.tensor  # type: ignore[attr-defined]
 
 
+def is_lazy(tensor: object) -> TypeGuard[LazyTensor]:
+    """Whether ``tensor`` is without a value: its class is LazyTensor, or derives from it and the user's."""
+    cls = type(tensor)
+    return cls is LazyTensor or isinstance(cls, PendingClass)
+
+
+def lazy_class(cls: type[torch.Tensor]) -> type[torch.Tensor] | None:
+    """The class of pending tensors that are to be of class ``cls``; ``None`` if these cannot be pending."""
+    return pending_class(cls, LazyTensor)
+
+
 def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Remember that the pending ``tensor`` is to be of class ``cls`` once it is real."""
-    tensor.__class__ = LazyTensor
-    tensor._lazyviz_class = cls  # type: ignore[attr-defined]
+    private_api.set_class(tensor, lazy_class(cls) or LazyTensor)
+    attributes = tensor.__dict__
+    attributes["_lazyviz_class"] = cls
+    attributes.pop("_is_param", None)
     if issubclass(cls, torch.nn.Parameter):
-        tensor._is_param = True
+        LazyTensor._is_param.__set__(tensor, True)  # type: ignore[attr-defined]
 
 
 def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
     """The class of ``tensor``; of a pending one that which it will have."""
-    if type(tensor) is not LazyTensor:
+    if not is_lazy(tensor):
         return type(tensor)
     attributes = tensor.__dict__
     cls: type[torch.Tensor] | None = attributes.get("_lazyviz_class")
@@ -193,6 +221,18 @@ def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
         marked = "_is_param" in attributes and tensor.is_leaf
         cls = torch.nn.Parameter if marked else torch.Tensor
     return cls
+
+
+def pending_parameter(cls: type[torch.Tensor], data: torch.Tensor, requires_grad: bool = False) -> Any:
+    """``Tensor._make_subclass(cls, data, requires_grad)`` of a pending tensor."""
+    tensor = data.detach().requires_grad_(requires_grad)
+    take_class(tensor, cls)
+    return tensor
+
+
+def is_plain_class(tensor: object) -> bool:
+    """Whether ``tensor`` is a tensor or a parameter, pending or not, and of no class of the user's."""
+    return isinstance(tensor, torch.Tensor) and class_of(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
@@ -212,7 +252,7 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
-    return type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__
+    return is_lazy(tensor) or "_lazyviz" in tensor.__dict__
 
 
 def is_plain_memory(tensor: torch.Tensor) -> bool:

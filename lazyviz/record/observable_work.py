@@ -9,7 +9,7 @@ import torch
 
 from ..graph.ir import Failure, failure_of
 from ..torch_internals.storage_owners import are_alone
-from .lazy_tensor import LazyTensor
+from .lazy_tensor import LazyTensor, is_lazy
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
@@ -60,7 +60,7 @@ def give_up_gradients(met: Iterable[Any]) -> None:
         tensor = value.tensor() if value.tensor is not None else None
         if tensor is None or not tensor.is_leaf:
             continue
-        if type(tensor.grad) is LazyTensor and _is_forgotten(tensor.grad):
+        if is_lazy(tensor.grad) and _is_forgotten(tensor.grad):
             tensor.grad = None
 
 

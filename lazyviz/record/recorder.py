@@ -33,7 +33,7 @@ from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
-from .lazy_tensor import LazyTensor, is_pending, make_pending, view_is_being_made, wrap
+from .lazy_tensor import LazyTensor, is_lazy, is_pending, make_pending, view_is_being_made, wrap
 from .parity.gradient_accumulation import accumulates_in_place
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
@@ -60,7 +60,7 @@ class RecorderMode(private_api.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             for cls in types:
-                if cls is not LazyTensor and private_api.dispatches_itself(cls):
+                if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                     if issubclass(cls, private_api.TRACING_TENSORS):
                         return func(*args, **(kwargs or {}))  # export and compile run through their own modes
                     return _unwrapped(self, func, types, args, kwargs or {})
@@ -109,7 +109,7 @@ def _unwrapped(
     mode: RecorderMode | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What other people's subclasses answer, who take a pending tensor for a tensor: they unwrap first."""
-    others = tuple([cls for cls in types if cls is not LazyTensor])
+    others = tuple([cls for cls in types if not issubclass(cls, LazyTensor)])
     if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):
         return NotImplemented  # PyTorch asks them next
     return ask_subclasses(mode, others, func, args, kwargs)
@@ -160,7 +160,7 @@ class Recorder:
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
-            if info.is_view and type(args[0]) is not LazyTensor and self._external.is_foreign(args[0]):
+            if info.is_view and not is_lazy(args[0]) and self._external.is_foreign(args[0]):
                 return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
@@ -229,7 +229,7 @@ class Recorder:
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self._pending[node] = None
-        if info.is_view and type(tensors[0]) is LazyTensor:
+        if info.is_view and is_lazy(tensors[0]):
             self._recording.viewed = view_is_being_made(tensors[0])
         if TrackedStorage.held_bytes > self._recording.held_bytes_limit:
             self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
@@ -244,7 +244,7 @@ class Recorder:
                 return op(*args, **kwargs)
         if info.profiles:
             return op(*args, **kwargs)
-        if info.lifts and type(args[0]) is not LazyTensor:
+        if info.lifts and not is_lazy(args[0]):
             return args[0]
         if info.communicates:
             return self._communicate(op, args, kwargs)
@@ -353,7 +353,7 @@ class Recorder:
             )
         if inferred.to_cpu and self._recording.absent is None:
             return self.run_now(op, info, args, kwargs, "copy to the CPU")
-        if any(type(tensors[at]) is not LazyTensor for at, _ in inferred.restructured):
+        if any(not is_lazy(tensors[at]) for at, _ in inferred.restructured):
             if info.metadata_write:  # pending nodes have their own alias of the memory
                 self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
@@ -375,11 +375,7 @@ class Recorder:
         return zeros
 
     def _storage_of(self, tensor: torch.Tensor) -> TrackedStorage:
-        return (
-            tensor._lazyviz.storage
-            if type(tensor) is LazyTensor
-            else self._tensors.outside[id(tensor)].storage
-        )
+        return tensor._lazyviz.storage if is_lazy(tensor) else self._tensors.outside[id(tensor)].storage
 
     def _translate(
         self,
@@ -408,7 +404,7 @@ class Recorder:
         elif isinstance(item, torch.Tensor):
             if isinstance(item, private_api.UninitializedTensorMixin):
                 raise Placeholder
-            value = self._external.from_outside(item)
+            value = item._lazyviz if is_lazy(item) else self._external.from_outside(item)
         else:
             key.append(item)
             return item
@@ -456,7 +452,7 @@ class Recorder:
                 continue
             if spec.itself:
                 tensor = tensors[spec.source]  # type: ignore[index]
-                value = tensor._lazyviz if type(tensor) is LazyTensor else values[spec.source]  # type: ignore[index]
+                value = tensor._lazyviz if is_lazy(tensor) else values[spec.source]  # type: ignore[index]
                 if value.node is node:  # restructured
                     value.index = len(outputs)
                 outputs.append(value)
@@ -558,7 +554,7 @@ class Recorder:
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
         for cls in types:
-            if cls is not LazyTensor and private_api.dispatches_itself(cls):
+            if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
         return unrecorded_ops.dispatch(self._tape, func, args, kwargs)
 

@@ -13,7 +13,7 @@ from ..process.transaction import Transaction
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .fake_cuda.gpu import Card
-from .lazy_tensor import LazyTensor
+from .lazy_tensor import is_lazy
 from .storage import TensorRef, TrackedNode
 
 HELD_BYTES_LIMIT = 4 * 2**30
@@ -86,7 +86,7 @@ class RecordingState:
     def view_is_made(self) -> None:
         """Autograd is done with the view: its base is what it was, if it is there and pending still."""
         tensor = self.viewed() if self.viewed is not None else None
-        if type(tensor) is LazyTensor:
+        if is_lazy(tensor):
             private_api.show_as_wrapper(tensor, True)
         self.viewed = None
 

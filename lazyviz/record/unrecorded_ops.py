@@ -18,7 +18,7 @@ from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
-from .lazy_tensor import LazyTensor, describe, is_pending
+from .lazy_tensor import describe, is_lazy, is_pending
 from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
@@ -67,7 +67,7 @@ def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, defaul
 def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
     """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
     needed: list[TrackedNode] = []
-    if type(tensor) is LazyTensor or "_lazyviz" in tensor.__dict__:
+    if is_lazy(tensor) or "_lazyviz" in tensor.__dict__:
         value = tensor._lazyviz  # type: ignore[attr-defined]
         storage = value.storage
         if value.node is not None:
@@ -137,10 +137,10 @@ def _overwritten_whole(
     addresses = [
         private_api.storage_address(tensor)
         for tensor in tensors_in((*args, *kwargs.values()))
-        if type(tensor) is not LazyTensor and tensor.layout == torch.strided
+        if not is_lazy(tensor) and tensor.layout == torch.strided
     ]
     for tensor in written_tensors(info, args, kwargs):
-        if type(tensor) is LazyTensor or tensor.layout != torch.strided:
+        if is_lazy(tensor) or tensor.layout != torch.strided:
             continue
         address = private_api.storage_address(tensor)
         storage = tape.tensors.storages.get(address)
@@ -160,9 +160,9 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     if tape.pending:
         if Lost.something and tape.recording.graph is None:
             tape.pending_ops.forget_lost()
-        if info.is_view and any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+        if info.is_view and any(is_lazy(tensor) for tensor in tensors_in(args)):
             with tape.runs.lock:  # another thread's run may be about to make it real
-                if any(type(tensor) is LazyTensor for tensor in tensors_in(args)):
+                if any(is_lazy(tensor) for tensor in tensors_in(args)):
                     return tape.recorder.record_view(op, args, kwargs)
         if info.name in OVERWRITES:
             anew = list(_overwritten_whole(tape, info, args, kwargs))
@@ -241,9 +241,9 @@ def refuse_forgotten(tape: Tape, items: Any) -> None:
         RuntimeError: one of the tensors is still without a value.
     """
     for tensor in tensors_in(items):
-        if type(tensor) is LazyTensor:
+        if is_lazy(tensor):
             tape.runs.lock.wait()  # another thread that has run its node may be about to make it real
-        if type(tensor) is LazyTensor:
+        if is_lazy(tensor):
             raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
 
 

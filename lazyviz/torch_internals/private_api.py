@@ -163,6 +163,14 @@ def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
     key_set.value = key_set.value | SNAPSHOT_KEY if on else key_set.value & ~SNAPSHOT_KEY
 
 
+_set_class = object.__dict__["__class__"].__set__
+
+
+def set_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
+    """``tensor.__class__ = cls`` past the setter of pending tensors, to which it is the class to come."""
+    _set_class(tensor, cls)
+
+
 def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Turn a pending wrapper into an ordinary tensor of class ``cls`` on ``real``'s memory, in place.
 
@@ -178,14 +186,14 @@ def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor
     except RuntimeError:  # e.g. integers for what requires gradients: it stays as it was
         _set_python_keys(tensor, True)
         raise
-    tensor.__class__ = cls
+    set_class(tensor, cls)
 
 
 def become_pending(tensor: torch.Tensor, wrapper: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """The reverse of :func:`become_real`: ``tensor`` takes the metadata of a memoryless ``wrapper``."""
     _take(tensor, wrapper)
     _set_python_keys(tensor, True)
-    tensor.__class__ = cls
+    set_class(tensor, cls)
 
 
 def set_metadata(tensor: torch.Tensor, wrapper: torch.Tensor) -> None:

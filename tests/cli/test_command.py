@@ -6,6 +6,7 @@ import json
 import textwrap
 
 import pytest
+import torch
 
 from .process import lazyviz_command, python
 
@@ -301,6 +302,8 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
         (("plan", "none.py"), "cannot read none.py"),
         (("plan", "train.py", "--lr", "3"), "arguments of the script come after --"),
         (("plan", "train.py", "--device", "A1000"), "A1000"),
+        (("plan", "train.py", "--torch-version", "1.13"), "is for a card that is not in this machine"),
+        (("view", "train.py", "--device", "V100-16GB", "--torch-version", "9"), "takes a release of PyTorch"),
         (("plan", "train.py", "--fail-above", "much"), "no size"),
         (("plan", "train.py", "--assume", "x"), "LINE=VALUE"),
         (("plan", "train.py", "--steps", "0"), "--steps"),
@@ -352,6 +355,30 @@ def test_plans_are_compared(write, tmp_path):
     assert "parameters" in done.stdout
     done = lazyviz_command("compare", "small.py.json", "small.py.json", cwd=tmp_path)
     assert "Alive at the peak: the same." in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_a_script_is_planned_for_an_older_release(write, tmp_path):
+    script = write(
+        """
+        import torch
+
+        x = torch.randn(256, 256, device="cuda", requires_grad=True)
+        (x * 2).softmax(1).sum().backward()
+        """
+    )
+    peaks = {}
+    for version in ("1.10", None):
+        chosen = ["--torch-version", version] if version else []
+        done = lazyviz_command(
+            "plan", script, "--device", "V100-16GB", *chosen, "--json", "plan.json", cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        plan = json.loads((tmp_path / "plan.json").read_text())
+        assert version is None or plan["torch_version"] == version
+        assert ("As PyTorch 1.10 runs it: " in done.stdout) is bool(version)
+        peaks[version] = plan["eager_peak_bytes"]
+    assert peaks["1.10"] - peaks[None] == 4 * 256 * 256  # softmax keeps its input
 
 
 def test_devices_and_doctor_tell_what_is_here(tmp_path):

@@ -16,7 +16,7 @@ import torch
 
 from .. import constant_folding
 from ..interception import late_imports
-from ..lazy_tensor import LazyTensor
+from ..lazy_tensor import is_lazy
 from ..storage import TrackedNode
 from .gpu_registry import Cards
 
@@ -105,7 +105,7 @@ class Generation:
 
     def _content(self, tensor: Any) -> torch.Tensor | None:
         """What a pending tensor holds, where that is known."""
-        if type(tensor) is not LazyTensor:
+        if not is_lazy(tensor):
             return tensor if isinstance(tensor, torch.Tensor) else None
         value = tensor._lazyviz
         known = constant_folding.known(self._cards.tape.shapes, [value])
@@ -114,7 +114,7 @@ class Generation:
     def _assume(self, answer: Any, content: bool) -> None:
         """What is not known of ``answer`` is ``content``, unless the user says what reads give."""
         tape = self._cards.tape
-        if type(answer) is not LazyTensor or answer.dtype != torch.bool or self._content(answer) is not None:
+        if not is_lazy(answer) or answer.dtype != torch.bool or self._content(answer) is not None:
             return
         if self._cards.assumes_each_read():
             return

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api, storage_owners
-from ..lazy_tensor import LazyTensor
+from ..lazy_tensor import is_lazy
 from .attribute_patches import Patches
 from .memory_holders import DLPACK, NUMPY, MemoryHolders
 
@@ -57,7 +57,7 @@ def noting(
 
     @functools.wraps(original)
     def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(tensor) is LazyTensor:
+        if is_lazy(tensor):
             before_read(tensor, CAUSES[who])  # only what is real can be noted
             with holders.recording.paused():
                 return hand_out(holders, original, who, tensor, *args, **kwargs)

@@ -25,7 +25,16 @@ from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import torch_cuda as fake_torch_cuda
 from ..fake_cuda.host_values import host_copy
-from ..lazy_tensor import describe, is_pending, is_plain_memory, see_history, take_class
+from ..lazy_tensor import (
+    describe,
+    is_pending,
+    is_plain_class,
+    is_plain_memory,
+    lazy_class,
+    pending_parameter,
+    see_history,
+)
+from ..pending_classes import real_class
 from ..rng import READERS, rng_state
 from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError
@@ -200,6 +209,7 @@ class SyncPatches:
                 if cause in _OTHERS:
                     for other in tensors_in(args):
                         patches.before_read(other, cause)
+                args = tuple(map(real_class, args))  # `as_subclass(type(p))`
                 if type(tensor) not in (cls, torch.Tensor):  # now a Parameter, say, with a method of its own
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
@@ -243,6 +253,8 @@ class SyncPatches:
             return private_api.alias(tensor)
 
         def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+            if not is_pending(tensor) and isinstance(data, torch.Tensor) and lazy_class(type(tensor)) is None:
+                self.before_read(data, f"data of a {type(tensor).__name__}")
             tape.external.rebind(tensor, data)
 
         return property(get, set_data, private_api.TensorBase.data.__delete__)  # type: ignore[attr-defined]
@@ -373,7 +385,10 @@ class SyncPatches:
         make_subclass = torch.Tensor._make_subclass
 
         @shortened
-        def _make_subclass(cls: type, data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def _make_subclass(cls: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            cls = real_class(cls)
+            if self._stays_pending(cls, data) and not kwargs and len(args) <= 1:
+                return pending_parameter(cls, data, *args)
             self.before_read(data, "_make_subclass")
             return make_subclass(cls, data, *args, **kwargs)
 
@@ -393,6 +408,19 @@ class SyncPatches:
 
         self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
 
+    def _stays_pending(self, cls: Any, data: Any) -> bool:
+        """Whether a parameter of class ``cls`` of ``data`` can be recorded."""
+        return (
+            self.tape.recording.graph is not None
+            and not self.tape.recording.pauses
+            and isinstance(cls, type)
+            and issubclass(cls, torch.nn.Parameter)
+            and isinstance(data, torch.Tensor)
+            and is_pending(data)
+            and lazy_class(cls) is not None
+            and cls.__basicsize__ == torch.Tensor.__basicsize__  # no `__slots__`
+        )
+
     def _patch_placeholders(self) -> None:
         """Parameters and buffers of lazy modules, which have no data until they are used."""
         for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
@@ -404,20 +432,6 @@ class SyncPatches:
 
             self._patches.set(cls, "__new__", __new__)
 
-        materialize = private_api.UninitializedTensorMixin.materialize
-
-        @functools.wraps(materialize)
-        def materialize_pending(tensor: Any, *args: Any, **kwargs: Any) -> None:
-            tensor.cls_to_become = type(
-                tensor
-            ).cls_to_become  # a class attribute; the class changes in between
-            materialize(tensor, *args, **kwargs)
-            del tensor.cls_to_become
-            if is_pending(tensor):
-                take_class(tensor, type(tensor))
-
-        self._patches.set(private_api.UninitializedTensorMixin, "materialize", materialize_pending)
-
     def _patch_parameters(self) -> None:
         """A parameter of a pending tensor is one of the class that was asked for."""
         new_parameter = torch.nn.Parameter.__new__
@@ -427,10 +441,12 @@ class SyncPatches:
             if wanted and not (data.is_floating_point() or data.is_complex()):
                 # In the words for ordinary tensors; those for subclasses are others.
                 raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
-            tensor: Any = new_parameter(cls, data, requires_grad)
-            if is_pending(tensor) and cls is not torch.nn.Parameter:
-                take_class(tensor, cls)
-            return tensor
+            if cls is torch.nn.Parameter or not is_plain_class(data):
+                return new_parameter(cls, data, requires_grad)
+            if self._stays_pending(cls, data):
+                return pending_parameter(cls, data, requires_grad)
+            self.before_read(data, f"{cls.__name__}()")
+            return new_parameter(cls, data, requires_grad)
 
         self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
 

@@ -12,7 +12,7 @@ import torch
 
 from ...torch_internals import private_api
 from .. import backward_nodes
-from ..lazy_tensor import LazyTensor
+from ..lazy_tensor import is_lazy
 from ..recording_state import RecordingState
 from ..storage import TrackedValue
 
@@ -25,7 +25,7 @@ def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bo
     if not backward_nodes.is_calling(recording.summing):
         recording.summing = None
         return False
-    if type(args[0]) is not LazyTensor or torch.is_grad_enabled() or len(args) != 2:
+    if not is_lazy(args[0]) or torch.is_grad_enabled() or len(args) != 2:
         return False
     value: TrackedValue = args[0]._lazyviz
     return (

@@ -46,11 +46,12 @@ PyObject* Refused = nullptr;  // what is not represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
-  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *class_of_object, *running, *under_way;
+  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *running, *under_way;
 } names;
 
 struct Classes {  // as `connect` was told
   PyObject *tensor = nullptr, *parameter = nullptr;
+  PyObject* class_setter = nullptr;  // the descriptor `object.__class__`
   PyObject* stand_ins = nullptr;  // a dictionary: not empty once a card was planned that is not here
   c10::DispatchKeySet above, lazy;  // what is above kernels, and what kernels are to see
 } classes;
@@ -451,7 +452,8 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
     impl->set_python_dispatch(true);
     throw;
   }
-  if (PyObject_SetAttr(object, names.class_of_object, cls) != 0) return false;
+  // Past the setter of pending tensors, for which it is the class they will have.
+  if (Py_TYPE(classes.class_setter)->tp_descr_set(classes.class_setter, object, cls) != 0) return false;
   if (!drop(attributes, names.value) || !drop(attributes, names.of_class)) return false;
   int is_parameter = PyObject_IsSubclass(cls, classes.parameter);
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
@@ -497,6 +499,10 @@ PyObject* connect(PyObject*, PyObject* args) {
   }
   given.above = c10::DispatchKeySet(c10::DispatchKeySet::RAW, above);
   given.lazy = c10::DispatchKeySet(c10::DispatchKeySet::RAW, lazy);
+  THPObjectPtr of_objects(PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyBaseObject_Type), "__dict__"));
+  if (!of_objects) return nullptr;
+  given.class_setter = PyMapping_GetItemString(of_objects, "__class__");
+  if (given.class_setter == nullptr) return nullptr;
   for (PyObject* item : {given.tensor, given.parameter, given.stand_ins}) Py_INCREF(item);
   classes = given;
   Py_RETURN_NONE;
@@ -1458,7 +1464,7 @@ PyModuleDef module_definition = {
 bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
       {&names.tensor, "tensor"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
-      {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"}, {&names.class_of_object, "__class__"},
+      {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"},
       {&names.running, "running"}, {&names.under_way, "under_way"}};
   for (auto [place, text] : all) {
     if ((*place = PyUnicode_InternFromString(text)) == nullptr) return false;

@@ -770,7 +770,7 @@ cdef void show_as_wrapper(object tensor, bint on) noexcept:
 cdef object view_is_made():
     """``lazyviz.record.recording_state.RecordingState.view_is_made``."""
     tensor = get(recording_state, RS_viewed)()
-    if type(tensor) is LazyTensor:
+    if isinstance(tensor, LazyTensor):
         show_as_wrapper(tensor, True)
     put(recording_state, RS_viewed, None)
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.graph.nested import flattened
+from lazyviz.plan.planner import make_plan
 from lazyviz.record.fake_cuda import releases
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
@@ -118,3 +120,13 @@ def test_each_difference_has_a_source():
     for difference in releases.DIFFERENCES:
         assert difference.source.startswith("https://github.com/pytorch/pytorch/")
         assert difference.since < difference.until <= releases.installed()
+
+
+def test_a_block_around_another_keeps_its_release_as_one_program():
+    with lazyviz.lazy(device="V100-16GB", torch_version="1.10") as outer:
+        x = torch.randn(256, 256, device="cuda", requires_grad=True)
+        with lazyviz.lazy(device="V100-16GB", torch_version="1.10"):
+            (x * 2).softmax(1).sum().backward()
+    plan = make_plan(flattened(outer.ir))
+    assert plan.torch_version == "1.10"
+    assert "As PyTorch 1.10 runs it: " in plan.explain()
