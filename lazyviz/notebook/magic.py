@@ -45,6 +45,7 @@ from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.asynchronous.steps import Rounds
+from ..session.block import LazyBlock
 from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
@@ -163,20 +164,7 @@ class LazyMagics(Magics):
         result: Any = None
         raised: BaseException | None = None
         ended: Rounds | None = None
-        block = lazy_graph.lazy(
-            device=options.device,
-            batch=options.batch,
-            split=split_option(options.split),
-            recompute=unquoted(options.recompute),
-            backend=options.backend,
-            allow_sync=not options.no_sync,
-            assume=assume,
-            mesh=options.world,
-            rank=options.rank,
-            torch_version=options.torch_version,
-            code=cell,
-            names=self.shell.user_ns,
-        )
+        block = self._block_for(options, cell, assume)
         if options.loop and not tape.recording.is_on_this_thread():
             ended = Rounds(block, wait=False)
         try:
@@ -209,6 +197,24 @@ class LazyMagics(Magics):
         for sentence in unmet_options(shown, options.batch):
             print(sentence)
         return result
+
+    def _block_for(
+        self, options: Any, cell: str, assume: dict[int | str, Any]
+    ) -> LazyBlock[lazy_graph.LazyGraph]:
+        return lazy_graph.lazy(
+            device=options.device,
+            batch=options.batch,
+            split=split_option(options.split),
+            recompute=unquoted(options.recompute),
+            backend=options.backend,
+            allow_sync=not options.no_sync,
+            assume=assume,
+            mesh=options.world,
+            rank=options.rank,
+            torch_version=options.torch_version,
+            code=cell,
+            names=self.shell.user_ns,
+        )
 
     def _evaluate_at_the_end(self, graph: lazy_graph.LazyGraph, options: Any, ended: Rounds | None) -> None:
         """Evaluate what the cell has left pending, if its options say so."""
