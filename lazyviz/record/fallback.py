@@ -189,27 +189,32 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
     """The values of what was made; later ops may use their tensors."""
     outputs: list[TrackedValue] = []
     for tensor, address, nbytes, meta in made:
-        storage = TrackedStorage(nbytes, tensor.device, node.graph, external=False)
+        storage = _known(tape, address)  # that a sparse tensor has been made of, or has handed out
+        if is_new := storage is None or storage.graph is not node.graph:
+            storage = TrackedStorage(nbytes, tensor.device, node.graph, external=False)
         value = TrackedValue(meta, storage, node, len(outputs))
         TensorRef(tensor, value)
         outputs.append(value)
-        if address is not None:
+        if is_new:
             tape.tensors.computed[address] = storage
             tape.tensors.storages.pop(address, None)  # of memory that is gone
+        if tensor.layout == torch.strided:
             tape.tensors.results[id(tensor)] = value
     return outputs
 
 
-_Made = tuple[torch.Tensor, int | None, int, TensorMeta]  # a result, its memory's address and size
+_Made = tuple[torch.Tensor, int, int, TensorMeta]  # a result, its memory's address and size
 
 
 def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
-    """The results in memory that was not there before, each memory once."""
+    """The results in memory that was not there before, each memory once; of sparse ones all components."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
         if parts := parts_of(tensor):
-            nbytes = sum(private_api.TensorBase.untyped_storage(part).nbytes() for part in parts)
-            yield tensor, None, nbytes, tape.shapes.meta_of(parts[-1])
+            for part in parts:
+                nbytes = private_api.TensorBase.untyped_storage(part).nbytes()
+                if nbytes and not part.is_meta:
+                    yield tensor, private_api.storage_address(part), nbytes, tape.shapes.meta_of(part)
             continue
         if "_lazyviz" in tensor.__dict__ or tensor.is_meta or (place := memory_of(tensor)) is None:
             continue
@@ -217,7 +222,9 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
         if address in known:
             continue
         known.add(address)
-        if nbytes and _known(tape, address) is None and not tape.external.is_shared(tensor):
+        there = _known(tape, address)
+        handed_out = there is not None and there.graph is tape.recording.graph and not there.external
+        if nbytes and (there is None or handed_out) and not tape.external.is_shared(tensor):
             yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 
 
