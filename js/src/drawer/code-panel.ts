@@ -74,7 +74,7 @@ export class CodePanel {
         "li",
         {},
         html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("b", {}, bytes)),
-        html("div", { class: "lz-muted lz-layer-sub" }, html("span", { class: "lz-layer-class" }, cls), ...[through, line].filter(Boolean).map((text, n) => (cls || n ? ` · ${text}` : text))),
+        html("div", { class: "lz-muted lz-layer-sub" }, html("span", { class: "lz-layer-class" }, cls), ...[through, line].filter(Boolean).flatMap((text, n) => [cls || n ? " · " : "", html("span", { class: "lz-layer-part" }, text)])),
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });

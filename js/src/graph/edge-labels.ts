@@ -6,7 +6,7 @@ import type { Size } from "../model/layout";
 type Rect = readonly [left: number, top: number, right: number, bottom: number];
 
 const SIZE = 11;
-const CHAR_WIDTH = 0.58;
+const CHAR_WIDTH = 0.66;
 const ROOM = 5;
 const SAMPLES = 8;
 

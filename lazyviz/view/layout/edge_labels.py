@@ -11,7 +11,7 @@ Point = tuple[float, float]
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
 SIZE = 11.0  # of the words
-CHAR_WIDTH = 0.58  # of a character, by size
+CHAR_WIDTH = 0.66  # of a character of a shape, by size: digits, "×" and units are wide
 ROOM = 5.0  # between words and lines
 SAMPLES = 8  # points of a curve that are looked at
 

@@ -79,7 +79,7 @@ def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]
         "name": label + count,
         "cls": _class(forward),
         "through": through_text(forward, lambda value: shape_text(shape_of(value, scene.graph))),
-        "line": f"line\N{NO-BREAK SPACE}{source.line}" if source is not None else "",
+        "line": f"line {source.line}" if source is not None else "",
         "bytes": format_bytes(total),
         "category": categories.most_common(1)[0][0],
         "share": round(total / max(scene.plan.peak_bytes, 1), 4),

@@ -118,7 +118,9 @@ class Scene:
         known = self._layers.get(box.id)
         if known is None:
             at = {child: position for position, child in enumerate(box.children)}
-            made = {end for _, end in box.edges}  # of other boxes
+            made = {end for _, end in box.edges}.union(
+                box.enters
+            )  # of other boxes, in the group and out of it
             known = self._layers[box.id] = layers_of(
                 len(box.children),
                 [(at[start], at[end]) for start, end in box.edges],

@@ -75,7 +75,7 @@ def test_words_of_edges_touch_no_line_no_box_and_no_other_words(seed):
     groups = [True] * count
     found = place_labels(lines, texts, groups, layers.paths, rects, [0.0] * count, bounds, flip=flip)
     words = [
-        (at[0] - len(at[2]) * 3.19, at[1] - 9.0, at[0] + len(at[2]) * 3.19, at[1] + 2.0)
+        (at[0] - len(at[2]) * 3.63, at[1] - 9.0, at[0] + len(at[2]) * 3.63, at[1] + 2.0)
         for at in found
         if at is not None
     ]

@@ -201,7 +201,7 @@ def test_to_the_right_each_group_tells_its_shape_between_it_and_the_next_box(ste
     assert bool(told) == (phase == "forward"), "no group of the backward pass is read by another here"
     assert all(" · " not in words for _, _, words in told)
     for x, y, words in told:
-        wide = len(words) * 11 * 0.58
+        wide = len(words) * 11 * 0.66
         for frame in picture.frames:
             beside = x + wide / 2 <= frame.x or x - wide / 2 >= frame.x + frame.width
             above = y <= frame.y or y - 9 >= frame.y + frame.height
