@@ -123,7 +123,9 @@ export class Body {
       },
     });
     const { memory } = this;
-    this.#graph.offer(this.#data.notes ?? []);
+    const { by, notes = [] } = this.#data;
+    this.#graph.offer(notes);
+    if (by && !notes.length) this.#graph.colourBy(by);
     if (memory) this.#graph.measure(memory);
     this.#chart = memory
       ? new MemoryChart(memory, {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..graph.ir import Graph
 from ..process.gc_pause import paused
+from .options import options
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
@@ -47,7 +48,7 @@ class Pictures:
         """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
         from ..view.scene.scene import Scene
 
-        scene = Scene(graph.ir, graph.plan(), drawn=self._drawn)
+        scene = Scene(graph.ir, graph.plan(), drawn=self._drawn, by=options.color)
         self._drawn = scene.hierarchy
         return scene
 
@@ -73,7 +74,7 @@ class Pictures:
         from ..view.render.figure import figure_of
 
         shown: dict[str, Any] = {"title": graph.title, "state": graph.state, "figure": figure_of(**figure)}
-        shown["drawing"] = graph.drawing
+        shown |= {"drawing": graph.drawing, "theme": options.theme, "by": options.color}
         if paths:
             shown |= {"drawn": self._drawn, "pictured": graph}
             save(graph.ir, graph.plan(), path, format, eager=eager, **shown)
@@ -108,5 +109,11 @@ class Pictures:
 
         scene = scene or self.scene(graph)
         return static_bundle(
-            graph.ir, scene.plan, title=graph.title, state=graph.state, report=graph.report, scene=scene
+            graph.ir,
+            scene.plan,
+            title=graph.title,
+            state=graph.state,
+            report=graph.report,
+            scene=scene,
+            theme=options.theme,
         )

@@ -21,16 +21,19 @@ _SWITCHES = {
     "no": False,
 }
 _SWITCHED = ("widget", "progress")
-NAMES = ("device", "backend", "widget", "progress")
+COLORS = ("peak", "memory", "time", "flops", "dtype", "module")
+THEMES = ("light", "dark")
+NAMES = ("device", "backend", "widget", "progress", "color", "theme")
+_CHOICES = {"color": COLORS, "theme": THEMES}
 
 
 class Options:
     """Defaults of this process, for ``lazyviz.lazy``, ``%%lazy`` and ``lazyviz plan``.
 
     They are set as attributes, for a while by ``with lazyviz.options(device="A100-40GB"):``, and before the
-    process begins by ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND``, ``LAZYVIZ_WIDGET`` and ``LAZYVIZ_PROGRESS`` in
-    the environment.  What is set wrongly is a ``ValueError`` where it is set, or when the variable is
-    first asked for.
+    process begins by environment variables: ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND``, ``LAZYVIZ_WIDGET``,
+    ``LAZYVIZ_PROGRESS``, ``LAZYVIZ_COLOR`` and ``LAZYVIZ_THEME``.  A wrong value raises ``ValueError`` where
+    it is set, or when the variable is first asked for.
 
     Attributes:
         device: plan for this device: a device, a profile, or the name of either; ``None``: where it runs.
@@ -38,6 +41,9 @@ class Options:
         widget: whether cells show the widget beside the static picture.
         progress: whether a run or a compilation that takes longer than a second shows a bar of tqdm;
             ``None``: in notebooks and on terminals.
+        color: what boxes show and are colored by at first: ``"peak"`` (bytes held at the peak), ``"memory"``
+            (allocated), ``"time"``, ``"flops"``, ``"dtype"`` or ``"module"``.
+        theme: of pictures, saved and in notebooks: ``"light"`` or ``"dark"``.  The widget has its host's.
     """
 
     __slots__ = ("_environment", "_set")
@@ -80,6 +86,24 @@ class Options:
     @progress.setter
     def progress(self, progress: bool | None) -> None:
         self._change("progress", progress)
+
+    @property
+    def color(self) -> str:
+        found: str = self._value("color", "peak")
+        return found
+
+    @color.setter
+    def color(self, color: str) -> None:
+        self._change("color", color)
+
+    @property
+    def theme(self) -> str:
+        found: str = self._value("theme", "light")
+        return found
+
+    @theme.setter
+    def theme(self, theme: str) -> None:
+        self._change("theme", theme)
 
     def _value(self, name: str, default: Any) -> Any:
         if name in self._set:
@@ -126,6 +150,8 @@ def _checked(name: str, value: Any) -> Any:
         raise ValueError(f"widget is True or False, not {value!r}")
     elif name == "progress" and value is not None and not isinstance(value, bool):
         raise ValueError(f"progress is True, False or None, not {value!r}")
+    elif name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
     return value
 
 

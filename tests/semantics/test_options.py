@@ -38,7 +38,35 @@ def test_a_default_backend_evaluates():
     assert graph.backend == "eager"
 
 
-@pytest.mark.parametrize(("name", "value"), [("device", "A1000"), ("backend", "none"), ("widget", "yes")])
+def _colors(svg):
+    return {each for each in svg.replace("'", '"').split('"') if each.startswith("#")}
+
+
+def test_pictures_have_the_theme_and_the_number_that_are_set(tmp_path):
+    with lazyviz.lazy() as graph:
+        torch.ones(3) @ torch.ones(3)
+
+    def pictures(name):
+        graph.save(tmp_path / f"{name}.svg")
+        return (tmp_path / f"{name}.svg").read_text(), graph.static_bundle()["text/html"]
+
+    light, light_cell = pictures("light")
+    lazyviz.options.theme = "dark"
+    dark, dark_cell = pictures("dark")
+    assert _colors(light) != _colors(dark) and light_cell.split("base64,")[1] != dark_cell.split("base64,")[1]
+    graph.save(tmp_path / "figure.svg", theme="light")  # what is asked for comes first
+    assert _colors((tmp_path / "figure.svg").read_text()) <= _colors(light)
+    lazyviz.options.theme = "light"
+    lazyviz.options.color = "dtype"
+    by_dtype, _ = pictures("dtype")
+    assert "float32" in by_dtype and "float32" not in light
+    assert graph.widget().scene["by"] == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("device", "A1000"), ("backend", "none"), ("widget", "yes"), ("color", "red"), ("theme", "blue")],
+)
 def test_what_is_set_wrongly_is_refused_where_it_is_set(name, value):
     before = repr(lazyviz.options)
     with pytest.raises(ValueError, match=value):

@@ -176,6 +176,7 @@ export interface SceneData {
   batch: Batch | null;
   devices: Devices | null;
   views: boolean;
+  by?: string; // what boxes show at first, if not what they hold at the peak
   notes?: Note[]; // the newest last
   code?: CodeMessage | null; // null: long, to be asked for
   syncs?: Syncs;

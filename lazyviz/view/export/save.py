@@ -46,6 +46,8 @@ def save(
     drawn: Hierarchy | None = None,
     figure: Figure | None = None,
     drawing: Drawing | None = None,
+    theme: str = "light",
+    by: str = "",
 ) -> None:
     """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
 
@@ -53,7 +55,8 @@ def save(
     ``pictured`` shows but running (without it: the static picture and the text); ``dot`` is
     Graphviz's language.  ``pdf`` and ``png`` are the static picture, made by CairoSVG or an installed
     browser; where there is neither, Graphviz's ``dot`` program lays out all ops within ``dot_seconds``
-    seconds.  Pictures show the graph as ``drawing`` says.  ``perfetto`` and ``chrome`` (and ``json``) are
+    seconds.  Pictures show the graph as ``drawing`` says, in ``theme``; where nobody has chosen, boxes show
+    the number ``by``.  ``perfetto`` and ``chrome`` (and ``json``) are
     trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
     ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.  A ``figure``
     is a picture of a part, for a paper: as ``svg``, ``pdf`` or ``png``.
@@ -73,16 +76,17 @@ def save(
         raise ValueError(f"{what}, .svg, .pdf and .png, not of {kind!r}")
     views = drawing is not None and drawing.views
     shown: dict[str, Any] = {"title": title, "state": state, "figure": figure, "drawing": drawing}
+    shown["theme"] = theme
     if kind == "svg":
-        made = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn), **shown)
+        made = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn, by=by), **shown)
     elif kind == "html" and pictured is not None:
-        made = interactive_page(pictured, Scene(graph, plan, drawn=drawn))
+        made = interactive_page(pictured, Scene(graph, plan, drawn=drawn, by=by))
     elif kind == "html":
         made = _page(graph, plan, title, state)
     elif kind == "dot":
         made = to_dot(graph).source
     elif kind in ("pdf", "png"):
-        svg = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn), **shown)
+        svg = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn, by=by), **shown)
         made = convert(svg, kind) or _laid_out(graph, kind, dot_seconds)
     elif kind in ("json", "perfetto", "chrome"):
         made = json.dumps(visible_in(trace_events(graph.nodes, plan, title=title)))

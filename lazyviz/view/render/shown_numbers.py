@@ -24,14 +24,15 @@ Part = tuple[str, float]  # a category or a color, and its share of a bar's leng
 class ShownNumbers:
     """One choice of number for the boxes of a picture.
 
-    ``by`` is a key of :data:`CHOICES`, or ``"note:NAME"``; by default the newest annotation, if there is one.
+    ``by`` is a key of :data:`CHOICES`, or ``"note:NAME"``; by default the newest annotation, if there is one,
+    or else the scene's.
     """
 
     def __init__(self, scene: Scene, by: str = "") -> None:
         self._scene = scene
         newest = scene.numbers.newest
         known = by in CHOICES or by.removeprefix(NOTE) in scene.numbers.annotations
-        self.by = by if by and known else NOTE + newest if newest is not None else "peak"
+        self.by = by if by and known else NOTE + newest if newest is not None else scene.by or "peak"
         self.note = scene.numbers.annotations.get(self.by.removeprefix(NOTE)) if self.is_note else None
         self._most: float | None = None
 

@@ -130,10 +130,11 @@ def render_svg(
     scene: Scene | None = None,
     figure: Figure | None = None,
     drawing: Drawing | None = None,
+    theme: str = "light",
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
 
-    A ``figure`` has its own title, and neither state nor verdict.  ``drawing``: what is open, and
+    A ``figure`` has its own title and theme, and neither state nor verdict.  ``drawing``: what is open, and
     which number boxes show.
 
     ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
@@ -161,7 +162,7 @@ def render_svg(
         + "".join(parts)
         + "</svg>"
     )
-    return darkened(svg) if figure is not None and figure.theme == "dark" else svg
+    return darkened(svg) if (theme if figure is None else figure.theme) == "dark" else svg
 
 
 def _body(
@@ -580,6 +581,7 @@ def static_bundle(
     state: str = "pending",
     report: Any = None,
     scene: Scene | None = None,
+    theme: str = "light",
 ) -> dict[str, str]:
     """The separate output that saved notebooks keep: MIME type -> data.
 
@@ -587,7 +589,7 @@ def static_bundle(
     widget hide it.
     """
     scene = scene or Scene(graph, plan)
-    svg = render_svg(graph, plan, title=title, state=state, report=report, scene=scene)
+    svg = render_svg(graph, plan, title=title, state=state, report=report, scene=scene, theme=theme)
     data = base64.b64encode(svg.encode()).decode()
     alt = _escape(f"{title}: the recorded graph and its projected memory")
     image = (

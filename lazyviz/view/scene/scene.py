@@ -83,13 +83,20 @@ def _widest(box: Box, opened: bool) -> int:
 
 
 class Scene:
-    """The picture of one graph under one plan."""
+    """The picture of one graph under one plan; ``by`` is the number that boxes show at first."""
 
     def __init__(
-        self, graph: Graph, plan: PlanLike, *, views: bool = False, drawn: Hierarchy | None = None
+        self,
+        graph: Graph,
+        plan: PlanLike,
+        *,
+        views: bool = False,
+        drawn: Hierarchy | None = None,
+        by: str = "",
     ) -> None:
         self.graph = graph
         self.plan = plan
+        self.by = by
         # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
         self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
         self._views = 0

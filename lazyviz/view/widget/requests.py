@@ -66,7 +66,8 @@ class Answers:
         self._plans = plans_of(pictured, scene.plan if scene is not None else None)
         # A scene of its own, since its plan may be another one later.
         drawn = scene.hierarchy if scene is not None else None
-        self.scene = Scene(pictured.graph, self._plans.shown, drawn=drawn)
+        by = scene.by if scene is not None else ""
+        self.scene = Scene(pictured.graph, self._plans.shown, drawn=drawn, by=by)
         self._targets = Targets(self._plans.own)
         self._plans.subscribe(self._show_plan)
         self._views = False
@@ -108,6 +109,7 @@ class Answers:
             "batch": self._batch() if scene.graph.nodes else None,
             "devices": self._devices() if scene.graph.nodes else None,
             "views": self._views,
+            "by": scene.by if scene.by != "peak" else "",
             "notes": scene.numbers.notes_json(),
             "code": self._lookups.first_code(),
             "syncs": {
