@@ -172,15 +172,19 @@ class Scopes:
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
                     known = self._parameters.get(id(tensor))
-                    if known is not None and known[0]() is tensor:
-                        full = known[3]
-                        same_length = len(full) == (len(name) + 1 if name else 0) + len(key)
-                        if same_length and full.startswith(name) and full.endswith(key):
-                            continue  # as in every step but the first: it was met under that name
-                    full = name + f".{key}" if name else key  # an OwnedName stays one
+                    if known is not None and known[0]() is tensor and _is_of(known[3], name, key):
+                        continue  # as in every step but the first: it was met under that name
                     value = find(tensor)
-                    if value is not None:
-                        value.storage.role, value.storage.name = "optimizer", full
+                    storage = None if value is None else value.storage
+                    if (
+                        storage is not None
+                        and storage.role == "optimizer"
+                        and _is_of(storage.name, name, key)
+                    ):
+                        continue
+                    full = name + f".{key}" if name else key  # an OwnedName stays one
+                    if storage is not None:
+                        storage.role, storage.name = "optimizer", full
                     else:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
 
@@ -238,6 +242,12 @@ class Scopes:
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
         self._learnt = Root(paths, [module for _, module in modules])
         return paths
+
+
+def _is_of(full: str, name: str, key: str) -> bool:
+    """Whether ``full`` is the name of what an optimizer keeps by ``key`` for the parameter ``name``."""
+    length = len(name) + 1 + len(key) if name else len(key)
+    return len(full) == length and full.startswith(name) and full.endswith(key)
 
 
 def content_of(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
