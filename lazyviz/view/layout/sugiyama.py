@@ -152,15 +152,15 @@ def _assign(
         layer[box] = max(min((layer[a] for a in after[box] if a not in results), default=0) - 1, 0)
     for box in results:
         layer[box] = max(layer[b] for b in before[box]) + 1
-    return _spread(count, layer, before, widest)
+    return _spread(layer, moved, widest)
 
 
-def _spread(count: int, layer: list[int], before: list[list[int]], widest: int) -> list[int]:
-    """Cut layers that are still too wide (by what moved into them) into several."""
+def _spread(layer: list[int], moved: set[int], widest: int) -> list[int]:
+    """Cut layers that are still too wide into several, of which what moved into them gets the last."""
     by_layer: dict[int, list[int]] = {}
-    for box in range(count):
+    for box in sorted(range(len(layer)), key=lambda box: box in moved):
         by_layer.setdefault(layer[box], []).append(box)
-    result = [0] * count
+    result = [0] * len(layer)
     at = 0
     for key in sorted(by_layer):
         members = by_layer[key]
