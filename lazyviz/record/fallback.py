@@ -200,6 +200,8 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
             tape.tensors.storages.pop(address, None)  # of memory that is gone
         if tensor.layout == torch.strided:
             tape.tensors.results[id(tensor)] = value
+        else:
+            tape.tensors.components[address] = storage.id
     return outputs
 
 
@@ -223,7 +225,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
             continue
         known.add(address)
         there = _known(tape, address)
-        handed_out = there is not None and there.graph is tape.recording.graph and not there.external
+        handed_out = there is not None and tape.tensors.components.get(address) == there.id
         if nbytes and (there is None or handed_out) and not tape.external.is_shared(tensor):
             yield tensor, address, nbytes, _meta(tape, tensor, nbytes)
 

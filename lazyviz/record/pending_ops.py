@@ -115,6 +115,7 @@ class PendingOps:
             tensors.forget_unused()
         if not recording:
             tensors.computed.clear()
+            tensors.components.clear()
             tensors.results.clear()
             if ran is None:  # the block has ended: no op is being recorded that would read them
                 for value in list(tensors.outside.values()):

@@ -22,8 +22,8 @@ class TensorTable:
     """
 
     __slots__ = (
-        "_most_outside", "_most_results", "_recording", "computed", "exported", "outside", "results",
-        "storages",
+        "_most_outside", "_most_results", "_recording", "components", "computed", "exported", "outside",
+        "results", "storages",
     )  # fmt: skip
 
     def __init__(self, recording: RecordingState) -> None:
@@ -32,6 +32,8 @@ class TensorTable:
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
         # Likewise, of what sync points of this block computed: the storage that it was.
         self.computed: dict[int, TrackedStorage] = {}
+        # By address: the number of the storage that is a sparse tensor's indices or values there.
+        self.components: dict[int, int] = {}
         # By id of the tensor: results of ops of this block that ran at a sync point.
         self.results: dict[int, TrackedValue] = {}
         # By address: who was given the memory while we looked; see `MemoryHolders`.

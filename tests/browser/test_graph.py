@@ -282,7 +282,7 @@ def test_keys_go_along_the_edges_open_close_and_search(page, show):
     assert module != start
     assert page.locator(f'[data-node="{module}"]').get_attribute("data-kind") == "module"
     press(stage, "Enter")
-    assert page.locator(f'[data-node="{module}"]').get_attribute("aria-expanded") == "true"
+    page.wait_for_selector(f'[data-node="{module}"][aria-expanded="true"]')  # its content may be asked for
     press(stage, "ArrowDown")
     inside = focused(page)
     assert inside != module

@@ -503,12 +503,13 @@ def test_two_processes_give_eagers_gradients(two, loss, dtype):
 
 def test_a_process_without_memory_gets_a_smaller_piece(two):
     call(two, two.workers(False)[0], exec, ONCE_WITHOUT_MEMORY, {})
-    step = Step("dropout")
-    assert step.graph.evaluate(backend="workers", split=2).pieces in (
-        3,
-        4,
-    )  # cut before the other had its own
-    close_to_eager(step, "dropout")
+    for _ in range(20):  # the other process may have run both pieces before this one was ready for any
+        step = Step("dropout")
+        pieces = step.graph.evaluate(backend="workers", split=2).pieces
+        close_to_eager(step, "dropout")
+        if pieces != 2:
+            break
+    assert pieces in (3, 4)  # cut before the other had its own, or after
 
 
 @pytest.fixture(scope="module")
