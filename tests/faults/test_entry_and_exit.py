@@ -144,14 +144,20 @@ def test_exceptions_that_another_thread_sends_leave_pytorch_plain(state):
     send = ctypes.pythonapi.PyThreadState_SetAsyncExc
     main, generator = threading.get_ident(), random.Random(2)
     for _ in range(100):
-        wait = generator.uniform(0, 2e-3)
-        kept = None
-        sender = threading.Thread(
-            target=lambda wait=wait: (time.sleep(wait), send(ctypes.c_ulong(main), ctypes.py_object(Fault)))
-        )
+        wait, kept, sent = generator.uniform(0, 2e-3), None, []
+        begun = threading.Lock()  # what Python's own `start` waits with is not to be interrupted
+        begun.acquire()
+
+        def stop(begun=begun, wait=wait, sent=sent):
+            begun.acquire()
+            time.sleep(wait)
+            sent.append(send(ctypes.c_ulong(main), ctypes.py_object(Fault)))
+
+        sender = threading.Thread(target=stop)
+        sender.start()
         try:
-            sender.start()
-            while sender.is_alive():
+            begun.release()
+            while not sent:
                 empty_block()
             empty_block()
         except Fault as error:  # or it was raised where an object was freed
