@@ -1,8 +1,7 @@
 """Every check of `make test`; what fails is shown, the rest still runs.
 
-Two checks run at a time, the longest first, and compute with one thread each.  The browser tests, which wait
-for their page much of the time, run beside them.  Checks that measure times come last, one after another,
-with PyTorch's own number of threads.
+Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
+last, one after another, with PyTorch's own number of threads.
 
 .venv/bin/python scripts/check.py [--only lint|documentation | --daily | --all]
 """
@@ -38,7 +37,6 @@ class Check:
     daily: bool = False  # a part of `make check`
     only_all: bool = False  # a step of `make test-all` alone
     alone: bool = False  # it has to have the machine for itself
-    waits: bool = False  # it waits much of the time: it runs beside the others
     any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
@@ -78,7 +76,7 @@ PROCESSORS = tuple(
 )
 
 CHECKS = (
-    Check("browser tests", (*TESTS, BROWSER), waits=True),
+    Check("browser tests", (*TESTS, BROWSER)),
     Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
     Check("mypy", ("-m", "mypy"), lint=True, daily=True),
     Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
@@ -179,11 +177,8 @@ def main(args: list[str]) -> int:
             say(f"   {error}")
             failed.append(check.title)
 
-    with ThreadPoolExecutor(1) as beside, ThreadPoolExecutor(AT_A_TIME) as pool:
-        together = [check for check in checks if not check.alone]
-        started = [(beside if check.waits else pool).submit(attempt, check) for check in together]
-        for each in started:
-            each.result()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        list(pool.map(attempt, [check for check in checks if not check.alone]))
     for check in checks:
         if check.alone:
             attempt(check)
