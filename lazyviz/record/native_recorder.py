@@ -32,19 +32,23 @@ from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
 
+METHODS: tuple[tuple[type, str], ...] = (
+    (TensorTable, "release_after"),
+    (TensorTable, "made_real"),
+    (source_lines.SourceFinder, "find"),
+    (source_lines.SourceFinder, "read_at"),
+    (source_lines.SourceFinder, "enter"),
+    (source_lines.SourceFinder, "leave"),
+)
+"""Methods with a compiled form of the same name."""
 IN_PYTHON = (
     RecorderMode.__torch_dispatch__,
     module_scopes.ScopePatches.module_call_of,
     module_scopes.content_of,
     attribute_patches.exchange,
     dependencies.Search.closure,
-    TensorTable.release_after,
-    TensorTable.made_real,
     constant_folding.Search.is_unknown,
-    source_lines.SourceFinder.find,
-    source_lines.SourceFinder.read_at,
-    source_lines.SourceFinder.enter,
-    source_lines.SourceFinder.leave,
+    *[getattr(owner, name) for owner, name in METHODS],
 )
 _ways: tuple[Any, ...] | None = None
 
@@ -141,13 +145,8 @@ def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
         accelerator.content_of,
         accelerator.exchange,
         accelerator.closure,
-        accelerator.release_after,
-        accelerator.made_real,
         accelerator.is_unknown,
-        accelerator.find_line,
-        accelerator.read_at,
-        accelerator.enter,
-        accelerator.leave,
+        *[getattr(accelerator, name) for _, name in METHODS],
     )
 
 
@@ -191,19 +190,15 @@ def use(compiled: bool) -> bool:
     """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, release_after, made_real, is_unknown, *finds = (
-        ways
-    )
+    dispatch, module_call_of, content_of, exchange, closure, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependencies.Search.closure = staticmethod(closure)
-    TensorTable.release_after = release_after  # type: ignore[method-assign]
-    TensorTable.made_real = made_real  # type: ignore[method-assign]
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
-    for name, find in zip(("find", "read_at", "enter", "leave"), finds, strict=True):
-        setattr(source_lines.SourceFinder, name, find)
+    for (owner, name), method in zip(METHODS, methods, strict=True):
+        setattr(owner, name, method)
     active = compiled and _ways is not None
     make_wrapper = tensor_memory.make_wrapper
     if _dispatcher is not None:

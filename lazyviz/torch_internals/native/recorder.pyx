@@ -1317,7 +1317,7 @@ cdef inline PyObject **place_in(Found *found, PyObject *item) noexcept:
     return &found.table[at & mask]
 
 
-cdef int find(Found *found, object item) except -1:
+cdef int collect(Found *found, object item) except -1:
     cdef PyObject **place
     if found.count == found.room:
         make_room(found)
@@ -1349,17 +1349,17 @@ def closure(targets):
     try:
         for node in <list> targets:
             if get(node, N_state) != "done":
-                find(&found, node)
+                collect(&found, node)
         while at < found.count:  # each looks at those before it, which the record keeps
             node = <object> found.items[at]
             at += 1
             for value in <list> get(node, N_inputs):
                 other = get(value, V_node)
                 if other is not None and needs(node, other):
-                    find(&found, other)
+                    collect(&found, other)
             for other in get(node, N_after):
                 if needs(node, other):
-                    find(&found, other)
+                    collect(&found, other)
         numbered = <Numbered *> PyMem_Realloc(NULL, (found.count + 1) * sizeof(Numbered))
         if numbered == NULL:
             raise MemoryError
@@ -1663,12 +1663,16 @@ def leave(_, frame):
 
 cdef object reader_at(object frame, Spot *spot):
     """The line of a library's code, if it may be said to read a value there."""
-    if spot.reader is NULL:
-        code = frame.f_code
-        line = sources._line(frame, code) if is_reader(code.co_filename) else None
+    cdef int instruction = spot.instruction
+    if spot.reader is not NULL:
+        return <object> spot.reader
+    code = frame.f_code
+    line = sources._line(frame, code) if is_reader(code.co_filename) else None
+    # Another thread may have been given the place in the table meanwhile.
+    if spot.code == <PyObject *> code and spot.instruction == instruction and spot.reader is NULL:
         Py_INCREF(line)
         spot.reader = <PyObject *> line
-    return <object> spot.reader
+    return line
 
 
 def read_at(_, frame):
@@ -1689,7 +1693,7 @@ def read_at(_, frame):
     return None, reader
 
 
-def find_line(_, frame):
+def find(_, frame):
     """``lazyviz.record.provenance.source_lines.SourceFinder.find``."""
     cdef Spot *spot
     cdef PyObject *entered
