@@ -215,6 +215,30 @@ for step in range(3):
     assert [point.cause for point in run["step"].sync_points] == ["item"]
 
 
+def test_a_step_of_an_environment_is_no_round(run):
+    run("import torch")
+    cell = """
+class Environment:
+    def step(self, action):
+        return action.detach() * 0.5
+environment, net = Environment(), torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for episode in range(3):
+    state, rewards = torch.ones(3), []
+    for time in range(4):
+        state = environment.step(net(state))
+        rewards.append(net(state).sum())
+    torch.stack(rewards).sum().backward()
+    optimizer.step()
+"""
+    run("torch.manual_seed(1)" + cell)
+    expected = run["net"].weight.detach().clone()
+    run("torch.manual_seed(1)")
+    assert run("%%lazy --loop --as step" + cell).success
+    assert torch.equal(run["net"].weight, expected)
+    assert sum(node.op.name() == "aten::addmm" for node in run["step"].nodes) == 8  # all of an episode
+
+
 def test_an_error_in_a_round_shows_that_round(run):
     run("import torch\nxs = [torch.ones(2), torch.ones(3)]")
     result = run("%%lazy --loop --as step\nfor x in xs:\n    y = x * 2 + torch.ones(2)")

@@ -12,7 +12,8 @@ _NO_LOOP = (
     "`for batch in lazyviz.steps(loader):` and leave out --loop."
 )
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_ROUND_ENDS = ("step", "backward")  # methods that a round of a training loop calls, the likeliest first
+# Methods that a round of a training loop calls, the likeliest first; an environment of RL has a `step`, too.
+_OF_A_ROUND = (("step", "backward"), ("step",), ("backward",))
 
 
 def pass_rounds_through(function: str, tree: ast.Module) -> None:
@@ -30,13 +31,13 @@ def pass_rounds_through(function: str, tree: ast.Module) -> None:
 
 
 def training_loops(tree: ast.Module) -> list[ast.For]:
-    """The innermost ``for`` loops that take a step, or else that go backward, or else the outermost.
+    """The innermost ``for`` loops that go backward and take a step, or one of both, or else the outermost.
 
     So epochs around them are no rounds, nor are micro-batches whose gradients one step accumulates.
     """
     loops = [node for node in _in_scope(tree) if isinstance(node, ast.For)]
-    for method in _ROUND_ENDS:
-        calling = [loop for loop in loops if _calls(loop, method)]
+    for methods in _OF_A_ROUND:
+        calling = [loop for loop in loops if all(_calls(loop, method) for method in methods)]
         if calling:
             return [loop for loop in calling if not any(other in calling for other in _inside(loop))]
     inside = {id(other) for loop in loops for other in _inside(loop)}
@@ -48,7 +49,7 @@ def _inside(loop: ast.For) -> list[ast.For]:
 
 
 def _calls(loop: ast.For, method: str) -> bool:
-    """Whether the loop itself calls a method of that name, of whatever object."""
+    """Whether the loop, or one inside of it, calls a method of that name, of whatever object."""
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
         for node in _in_scope(loop)
