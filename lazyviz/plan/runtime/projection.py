@@ -93,12 +93,16 @@ class Projection(Tabular):
     @property
     def hidden(self) -> float:
         """Seconds of collectives that pass while kernels run; not in ``seconds``."""
-        return sum(each.hidden for each in self.ops)
+        return sum(each.hidden for each in self._collectives)
 
     @property
     def exposed(self) -> float:
         """Seconds of ``seconds`` during which kernels wait for collectives."""
-        return sum(each.seconds for each in self.ops if kind_of(each.node) is not None)
+        return sum(each.seconds for each in self._collectives)
+
+    @cached_property
+    def _collectives(self) -> list[OpTime]:
+        return [each for each in self.ops if (each.seconds or each.hidden) and kind_of(each.node) is not None]
 
     @cached_property
     def by_bound(self) -> dict[Bound, float]:
@@ -182,7 +186,8 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
         card = replace(card, host_apart=True)
     issued = covered = 0.0
-    streams, beside = Streams(), beside_kernels(nodes)
+    beside = beside_kernels(nodes)
+    streams = Streams(has_collectives=bool(beside))
     unknown: list[Node] = []
     ops: list[OpTime] = []
     sent: dict[int, Sent] = {}  # by position in `ops`

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ...graph.collectives import collective_of, kind_of
+from ...graph.collectives import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
 from .work import is_view
 
@@ -38,6 +38,7 @@ class Sent:
 class Streams:
     """Where each stream is, in seconds from the record's begin."""
 
+    has_collectives: bool
     kernels: float = 0.0
     _groups: dict[str, float] = field(default_factory=dict)
     _there: dict[Storage, float] = field(default_factory=dict)  # when what was last written there is complete
@@ -102,6 +103,8 @@ class Streams:
         return max(found, key=lambda each: each.ends, default=None)
 
     def _write(self, node: Node, time: float, sent: Sent | None) -> None:
+        if not self.has_collectives:
+            return
         for storage in {*_storages(node.outputs), *node.writes}:
             self._there[storage] = time
             if sent is not None:
@@ -113,6 +116,8 @@ class Streams:
 def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
     """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group."""
     found: dict[Node, str] = {}
+    if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
+        return found
     following: dict[Storage, Node] = {}  # by storage: what touches it next
     for node in reversed(nodes):
         collective = collective_of(node)
