@@ -42,7 +42,7 @@ class WarmPython:
         self._read_by_imports = _settings(env)
         os.close(requests)
         os.close(answers)
-        self._lines = os.fdopen(self._answers)
+        self._lines = os.fdopen(self._answers, "rb", buffering=0)  # `select` sees no line that was read ahead
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -101,12 +101,13 @@ def python(
     cwd: Path | None = None,
     stdin: str | None = None,
     timeout: float = 300,
+    fresh: bool = False,
 ) -> CompletedProcess[str]:
     """``python ARGV`` where ``imports`` have been imported, in the environment ``env``.
 
-    A fresh process where these modules would be other ones in ``env``, or nothing can be forked.
+    A ``fresh`` process also where these modules would be other ones in ``env``, or nothing can be forked.
     """
-    if hasattr(os, "fork") and (warm := _warm(imports)).can_run(env):
+    if not fresh and hasattr(os, "fork") and (warm := _warm(imports)).can_run(env):
         return warm.run(list(argv), env, cwd, stdin, timeout)
     return subprocess.run(
         [sys.executable, *argv],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -32,16 +30,8 @@ def python(
         for name, value in warm_python.environment(own).items()
         if name in own or name not in _OF_LAUNCHERS
     }
-    if not fresh:
-        return warm_python.python(*arguments, imports=imports, env=env, cwd=cwd, stdin=stdin, timeout=timeout)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=env,
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+    return warm_python.python(
+        *arguments, imports=imports, env=env, cwd=cwd, stdin=stdin, timeout=timeout, fresh=fresh
     )
 
 
