@@ -9,6 +9,7 @@ from typing import Any
 
 from ..execute.registry import find_backend
 from ..plan.devices.devices import DeviceLike, planned
+from ..view.render.figure import CHOICES, THEMES
 
 _SWITCHES = {
     "1": True,
@@ -21,10 +22,8 @@ _SWITCHES = {
     "no": False,
 }
 _SWITCHED = ("widget", "progress")
-COLORS = ("peak", "memory", "time", "flops", "dtype", "module")
-THEMES = ("light", "dark")
 NAMES = ("device", "backend", "widget", "progress", "color", "theme")
-_CHOICES = {"color": COLORS, "theme": THEMES}
+_CHOICES = {"color": tuple(CHOICES), "theme": THEMES}
 
 
 class Options:

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 PARTS = ("forward", "backward", "optimizer", "other", "memory")
 DIRECTIONS = ("TB", "LR")
 THEMES = ("light", "dark")
+CHOICES = {
+    "peak": "bytes held at the peak",
+    "memory": "bytes allocated",
+    "time": "time",
+    "flops": "FLOPs",
+    "dtype": "dtype",
+    "module": "module",
+}
+"""The numbers that boxes can show, each with what it is."""
 
 
 @dataclass(frozen=True, slots=True)

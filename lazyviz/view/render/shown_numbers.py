@@ -7,15 +7,8 @@ from ...plan.units import format_bytes, format_flops
 from ..scene.boxes import Box
 from ..scene.numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.scene import Scene
+from .figure import CHOICES
 
-CHOICES = {
-    "peak": "bytes held at the peak",
-    "memory": "bytes allocated",
-    "time": "time",
-    "flops": "FLOPs",
-    "dtype": "dtype",
-    "module": "module",
-}
 ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
 
 Part = tuple[str, float]  # a category or a color, and its share of a bar's length
