@@ -413,7 +413,7 @@ class Node:
         return f"<Node {self.name} {self.phase} {self.module or '-'} {self.state}>"
 
 
-@dataclass(slots=True, unsafe_hash=True)  # frozen, it would take five times as long to make, at every read
+@dataclass(slots=True, unsafe_hash=True)  # a frozen one takes several times as long to make, at every read
 class SyncPoint:
     """A place where recording had to evaluate.
 
