@@ -379,11 +379,12 @@ def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
     """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
     if real is None or codegen.store_result(value, real):
         return
-    tensor = value.tensor() if value.tensor is not None else None
-    if tensor is not None and "_lazyviz" in tensor.__dict__:
-        make_real(tensor, real)
-        if real.layout is torch.strided:
-            value.memory = private_api.MemoryRef(real)
+    for ref in list(value.refs()):
+        tensor = ref()
+        if tensor is not None and "_lazyviz" in tensor.__dict__:
+            make_real(tensor, real)
+            if real.layout is torch.strided:
+                value.memory = private_api.MemoryRef(real)
 
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:

@@ -145,30 +145,24 @@ class ExternalTensors:
         if not isinstance(data, torch.Tensor):
             private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
             return
-        if is_lazy(data) and data._lazyviz.node is not None:
-            self._runs.finish_background((data._lazyviz.node,))  # which knows of no further result
         old = self._tensors.value_of(tensor)
         self._tensors.forget_place(tensor)
         if not is_lazy(data):
             if old is not None and is_lazy(tensor):
                 make_real(tensor, data)
-                release(old)
+                release(old, tensor)
             else:
                 private_api.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
             return
-        source: TrackedValue = data._lazyviz
-        value = TrackedValue(source.meta, source.storage, source.node, source.index)
+        value: TrackedValue = data._lazyviz
+        if value is old:
+            return
         make_pending(tensor, value, data)  # refuses first, before anything is noted
         if old is not None:
-            release(old)
+            release(old, tensor)
         role, name = self._scopes.role_of(tensor)
-        if source.storage.role is None:
-            source.storage.role, source.storage.name = role, name
-        if source.node is not None:
-            source.node.outputs.append(value)
-            shadow = source.storage.shadow
-            if shadow is not None and source in shadow.tensors:
-                shadow.tensors[value] = shadow.tensors[source]
+        if value.storage.role is None:
+            value.storage.role, value.storage.name = role, name
 
     def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
         """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
@@ -178,7 +172,6 @@ class ExternalTensors:
             self._tensors.forget_place(tensor)
             drop_reference(tensor)
             if value is not None:
-                value.tensor = None
                 value.storage.live -= 1
         being_swapped.update((id(one), id(other)))
         try:

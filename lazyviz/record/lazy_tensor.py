@@ -21,6 +21,10 @@ _STAND_INS = torch_cuda.STAND_INS
 
 being_swapped: set[int] = set()  # `id` of tensors that exchange all they are: their classes, too
 dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # the recorder's
+detach: Callable[[torch.Tensor], torch.Tensor] | None = None  # the recorder's
+
+MOST_TENSORS = 8
+"""Tensors that may share a value by :func:`detached`: each that dies is looked for among them."""
 
 
 class LazyTensor(torch.Tensor):
@@ -66,6 +70,11 @@ class LazyTensor(torch.Tensor):
         self.__dict__["_is_param"] = is_param
         if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
             value.storage.role = "parameter"
+
+    def detach(self) -> torch.Tensor:
+        """Recorded as an op since the user's code calls it, unlike what autograd and ``.data`` detach."""
+        assert detach is not None
+        return detach(self)
 
     def _become(self, cls: type[torch.Tensor]) -> None:
         """``tensor.__class__ = cls``: the class that it is to have."""
@@ -166,6 +175,18 @@ def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
     return tensor
 
 
+def detached(tensor: LazyTensor) -> LazyTensor | None:
+    """Another tensor of the same value, without history; ``None`` if many have it.
+
+    Autograd detaches the results that it saves and the gradients that it stores, and ``.data`` its tensor.
+    In eager mode no kernel runs for these, so they are not nodes of the graph.
+    """
+    value = tensor._lazyviz
+    if sum(1 for _ in value.refs()) >= MOST_TENSORS:
+        return None
+    return wrap(value, tensor)
+
+
 def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
@@ -185,7 +206,8 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
 def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
     """Our op has returned a view of ``tensor``; autograd now notes how to make it again: as in eager mode."""
     private_api.show_as_wrapper(tensor, False)
-    return tensor._lazyviz.tensor  # type: ignore[attr-defined]
+    value: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
+    return value.ref_to(tensor)
 
 
 def is_lazy(tensor: object) -> TypeGuard[LazyTensor]:

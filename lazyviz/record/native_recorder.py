@@ -20,7 +20,7 @@ from .constant_folding import is_given
 from .constant_folding import number as known_number
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
-from .lazy_tensor import LazyTensor, Wrappers, wrap
+from .lazy_tensor import MOST_TENSORS, LazyTensor, Wrappers, wrap
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
 from .scalar_reads import evaluate_number, number_in
@@ -85,6 +85,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         TrackedStorage=TrackedStorage,
         Lost=Lost,
         LazyTensor=LazyTensor,
+        MOST_TENSORS=MOST_TENSORS,
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,

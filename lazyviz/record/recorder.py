@@ -33,7 +33,7 @@ from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
-from .lazy_tensor import LazyTensor, is_lazy, is_pending, make_pending, view_is_being_made, wrap
+from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
 from .parity.gradient_accumulation import accumulates_in_place
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
@@ -46,6 +46,11 @@ from .tensor_table import release
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
 _NO_ANSWER = object()
+
+
+def _shares_its_value(tensor: torch.Tensor) -> bool:
+    first = tensor._lazyviz.tensor  # type: ignore[attr-defined]
+    return first is not None and first.next is not None
 
 
 class RecorderMode(private_api.TorchDispatchMode):
@@ -246,6 +251,12 @@ class Recorder:
             return op(*args, **kwargs)
         if info.lifts and not is_lazy(args[0]):
             return args[0]
+        if info.detaches and is_lazy(args[0]) and not self._recording.explicit_detach:
+            if (tensor := detached(args[0])) is None:
+                return _NO_ANSWER
+            self._scopes.mark_stored_gradient(args[0]._lazyviz)
+            self._recording.viewed = view_is_being_made(args[0])
+            return tensor
         if info.communicates:
             return self._communicate(op, args, kwargs)
         if info.zeros:
@@ -358,7 +369,23 @@ class Recorder:
                 self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
             return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
+        shared = [tensors[at] for at, _ in inferred.restructured if _shares_its_value(tensors[at])]
+        if shared:
+            for tensor in shared:
+                self._give_own_value(tensor)
+            return self.record(op, args, kwargs)
         return _NO_ANSWER
+
+    def _give_own_value(self, tensor: torch.Tensor) -> None:
+        """The kernel will change the metadata of the computed value, which other tensors are to keep."""
+        self._recording.explicit_detach = True
+        try:
+            own = self.record(torch.ops.aten.detach.default, (tensor,), {})
+        finally:
+            self._recording.explicit_detach = False
+        self._recording.view_is_made()
+        release(tensor._lazyviz, tensor)  # type: ignore[attr-defined]
+        make_pending(tensor, own._lazyviz, own)
 
     def _with_bits(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Sequence[OpOverload]
@@ -479,7 +506,7 @@ class Recorder:
         old: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
         new = TrackedValue(meta, old.storage, node)
         new.storage.nbytes = max(new.storage.nbytes, meta.storage_nbytes)  # `out=` may have to grow
-        release(old)
+        release(old, tensor)
         make_pending(tensor, new, tensor)
 
     # --- sync points --------------------------------------------------------------
@@ -550,6 +577,15 @@ class Recorder:
         finally:
             self._recording.graph = before
             self._tape.pending_ops.views += graph.nodes[recorded:]  # type: ignore[arg-type]
+
+    def detach(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor.detach()`` as Python code calls it, which is recorded."""
+        recording = self._recording
+        recording.explicit_detach = True
+        try:
+            return private_api.TensorBase.detach(tensor)
+        finally:
+            recording.explicit_detach = False
 
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""

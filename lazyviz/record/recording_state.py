@@ -56,8 +56,8 @@ class RecordingState:
     """
 
     __slots__ = (
-        "absent", "allow_sync", "batch", "communicating", "graph", "held_bytes_limit", "immediate_step",
-        "owner", "pauses", "summing", "viewed", "world",
+        "absent", "allow_sync", "batch", "communicating", "explicit_detach", "graph", "held_bytes_limit",
+        "immediate_step", "owner", "pauses", "summing", "viewed", "world",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class RecordingState:
         self.owner = 0  # thread that records
         self.pauses = 0
         self.viewed: TensorRef | None = None  # the tensor of which a view is being made
+        self.explicit_detach = False  # Python code is calling Tensor.detach: that is recorded as an op
         self.allow_sync = True
         self.immediate_step: str | None = None  # why the rest of this optimizer step runs instead
         self.batch: Callable[[torch.Tensor], int | None] | None = None  # the dimension with a batch's samples

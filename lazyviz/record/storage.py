@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -104,7 +104,8 @@ class TrackedStorage(Storage):
 class TrackedValue(Value):
     """A value with its links to tensors.
 
-    ``tensor`` is a weak reference to the user's tensor object, ``real`` the computed (or
+    ``tensor`` is a weak reference to the user's tensor object, the first of a list if several tensors
+    share the value (see :class:`TensorRef`); ``real`` is the computed (or
     outside) tensor while pending nodes need it, ``uses`` their number; ``given`` is an
     outside tensor whose content counts as known.  ``memory`` is where the user's tensor is
     once it has been computed.
@@ -130,6 +131,17 @@ class TrackedValue(Value):
         """Whether reading the tensor now would need a node to run first."""
         return (self.node is not None and self.node.state != "done") or self.storage.has_pending_write
 
+    def refs(self) -> Iterator[TensorRef]:
+        """The references to all tensors that share the value."""
+        ref = self.tensor
+        while ref is not None:
+            yield ref
+            ref = ref.next
+
+    def ref_to(self, tensor: torch.Tensor) -> TensorRef | None:
+        """The reference to ``tensor``, if it has the value."""
+        return next((ref for ref in self.refs() if ref() is tensor), None)
+
 
 class Lost:
     """``something``: a tensor or a graph has gone since the last look, so pending nodes may be useless."""
@@ -139,11 +151,15 @@ class Lost:
 
 
 class TensorRef(weakref.ref):
-    """Weak reference to a user's tensor; its death is when eager PyTorch would free."""
+    """Weak reference to a user's tensor; its death is when eager PyTorch would free.
 
-    __slots__ = ("value",)
+    ``next``: the reference to another tensor of the same value, such as one that autograd saves.
+    """
+
+    __slots__ = ("next", "value")
 
     value: TrackedValue
+    next: TensorRef | None
 
     def __new__(cls, tensor: torch.Tensor, value: TrackedValue) -> TensorRef:
         self = super().__new__(cls, tensor, on_tensor_death)
@@ -152,6 +168,7 @@ class TensorRef(weakref.ref):
 
     def __init__(self, tensor: torch.Tensor, value: TrackedValue) -> None:
         super().__init__(tensor, on_tensor_death)  # type: ignore[call-arg]
+        self.next = value.tensor
         value.tensor = self
         value.storage.live += 1
         value.storage.dropped = None  # another tensor on it may have been dropped before
@@ -161,8 +178,7 @@ def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_final
     if is_ending():
         return  # modules have lost their names by then
     value = ref.value
-    if value.tensor is ref:
-        value.tensor = None
+    unlink(ref)
     if value.real is not None and not value.uses and value.node is None:
         TrackedStorage.unused.append(value)
     storage = value.storage
@@ -180,6 +196,18 @@ def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_final
                 Lost.look()
 
 
+def unlink(ref: TensorRef) -> None:
+    """Take ``ref`` out of its value's list: the tensor has died, or has another value from now on."""
+    value = ref.value
+    if value.tensor is ref:
+        value.tensor = ref.next
+        return
+    for before in value.refs():
+        if before.next is ref:
+            before.next = ref.next
+            return
+
+
 def note_drop(storage: TrackedStorage) -> None:
     """The last tensor on ``storage`` has gone now."""
     storage.dropped = len(storage.graph.nodes)
@@ -194,7 +222,7 @@ def drop_reference(tensor: torch.Tensor) -> None:
     """Drop our weak references to ``tensor``; PyTorch swaps no tensor that has any."""
     for ref in weakref.getweakrefs(tensor):
         if type(ref) is TensorRef:
-            ref.value.tensor = None
+            unlink(ref)
 
 
 class TrackedNode(Node):

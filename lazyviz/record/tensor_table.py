@@ -10,7 +10,7 @@ import torch
 from ..torch_internals import private_api
 from .interception.sparse_components import parts_of
 from .recording_state import RecordingState
-from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop
+from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
 
 NOWHERE = 1  # no storage's address
 
@@ -182,10 +182,12 @@ def _read_by(nodes: Sequence[TrackedNode]) -> Iterable[TrackedValue]:
     return dict.fromkeys([value for node in nodes for value in node.inputs])
 
 
-def release(value: TrackedValue) -> None:
-    """Cut the link between a value and the user's tensor (which now shows something else)."""
-    if value.tensor is not None:
-        value.tensor = None
+def release(value: TrackedValue, tensor: torch.Tensor | None = None) -> None:
+    """Cut the link between a value and ``tensor``, or every tensor: they show something else from now on."""
+    for ref in list(value.refs()):
+        if tensor is not None and ref() is not tensor:
+            continue
+        unlink(ref)
         storage = value.storage
         while storage.replaced_by is not None:
             storage = storage.replaced_by

@@ -18,6 +18,7 @@ from .sync_evaluation import run_for_sync
 def connect() -> None:
     """Give each stage what it asks of later ones; once, when lazyviz is imported."""
     lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
+    lazy_tensor.detach = recorder.detach
     tape.runs.evaluator = run_for_sync
     tape.pending_ops.reachable = evaluation.reachable
     Node.count_work = staticmethod(_count_work)

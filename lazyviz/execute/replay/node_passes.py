@@ -23,7 +23,7 @@ class Survey(NamedTuple):
 
     ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
     the numbers of those whose tensor the user has, ``scalars`` the numbers that are inputs, ``draws`` the
-    positions of the nodes that draw; ``more`` is whether nodes have other results than their steps.
+    positions of the nodes that draw.
     """
 
     steps: tuple[Any, ...]
@@ -35,7 +35,6 @@ class Survey(NamedTuple):
     graphs: list[Any]
     scalars: list[Any]
     draws: tuple[int, ...]
-    more: bool
 
 
 class Storages(NamedTuple):
@@ -174,7 +173,6 @@ class InPython:
             list(dict.fromkeys([node.graph for node in nodes])),
             scalars,
             tuple([at for at, step in enumerate(steps) if step.draws]),
-            sum([len(node.outputs) for node in nodes]) != sum([len(step.results) for step in steps]),
         )
 
     @staticmethod

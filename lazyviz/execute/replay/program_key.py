@@ -49,7 +49,7 @@ class Key(NamedTuple):
     others are from outside.  Of these ``outside`` has the forms, ``places`` the numbers of their storages,
     ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the subgraph need.
     ``users`` and ``later`` are the numbers of those values, ``memory`` which storages are kept and what they
-    are for, ``turns`` where a node is of another graph or has further results.
+    are for, ``turns`` where a node is of another graph.
     """
 
     purpose: Hashable
@@ -331,7 +331,7 @@ class Steps:
             found = node_passes.survey(nodes, self._known)
         if found is None:
             return subgraph
-        steps, values, made, users, wiring, phases, graphs, scalars, draws, more = found
+        steps, values, made, users, wiring, phases, graphs, scalars, draws = found
         subgraph.values, subgraph.outside, subgraph.graphs = values, values[made:], graphs
         subgraph.users = [values[number] for number in users]
         subgraph.scalars, subgraph.draws = scalars, draws
@@ -339,9 +339,6 @@ class Steps:
         turns: list[Any] = []
         if len(graphs) > 1:
             turns += [graphs.index(node.graph) for node in nodes]
-        if more:
-            # `p.data = result` has made one more value of a result.
-            turns += [(at, *[value.index for value in node.outputs]) for at, node in enumerate(nodes)]
         subgraph.whole = len(nodes) == len(tape.pending)
         memory, places, beyond = self._memory(subgraph, made, wiring, turns)
         subgraph.later = [values[number] for number in beyond if number < made]

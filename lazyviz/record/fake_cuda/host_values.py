@@ -78,24 +78,25 @@ def give_back(tape: Tape) -> None:
     """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
     if not torch_cuda.STAND_INS:
         return
-    moved: dict[TrackedValue, torch.Tensor] = {}
+    moved: dict[TrackedValue, list[torch.Tensor]] = {}
     for node in list(tape.pending):
         for value in node.outputs:
-            tensor = value.tensor() if value.tensor is not None else None
-            if tensor is not None and tensor.__dict__.get("_lazyviz") is value and needs_absent([node]):
-                moved[value] = tensor
+            tensors = [tensor for ref in value.refs() if (tensor := ref()) is not None]
+            tensors = [tensor for tensor in tensors if tensor.__dict__.get("_lazyviz") is value]
+            if tensors and needs_absent([node]):
+                moved[value] = tensors
     copies: dict[Any, torch.Tensor] = {}
     for value in moved:
         copy = _copy(tape, value, undo=True)
         if copy is not None and not copy.is_meta:
             copies[value] = copy
     for value, copy in copies.items():
-        tensor = moved[value]
-        make_real(tensor, copy)
         value.tensor = None
-        grad = tensor.grad if tensor.is_leaf else None
-        if isinstance(grad, LazyTensor) and grad._lazyviz not in copies:
-            tensor.grad = None  # of a backward pass that will not take place
+        for tensor in moved[value]:
+            make_real(tensor, copy)
+            grad = tensor.grad if tensor.is_leaf else None
+            if isinstance(grad, LazyTensor) and grad._lazyviz not in copies:
+                tensor.grad = None  # of a backward pass that will not take place
 
 
 class _OutOfReach(Exception):

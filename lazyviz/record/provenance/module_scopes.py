@@ -15,11 +15,17 @@ from ...graph.modules import ModuleRoot, OwnedName
 from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
 from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
-from ..storage import TrackedNode
+from ..storage import TrackedNode, TrackedStorage, TrackedValue
 from .module_names import name_roots
 from .source_lines import SourceFinder
 
 NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
+
+
+def _mark_gradient(storage: TrackedStorage, parameter: str) -> None:
+    if storage.role is None:
+        storage.role = "gradient"
+        storage.name = parameter + ".grad" if parameter else "grad"
 
 
 class Scopes:
@@ -98,9 +104,15 @@ class Scopes:
             node.root = self._roots.get(id(parameter), "") if name else ""  # or it is of one that has died
             node.module = name.rpartition(".")[0]
             for value in node.inputs:
-                if value.storage.role is None:
-                    value.storage.role = "gradient"
-                    value.storage.name = name + ".grad" if name else "grad"
+                _mark_gradient(value.storage, name)
+
+    def mark_stored_gradient(self, value: TrackedValue) -> None:
+        """``value`` is being detached: it is a gradient from now on if autograd does so to store it."""
+        engine = private_api.current_autograd_node()
+        if engine is None or engine._sequence_nr() < NO_SEQUENCE:
+            return
+        if (parameter := getattr(engine, "variable", None)) is not None:
+            _mark_gradient(value.storage, self.role_of(parameter)[1])
 
     def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
         """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""

@@ -46,7 +46,7 @@ PyObject* Refused = nullptr;  // what is not represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
-  PyObject *tensor, *memory, *value, *of_class, *is_parameter, *running, *under_way;
+  PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *under_way;
 } names;
 
 struct Classes {  // as `connect` was told
@@ -459,14 +459,9 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
 }
 
-// What `eager.give` does; 0 if it is to be asked, -1 with an exception.
-int give(PyObject* value, const at::Tensor& real) {
-  if (!real.defined()) return 1;
-  if (real.layout() != at::kStrided) return 0;
-  THPObjectPtr ref(PyObject_GetAttr(value, names.tensor));
-  if (!ref) return -1;
-  if (ref.get() == Py_None) return 1;
-  THPObjectPtr object(PyObject_CallNoArgs(ref.get()));
+// What `eager.store_result` does for the tensor of one reference; 2 if it is real now.
+int give_one(PyObject* ref, const at::Tensor& real) {
+  THPObjectPtr object(PyObject_CallNoArgs(ref));
   if (!object) return -1;
   if (object.get() == Py_None) return 1;
   THPObjectPtr attributes(PyObject_GenericGetDict(object.get(), nullptr));
@@ -475,7 +470,25 @@ int give(PyObject* value, const at::Tensor& real) {
   const at::Tensor& tensor = THPVariable_Unpack(object.get());
   if (!tensor.device().is_cpu() && PyDict_GET_SIZE(classes.stand_ins) != 0) return 0;  // it may be planned
   if (tensor.is_conj() || tensor.is_neg() || real.is_conj() || real.is_neg()) return 0;
-  if (!become_real(object.get(), attributes.get(), tensor, real)) return -1;
+  return become_real(object.get(), attributes.get(), tensor, real) ? 2 : -1;
+}
+
+// What `eager.store_result` does; 0 if it is to be asked, -1 with an exception.
+int give(PyObject* value, const at::Tensor& real) {
+  if (!real.defined()) return 1;
+  if (real.layout() != at::kStrided) return 0;
+  THPObjectPtr ref(PyObject_GetAttr(value, names.tensor));
+  if (!ref) return -1;
+  bool is_held = false;
+  while (ref.get() != Py_None) {
+    THPObjectPtr next(PyObject_GetAttr(ref.get(), names.next));
+    if (!next) return -1;
+    int given = give_one(ref.get(), real);
+    if (given <= 0) return given;
+    is_held = is_held || given == 2;
+    ref = std::move(next);
+  }
+  if (!is_held) return 1;
   THPObjectPtr memory(memory_of(real));
   return memory && PyObject_SetAttr(value, names.memory, memory.get()) == 0 ? 1 : -1;
 }
@@ -1463,7 +1476,7 @@ PyModuleDef module_definition = {
 
 bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
-      {&names.tensor, "tensor"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
+      {&names.tensor, "tensor"}, {&names.next, "next"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
       {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"},
       {&names.running, "running"}, {&names.under_way, "under_way"}};
   for (auto [place, text] : all) {

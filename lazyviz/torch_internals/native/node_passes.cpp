@@ -79,7 +79,7 @@ Slot is_rematerialized{"is_rematerialized"}, error{"error"}, inference_mode{"inf
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"}, meta{"meta"}, real{"real"};
 Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
     continues{"continues"}, shadow{"shadow"}, nbytes_of_storage{"nbytes"};
-Slot special_step{"special"}, results_of_step{"results"}, draws_of_step{"draws"}, args_of_step{"args"},
+Slot special_step{"special"}, draws_of_step{"draws"}, args_of_step{"args"},
     kwargs_of_step{"kwargs"};
 
 PyObject* connect(PyObject*, PyObject* args) {
@@ -99,7 +99,7 @@ PyObject* connect(PyObject*, PyObject* args) {
        {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow, &nbytes_of_storage}) {
     if (!slot->find(memory)) return nullptr;
   }
-  for (Slot* slot : {&special_step, &results_of_step, &draws_of_step, &args_of_step, &kwargs_of_step}) {
+  for (Slot* slot : {&special_step, &draws_of_step, &args_of_step, &kwargs_of_step}) {
     if (!slot->find(step)) return nullptr;
   }
   Py_RETURN_NONE;
@@ -239,11 +239,9 @@ struct Survey {
   std::vector<int> users, wiring, draws;
   Reference scalars{PyList_New(0)};
   PyObject* mode = nullptr;  // of the nodes before
-  Py_ssize_t results = 0, expected = 0;
   bool is_odd = false;
 
   bool look_at_result(PyObject* node, PyObject* value) {
-    results++;
     PyObject* by = maker.of(value);
     if (by != node) return by != nullptr;
     PyObject* shown = tensor.of(value);
@@ -274,11 +272,10 @@ struct Survey {
       if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, answer);
       return false;
     }
-    PyObject *given = results_of_step.of(step), *is_special = special_step.of(step);
-    if (given == nullptr || is_special == nullptr) return false;
+    PyObject* is_special = special_step.of(step);
+    if (is_special == nullptr) return false;
     if (is_special == Py_True && !look_at_special(node, step)) return false;
     steps.push_back(step);
-    expected += PyList_GET_SIZE(given);
     return true;
   }
 
@@ -310,8 +307,8 @@ struct Survey {
         graphs(list_of(this->graphs)), draws(tuple_of(this->draws));
     if (!steps || !values || !count || !users || !wiring || !phases || !graphs || !draws) return nullptr;
     return PyTuple_Pack(
-        10, steps.object, values.object, count.object, users.object, wiring.object, phases.object, graphs.object,
-        scalars.object, draws.object, results == expected ? Py_False : Py_True);
+        9, steps.object, values.object, count.object, users.object, wiring.object, phases.object, graphs.object,
+        scalars.object, draws.object);
   }
 };
 
@@ -477,7 +474,6 @@ PyObject* glance(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
   }
   size_t made = all.numbers.all().size();
-  if (all.results != all.expected) Py_RETURN_NONE;
   if (!each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); })) return nullptr;
   const std::vector<PyObject*>& values = all.numbers.all();
   Memory memory(values.size());

@@ -258,8 +258,8 @@ cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_ro
 cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
-cdef Py_ssize_t L_line, R_value, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
+cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
@@ -281,7 +281,7 @@ def connect(**parts):
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
-    global held, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
+    global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
@@ -290,7 +290,7 @@ def connect(**parts):
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
     TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
-    ref_cls = TensorRef.__base__
+    ref_cls, most_tensors = TensorRef.__base__, parts["MOST_TENSORS"]
     stand_ins, wrap, storage_address = parts["cuda"].STAND_INS, parts["wrap"], parts["storage_address"]
     dispatch_depth, default_dtype = parts["dispatch_depth"], parts["default_dtype"]
     grad_enabled, inference_enabled = parts["grad_enabled"], parts["inference_enabled"]
@@ -344,9 +344,9 @@ def _find_slots(parts):
     global S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
-    global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, L_line
+    global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, R_next, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
+    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
@@ -383,12 +383,14 @@ def _find_slots(parts):
     I_on_meta, I_special = offset(inferred, "on_meta"), offset(inferred, "special")
     I_to_cpu, I_dtype = offset(inferred, "to_cpu"), offset(inferred, "dtype")
     I_restructured = offset(inferred, "restructured")
-    R_value, L_line = offset(TensorRef, "value"), offset(parts["SourceLine"], "line")
+    R_value, R_next = offset(TensorRef, "value"), offset(TensorRef, "next")
+    L_line = offset(parts["SourceLine"], "line")
     graph = parts["Graph"]
     G_nodes, G_storages, G_inputs = offset(graph, "nodes"), offset(graph, "storages"), offset(graph, "inputs")
     G_calls, G_lost = offset(graph, "calls"), offset(graph, "lost")
     state = type(recording_state)
     RS_graph, RS_pauses, RS_absent = offset(state, "graph"), offset(state, "pauses"), offset(state, "absent")
+    RS_explicit_detach = offset(state, "explicit_detach")
     RS_viewed, RS_owner, RS_summing = offset(state, "viewed"), offset(state, "owner"), offset(state, "summing")
     RS_batch, RS_held_bytes_limit = offset(state, "batch"), offset(state, "held_bytes_limit")
     PR_under_way = offset(type(runs), "under_way")
@@ -413,7 +415,7 @@ cdef class Op:
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
-    cdef bint reads_number, ordinary, adds, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
+    cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
     cdef Py_ssize_t generator
     cdef int made_of_others  # -1: nobody has asked
 
@@ -422,8 +424,9 @@ cdef class Op:
         self.made_of_others = -1
         self.by_type = info.by_type
         self.adds = info.adds
+        self.detaches = info.detaches
         self.ordinary = not (
-            (info.special and not info.adds)
+            (info.special and not info.adds and not info.detaches)
             or info.returns_numbers
             or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
         )
@@ -767,6 +770,30 @@ cdef void show_as_wrapper(object tensor, bint on) noexcept:
     keys[0] = keys[0] | snapshot_key if on else keys[0] & ~snapshot_key
 
 
+cdef object view_is_being_made(object tensor):
+    """``lazyviz.record.lazy_tensor.view_is_being_made``."""
+    show_as_wrapper(tensor, False)
+    ref = get(tensor._lazyviz, V_tensor)
+    while ref is not None and ref() is not tensor:  # another tensor may have the value, too
+        ref = get(ref, R_next)
+    put(recording_state, RS_viewed, ref)
+
+
+cdef object detached(object tensor):
+    """``lazyviz.record.lazy_tensor.detached``."""
+    value = tensor._lazyviz
+    ref = get(value, V_tensor)
+    cdef Py_ssize_t count = 0
+    while ref is not None:
+        ref = get(ref, R_next)
+        count += 1
+    if count >= most_tensors:
+        return MISS
+    made = tensor_of(value, get(value, V_meta), get(value, V_storage), tensor)
+    view_is_being_made(tensor)
+    return made
+
+
 cdef object view_is_made():
     """``lazyviz.record.recording_state.RecordingState.view_is_made``."""
     tensor = get(recording_state, RS_viewed)()
@@ -799,6 +826,12 @@ cdef object record(object func, tuple args, object kwargs):
     in_engine = quick.calling_node(&sequence)
     if not in_engine and get(recording_state, RS_owner) != PyThread_get_thread_ident():
         return MISS
+    if op.detaches and get(recording_state, RS_explicit_detach) is False and type(args[0]) is LazyTensor:
+        result = detached(args[0])
+        if result is not MISS:
+            if in_engine and sequence >= NO_SEQUENCE:
+                mark_stored_gradient(args[0]._lazyviz, engine_node())
+            return result
     grad_mode = quick.grad_mode()
     if op.adds:
         summing = get(recording_state, RS_summing)
@@ -893,9 +926,7 @@ cdef object record(object func, tuple args, object kwargs):
     hidden(get(node, N_outputs))
     pending_nodes[node] = None
     if op.is_view and type(tensors[0]) is LazyTensor:
-        tensor = tensors[0]
-        show_as_wrapper(tensor, False)
-        put(recording_state, RS_viewed, get(tensor._lazyviz, V_tensor))
+        view_is_being_made(tensors[0])
     if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
         runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
     return result
@@ -1501,10 +1532,23 @@ cdef object locate_sum(object node, object engine):
     _, module, gradient = gradient_names_of(name)
     put(node, N_module, module)
     for value in <list> get(node, N_inputs):
-        storage = get(value, V_storage)
-        if get(storage, S_role) is None:
-            put(storage, S_role, "gradient")
-            put(storage, S_name, gradient)
+        mark_gradient(get(value, V_storage), gradient)
+
+
+cdef object mark_stored_gradient(object value, object engine):
+    """``Scopes.mark_stored_gradient``, in a node of the engine that adds to a gradient or gives it away."""
+    storage = get(value, V_storage)
+    if get(storage, S_role) is not None:
+        return
+    parameter = getattr(engine, "variable", None)
+    if parameter is not None:
+        mark_gradient(storage, gradient_names_of(role_of(parameter)[1])[2])
+
+
+cdef void mark_gradient(object storage, object name) noexcept:
+    if get(storage, S_role) is None:
+        put(storage, S_role, "gradient")
+        put(storage, S_name, name)
 
 
 cdef enum:
@@ -1985,6 +2029,7 @@ cdef object refer(object tensor, object value, object storage):
     call = (tensor, death)
     ref = taken((<PyTypeObject *> ref_cls).tp_new(<PyTypeObject *> TensorRef, <PyObject *> call, NULL))
     put(ref, R_value, value)
+    put(ref, R_next, get(value, V_tensor))
     put(value, V_tensor, ref)
     put(storage, S_live, get(storage, S_live) + 1)
     put(storage, S_dropped, None)
@@ -2004,8 +2049,16 @@ def on_death(ref):
     ):
         note_death(ref)
         return
-    if get(value, V_tensor) is ref:
-        put(value, V_tensor, None)
+    before = get(value, V_tensor)
+    if before is ref:
+        put(value, V_tensor, get(ref, R_next))
+    else:
+        while before is not None:
+            following = get(before, R_next)
+            if following is ref:
+                put(before, R_next, get(ref, R_next))
+                break
+            before = following
     live = get(storage, S_live) - 1
     put(storage, S_live, live)
     if live == 0:

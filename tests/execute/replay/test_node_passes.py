@@ -44,7 +44,7 @@ def test_both_find_the_same():
     found = surveyed(IN_CPP, nodes)
     assert found == surveyed(InPython, nodes)
     assert len(found.steps) == len(nodes) and len(found.values) > found.made > len(found.users) > 0
-    assert found.draws and not found.more
+    assert found.draws
     assert found.graphs == [graph.ir for graph in kept[-2:]]
     storages = Storages(*IN_CPP.storages_of(found.values, found.made, found.wiring))
     assert storages == InPython.storages_of(found.values, found.made, found.wiring)
@@ -57,7 +57,7 @@ def test_both_find_the_same():
     tape.pending_ops.forget_all()
 
 
-def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
+def test_both_find_results_that_two_tensors_share_and_memory_met_again():
     with lazyviz.lazy() as graph:
         y = torch.rand(3) * 2
         y.sum().item()  # what is here now is outside memory to the rest
@@ -69,7 +69,7 @@ def test_both_find_results_beyond_those_of_the_op_and_memory_met_again():
     assert found == surveyed(InPython, nodes)
     storages = Storages(*IN_CPP.storages_of(found.values, found.made, found.wiring))
     assert storages == InPython.storages_of(found.values, found.made, found.wiring)
-    assert found.more and storages.continued
+    assert storages.continued
     graph.evaluate()
     assert torch.equal(w, (y + 1) * y)
 
