@@ -187,9 +187,16 @@ class Program:
                 self.steps[position] = step._replace(uses=uses)
 
 
+def _belongs_to_user(span: Lifetime, count: int) -> bool:
+    """Whether the model or the optimizer holds it to the end, where its last use may be the last node's."""
+    return span.lazy_stop >= count and span.storage.role is not None
+
+
 def _hold(nodes: Sequence[Node], span: Lifetime) -> Hold:
     last = span.last_use
     if last is None or last.phase != "backward" or last.forward is None:
+        return Hold(span.lazy_stop, None)
+    if _belongs_to_user(span, len(nodes)):
         return Hold(span.lazy_stop, None)
     return Hold(span.lazy_stop, last.index if span.lazy_stop <= formula_end(nodes, last.index) else None)
 
@@ -237,7 +244,12 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
     held = {
         key: _hold(nodes, span)
         for key, span in enumerate(spans)
-        if not span.kept and (span.last_use is None or span.lazy_stop > span.last_use.index + 1)
+        if not span.kept
+        and (
+            span.last_use is None
+            or span.lazy_stop > span.last_use.index + 1
+            or _belongs_to_user(span, len(nodes))
+        )
     }
     of: Run = next((span.of for span in spans), "lazyviz")
     entries = {key: span.start for key, span in enumerate(spans) if span.maker is None and span.start >= 0}
