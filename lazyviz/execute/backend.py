@@ -1,4 +1,4 @@
-"""Backend protocol: what a backend is given, a segment of nodes, and what it returns, a callable."""
+"""Backend protocol: a backend receives a segment of nodes and returns a callable."""
 
 from __future__ import annotations
 

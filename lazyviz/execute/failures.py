@@ -1,4 +1,4 @@
-"""Failed nodes: what is recorded when a kernel raises, and the lines that its error message gets."""
+"""Failed nodes: their state after a kernel error, and the source lines in error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..graph.ir import Failure, NodeError, failure_of
 from ..record.storage import PARTIAL_WRITE, TrackedNode
 
 STAYS = (
-    "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
+    "This op and those that depend on it stay pending. %lazy reset or lazyviz.reset() drops all pending ops."
 )
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run: ops done, bytes held, the estimated time that is left."""
+"""Progress of a run: ops done, bytes held, and the estimated remaining time."""
 
 from __future__ import annotations
 

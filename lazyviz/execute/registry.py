@@ -1,4 +1,4 @@
-"""Backend registry: built-in and registered backends and those of installed packages, by name."""
+"""Backend registry: built-in and registered backends, and those of installed packages, by name."""
 
 from __future__ import annotations
 
@@ -123,6 +123,6 @@ def find_backend(name: str) -> Backend | Cluster | None:
         else:
             make = _COMPILERS.get(name) or EXTRAS.get(name)
             if make is None:
-                raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
+                raise ValueError(f"unknown backend {name!r}; available: {', '.join(backend_names())}")
             _backends[name] = make()
     return _backends[name]

@@ -1,4 +1,4 @@
-"""Report of an evaluation: ops run, seconds, peak memory, backend, cache hits and fallbacks."""
+"""Report of an evaluation: ops run, seconds, peak memory, backend, cache hits, and fallbacks."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Report(Tabular):
             *(("fallback", reason) for reason in self.fallbacks),
             ("first NaN", str(self.first_nan) if self.first_nan is not None else ""),
             ("first infinity", str(self.first_inf) if self.first_inf is not None else ""),
-            *(("failed before, and again", what) for what in self.left),
+            *(("failed again", what) for what in self.left),
         ]
         return Table(f"Evaluated: {self.cause}", ("what", "found"), [row for row in rows if row[1]], 0)
 
@@ -253,9 +253,9 @@ class Report(Tabular):
             peak += " of tensors"
         if peak and self.comparison:
             peak += f" ({self.comparison})"
-        again = f", {self.recomputed} of them twice" if self.recomputed else ""
+        again = f", {self.recomputed} of them recomputed" if self.recomputed else ""
         text = f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
-        return "\n".join([text, *[f"  failed before, and again: {what}" for what in self.left]])
+        return "\n".join([text, *[f"  failed again: {what}" for what in self.left]])
 
 
 def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, int]:

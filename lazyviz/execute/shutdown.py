@@ -1,4 +1,4 @@
-"""Shutdown: when the process ends, runs on daemon threads are stopped between two ops and waited for.
+"""Shutdown: at process exit, stops runs on daemon threads between two ops, and waits for them.
 
 Python ends such a thread where it stands as soon as it asks for the interpreter again.  Within PyTorch that
 is in C++ code which cannot be left so, and the process is aborted.  For other threads Python itself waits.

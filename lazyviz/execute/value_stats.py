@@ -1,4 +1,4 @@
-"""Value statistics: minimum, maximum, mean, NaN, infinities and a histogram of each result.
+"""Value statistics: minimum, maximum, mean, NaN, infinities, and a histogram of each result.
 
 Tensors are read and nothing else: results, random numbers and the run's own memory stay as they are.
 What is kept of a tensor is a few numbers.  Large ones are read in chunks, so that it takes no more than

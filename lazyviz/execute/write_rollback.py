@@ -1,4 +1,4 @@
-"""Rollback of in-place writes: what a failed kernel wrote is restored, or running it again is refused.
+"""Rollback of in-place writes: writes of a failed kernel are undone, or running it again is refused.
 
 An elementwise kernel takes all memory that it needs before it writes, and one that overwrites without
 reading will write the same again.  Others may fail midway: batch norm, whose running statistics are written

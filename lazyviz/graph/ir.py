@@ -260,8 +260,8 @@ class Failure(Enum):
     """Why a node has not run and may never run."""
 
     RAISED = "its kernel raised an error"
-    FORGOTTEN = "it was forgotten before it ran"
-    PARTIAL_WRITE = "it stopped midway, and what it writes in place may be partly written"
+    FORGOTTEN = "it was dropped before it ran"
+    PARTIAL_WRITE = "it failed midway, and its in-place writes may be incomplete"
 
 
 class NodeError(str):

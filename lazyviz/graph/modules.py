@@ -1,4 +1,4 @@
-"""Which module object an op or a weight belongs to, beside the name that it goes by.
+"""Module objects of ops and weights, attached to the names that are shown.
 
 A node's ``root`` is the class of the outermost module that was called, its ``module`` the path in there, and
 a weight's name is relative to that module, too.  Two models of one class have these in common.  So both are

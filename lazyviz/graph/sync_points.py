@@ -1,4 +1,4 @@
-"""Sync points as text: equal ones are listed together."""
+"""Sync points as text: equal ones are grouped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first optimizer steps of a training loop, recorded, planned and evaluated: for all callbacks."""
+"""First optimizer steps of a training loop: recorded, planned, and evaluated, for all callbacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FirstSteps:
         picture: str | Path | None = None,
     ) -> None:
         if steps < 1:
-            raise ValueError(f"steps is at least 1, not {steps}")
+            raise ValueError(f"steps must be at least 1, got {steps}")
         if device is not None:
             planned(device)
         self._budget = parse_bytes(fail_above) if fail_above is not None else None

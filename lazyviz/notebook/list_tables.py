@@ -1,4 +1,4 @@
-"""IPython display formatters for lists of plans, reports, moments and remedies: one table, a row for each.
+"""IPython display formatters for lists of plans, reports, moments, and remedies: one table each.
 
 Other lists are shown as before: by the formatter that was registered, which comes back when the extension is
 unloaded.

@@ -1,4 +1,4 @@
-"""Capacity search: the largest size that fits, where every trial takes a plan."""
+"""Capacity search: finds the largest size that fits, with one plan per trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank of several sends to the others while it runs a graph, in bytes.
+"""Communication: bytes that one rank sends to the others while it runs a graph.
 
 By the ring algorithm, in which every rank has the same share of the work: of ``n`` ranks each sends
 ``2 (n - 1) / n`` of the tensor for an all-reduce and ``(n - 1) / n`` of the gathered or scattered tensor for

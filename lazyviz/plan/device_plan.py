@@ -1,4 +1,4 @@
-"""Device plan: timelines, peak, reserved memory and verdict for one device."""
+"""Device plan: timelines, peak, reserved memory, and verdict for one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanation of a plan as text: the peak, what is alive there and what keeps it, whether it fits."""
+"""Explanation of a plan as text: the peak, what is alive there and why, and whether it fits."""
 
 from __future__ import annotations
 
@@ -61,29 +61,31 @@ def explain(plan: Plan) -> str:
         lines.append(line + ".")
     if inside := _not_known(plan):
         lines.append(
-            f"Ran at once, at a sync point: {inside}. What they made is counted; "
-            "what they took while they ran is not known, and no range above allows for it."
+            f"Ran immediately, at a sync point: {inside}. Their results are counted. The memory that they "
+            "used while running is unknown, and the ranges above do not include it."
         )
     if operators := _of_others(plan):
         lines.append(
-            f"Operators of other libraries: {operators}. What they return is counted; what their kernels "
-            "take while they run is not known, and no range above allows for it."
+            f"Operators of other libraries: {operators}. Their results are counted. The memory that their "
+            "kernels use while running is unknown, and the ranges above do not include it."
         )
     if layers := sorted(plan._graph.in_parts):
         lines.append(
-            f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
-            f"it; {plan.device} would run each cell as one kernel, which no range above allows for."
+            f"{', '.join(layers)}: recorded cell by cell with CPU operators, because cuDNN does not "
+            "support it. "
+            f"{plan.device} would run each cell as one kernel, which the ranges above do not include."
         )
     if functions := sorted(plan._graph.as_eager):
         lines.append(
-            f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
-            "it would take other memory, mostly less, which no range above allows for."
+            f"{', '.join(functions)}: planned as run by eager PyTorch. Compiled by torch.compile it "
+            "would take "
+            "another amount of memory, usually less, which the ranges above do not include."
         )
     lines += of_release(plan)
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
-            f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "
+            f"The ops were recorded on {plan.recorded_device}; {plan.device} may use "
             "other kernels that save other tensors."
         )
     lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
@@ -94,8 +96,8 @@ def of_release(plan: Plan) -> list[str]:
     """Of a plan for another PyTorch release, what is known to differ there."""
     if plan._graph.torch_release is None:
         return []
-    differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
-    return [f"As PyTorch {plan.torch_version} runs it: {differences}."]
+    differences = "; ".join(plan._graph.release_differences) or "no known difference in memory"
+    return [f"Differences in PyTorch {plan.torch_version}: {differences}."]
 
 
 def of_batch(plan: Plan) -> list[str]:
@@ -129,7 +131,7 @@ def essence(plan: Plan) -> list[str]:
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     if plan.alive_at_peak:
-        lines += ["Alive then, largest first:", *_largest(plan.alive_at_peak)]
+        lines += ["Alive at the peak, largest first:", *_largest(plan.alive_at_peak)]
     return lines + _remedies(plan)
 
 
@@ -140,7 +142,8 @@ def _peak(plan: Plan) -> list[str]:
     if between := _between(plan.peak_range):
         if plan._reservation is not None:
             lines.append(
-                f"  {between} in {plan.range_level:.0%} of runs, by published measurements{_unsure(plan)}"
+                f"  {between} in {plan.range_level:.0%} of runs, according to published "
+                f"measurements{_unsure(plan)}"
             )
         else:
             lines.append(f"  {between}{_unsure(plan)}")
@@ -156,12 +159,14 @@ def _peak(plan: Plan) -> list[str]:
 def _unsure(plan: Plan) -> str:
     """What of the record itself is an estimate."""
     if plan.estimated:
-        return ": some kernels' scratch memory and what cuDNN keeps for the backward pass are an estimate"
+        return (
+            ": the scratch memory of some kernels, and what cuDNN saves for the backward pass, are estimates"
+        )
     if all(need.exact for need in plan.scratch.values()):
         return ""
     if plan._graph.cudnn_benchmark and plan._reservation is not None:
-        return ": cudnn.benchmark tries algorithms that may take many times the operands"
-    return ": some kernels' scratch memory is an estimate"
+        return ": cudnn.benchmark tries algorithms whose workspace may be many times as large as the operands"
+    return ": the scratch memory of some kernels is an estimate"
 
 
 def _not_known(plan: Plan) -> str:
@@ -218,10 +223,10 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     lines = [f"Alive {when}, by category:"]
     lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
     lines.append("by module:")
-    by_module = {module or "(outside of a module)": size for module, size in moment.by_module.items()}
+    by_module = {module or "(outside of modules)": size for module, size in moment.by_module.items()}
     lines += table(fold(by_module), total, MODULES)
     if by_line := moment.by_line:
-        lines.append("made by line:")
+        lines.append("by line that allocated it:")
         lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
     return [*lines, "largest:", *_largest(moment.alive)]
 
@@ -258,10 +263,10 @@ def verdict(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     if plan.capacity_bytes is None:
         why = f" ({plan.device_state})" if plan.device_state not in ("", "ready") else ""
-        return f"Whether it fits is unknown: {plan.device} does not tell its memory{why}."
+        return f"Whether it fits is unknown: {plan.device} does not report its memory{why}."
     room = format_bytes(plan.capacity_bytes)
     if plan._profile is None:
-        room += " free (tensors already there included)"
+        room += " free (including tensors of this process)"
     counted = _counted(plan)
     need, reservation = plan.needed_bytes, plan._reservation
     probably = needs = ""
@@ -270,8 +275,9 @@ def verdict(plan: Plan) -> str:
     if plan.fits:
         if reservation is not None and reservation.retries:
             needs += (
-                "; only since the caching allocator gives cached memory back when there is no more, which "
-                f"waits for the GPU ({reservation.retries:,} times)"
+                "; only because the caching allocator frees cached memory when it runs out, which "
+                "waits for the "
+                f"GPU ({reservation.retries:,} times)"
             )
         return f"It {probably}fits: {plan.device} has {room}{needs}. {_both(plan)}{counted}"
     text = f"It {probably}does not fit: {plan.device} has {room}{needs}"
@@ -294,8 +300,8 @@ def _both(plan: Plan) -> str:
     """What either run needs; first the one that the verdict is of."""
     ours, eager = format_bytes(plan.lazyviz_needed_bytes), format_bytes(plan.eager_needed_bytes)
     if plan.verdict_of == "eager":
-        return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz it would be {ours}."
-    where = f"Evaluated by lazyviz on {plan.device} it" if plan.borrowed else "Evaluate here"
+        return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz, it needs {ours}."
+    where = f"Evaluated by lazyviz on {plan.device}, it" if plan.borrowed else "Evaluating it"
     text = f"{where} needs {ours}; plain PyTorch {plan.torch_version} {eager}"
     if plan.fits and plan.eager_fits is False:
         text += ", which would not fit"
@@ -307,8 +313,9 @@ def _counted(plan: Plan) -> str:
     if plan._profile is None or plan._profile.context_bytes:
         return ""
     return (
-        " Only tensors were counted: the profile has no context_bytes, with which what PyTorch's "
-        "allocator and the CUDA context take would be, too."
+        " Only tensors were counted. To include PyTorch's allocator and the CUDA context, set "
+        "context_bytes in "
+        "the profile."
     )
 
 
@@ -317,11 +324,9 @@ def _reserved(plan: Plan) -> str:
     assert reservation is not None
     text = f"PyTorch's caching allocator would reserve {format_bytes(reservation.reserved_bytes)}"
     if reservation.workspace_bytes:
-        text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
+        text += f", {format_bytes(reservation.workspace_bytes)} of it for cuBLAS's workspace"
     if reservation.foreign_bytes:
-        text += (
-            f", {format_bytes(reservation.foreign_bytes)} of it tensors of yours that this graph does not use"
-        )
+        text += f", {format_bytes(reservation.foreign_bytes)} of it for tensors that this graph does not use"
     if reservation.context_bytes:
         text += f"; the CUDA context takes about {format_bytes(reservation.context_bytes)} more"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):

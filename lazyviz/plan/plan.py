@@ -433,7 +433,7 @@ class Plan(Tabular):
         """
         if self.time is None:
             raise ValueError(
-                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU at hand"
+                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine"
             )
         return beside_profile(self.time, profile)
 

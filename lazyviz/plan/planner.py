@@ -1,4 +1,4 @@
-"""Planner: makes a :class:`~lazyviz.plan.plan.Plan` for a device, a batch size and a number of pieces."""
+"""Planner: makes a :class:`~lazyviz.plan.plan.Plan` for a device, batch size, and number of pieces."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_plan(
     size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
     """
     if backend not in (None, "eager"):
-        raise ValueError(f"This version plans runs with 'eager'; what {backend!r} would take is not known.")
+        raise ValueError(f"This version plans only runs with 'eager'; the memory of {backend!r} is unknown.")
     check_split(split)
     everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
     recorded, target = _counted(everywhere, device)
@@ -209,9 +209,9 @@ class Planner:
         if batch_size is None:
             return self.batch.size if self.batch is not None else None
         if self.batch is None:
-            raise ValueError(f"another batch size {BATCH_NEEDED}")
+            raise ValueError(f"planning another batch size {BATCH_NEEDED}")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size is a number of samples, at least 1, not {batch_size!r}")
+            raise ValueError(f"batch_size must be a number of samples, at least 1, not {batch_size!r}")
         return batch_size
 
     def in_pieces(self, spans: Sequence[Lifetime], sizes: Sequence[int], total: int) -> DevicePlan:

@@ -1,4 +1,4 @@
-"""Projection of a run's peak, to be compared with the measured one.
+"""Projection of a run's peak, for comparison with the measured one.
 
 A :class:`~lazyviz.plan.plan.Plan` is of a whole graph.  A run is often of a part: what one tensor
 needs, or what is left after a sync point.  Sizes are bytes.

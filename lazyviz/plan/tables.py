@@ -1,4 +1,4 @@
-"""Results as small tables: aligned text in terminals, HTML in notebooks, a table of rich's where that prints.
+"""Result tables: aligned text in terminals, HTML in notebooks, rich tables where rich prints.
 
 Showing one computes nothing that takes long, and runs nothing.
 """

@@ -1,4 +1,4 @@
-"""Deferred signals: handlers wait while state is exchanged, and between a kernel and its bookkeeping.
+"""Deferred signals: handlers wait during state changes, and between a kernel and its bookkeeping.
 
 Python runs handlers on the main thread between any two instructions, whoever's they are.  Where that must not
 be, signals are collected, and their handlers run where the state is whole.

@@ -1,4 +1,4 @@
-"""Shortened tracebacks: the user's frames, those of libraries, and one of ours.
+"""Shortened tracebacks: frames of the user and of libraries, and one of lazyviz.
 
 An op that fails is met deep inside of an evaluation, which says nothing to a user.  Whatever user code
 calls of ours therefore cuts the frames below its own before an error leaves it.  The links between the

@@ -1,4 +1,4 @@
-"""Transactions: state of PyTorch and of the process is exchanged as a whole and always restored.
+"""Transactions: global state of PyTorch and the process is changed as a whole and always restored.
 
 A :class:`Transaction` notes how to take each step back before it takes it, and takes all of them back in
 reverse.  It is left however its ``with`` statement is, also if an exception comes between any two
@@ -120,7 +120,7 @@ class Transaction(contextlib.ContextDecorator):
 
     def __enter__(self) -> Any:
         if self.entered:
-            raise RuntimeError(f"{self.name} has been entered before; make another one")
+            raise RuntimeError(f"{self.name} was already entered; create a new one")
         self._undo: list[Callable[[], object]] = []
         self.entered = True
         try:

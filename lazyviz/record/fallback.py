@@ -1,4 +1,4 @@
-"""Fallback: ops that run immediately while the rest is recorded, noted in the graph as done.
+"""Fallback: ops that run immediately during recording, and are added to the graph as done.
 
 A data-dependent operator, a compiled function or a formula that reads values is not deferred, and
 yet makes memory that the rest of the block lives with.  Once it has run, what it returned is known:

@@ -1,4 +1,4 @@
-"""Release of graphs: a record is freed when its owner goes, not when the garbage collector runs.
+"""Release of graphs: a graph is freed with its owner, before the garbage collector runs.
 
 Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
 those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,

@@ -1,4 +1,4 @@
-"""Observable pending work: which pending nodes a tensor of the user's could still show."""
+"""Observable pending work: pending nodes whose results a user's tensor could still show."""
 
 from __future__ import annotations
 

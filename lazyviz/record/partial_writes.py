@@ -1,4 +1,4 @@
-"""Partial writes: memory that a failed kernel or segment left half written, and what overwrites it whole.
+"""Partial writes: memory that a failed kernel or segment left half written, and how it becomes valid.
 
 One that fails midway never runs again, and what it writes in place cannot be read
 (:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of it is overwritten by an op that does not read

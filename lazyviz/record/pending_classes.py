@@ -1,4 +1,4 @@
-"""Classes of pending tensors whose own class is a user's, such as a quantized ``nn.Parameter``.
+"""Classes of pending tensors that have a user-defined class, such as a quantized ``nn.Parameter``.
 
 A pending tensor is a ``LazyTensor``.  One of a class with methods of its own is of a class made here that
 derives from both, so that its methods, properties and overrides are those of its class while it is pending.

@@ -1,4 +1,4 @@
-"""Pending ops: the nodes in program order, and dropping those whose results nobody can see."""
+"""Pending ops: nodes in program order, and removal of those whose results are unreachable."""
 
 from __future__ import annotations
 

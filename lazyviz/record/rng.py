@@ -1,4 +1,4 @@
-"""Random number sequences: draws of each generator in program order, made later.
+"""Random number sequences: deferred draws of each generator, in program order.
 
 A pending draw must use the generator state eager PyTorch would have had.  Reseeding a
 generator reaches no hook, so after a recorded draw the generator has a seed of

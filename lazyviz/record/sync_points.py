@@ -19,8 +19,9 @@ from .recording_state import RecordingState
 from .storage import TrackedNode
 
 NESTED = (
-    "an evaluation is under way, and code that it calls (a progress callback, a listener, a signal handler, "
-    "a finalizer) needs ops that have not run; the evaluation continues: try again once it has ended"
+    "an evaluation is in progress, and code that it calls (a progress callback, a listener, a signal "
+    "handler, "
+    "a finalizer) needs ops that have not run; the evaluation continues: try again when it has ended"
 )
 
 
@@ -140,7 +141,7 @@ class PendingRuns:
             if noted and not recording.allow_sync:
                 where = at(line, reader) + (f": {line.text}" if line else "")
                 raise SyncError(
-                    f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here"
+                    f"{cause} needs {len(nodes)} pending ops to run{where}; sync points are forbidden here"
                 )
             start = time.perf_counter()
             if nodes:
@@ -173,18 +174,18 @@ class PendingRuns:
         where = at(line, reader) + (f": {line.text}" if line else "")
         text = f"{cause}{where} needs a value that {_who(nodes)}"
         if recording.absent is not None or recording.world is not None:
-            text += "; the plan is of what comes before"
+            text += "; the plan covers what was recorded before it"
         text += "."
         if recording.absent is not None and a_number and line is not None:
             text += (
-                f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
+                f" To continue, give the value: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
         if "sparse" in cause:
             text += (
-                " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
-                "weight."
+                " The number of entries of a sparse tensor depends on data: use nn.Embedding and "
+                "nn.EmbeddingBag "
+                "with sparse=False for planning. Their gradients are then dense, as large as the weights."
             )
         return text
 
@@ -230,5 +231,5 @@ def _who(nodes: Sequence[TrackedNode]) -> str:
     """Who could compute what needs ``nodes``, and is not here."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
-        return "only the planned GPU could compute, which is not on this machine"
-    return "depends on what the other planned ranks would send, which are not there"
+        return "only the planned GPU could compute, and it is not on this machine"
+    return "depends on data of the other planned ranks, which do not exist"

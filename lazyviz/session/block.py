@@ -1,4 +1,4 @@
-"""Lazy blocks: entering and leaving one exchanges the recording state as a whole.
+"""Lazy blocks: entering and leaving one switches the recording state as a whole.
 
 A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time or call user code is done
 before the exchange (options, a run on another thread, what is overdue) or after it (names, accounts).

@@ -58,19 +58,19 @@ def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
     ``names``: the option that names the batch.
     """
     if graph.choices.batch is not None and graph.choices.batch.missing:
-        return [f"--batch {names}: the cell has given {', '.join(graph.choices.batch.missing)} no tensor."]
+        return [f"--batch {names}: the cell assigned no tensor to {', '.join(graph.choices.batch.missing)}."]
     choices = graph.choices
     if not graph.nodes or not choices.saves_memory:
         return []
     plan = graph.plan()
     if plan.split.blocked_by and choices.split not in ("off", 1):
         rest = len(plan.split.blocked_by) - 1
-        more = f" {rest:,} more op{'s forbid' if rest > 1 else ' forbids'} it, too." if rest else ""
+        more = f" {rest:,} more op{'s prevent' if rest > 1 else ' prevents'} it, too." if rest else ""
         text = describe(Blocker(plan.split.blocked_by[0], plan.split.reasons[0])).rstrip(".")
-        return [f"The batch cannot be split as asked for: {text}.{more}"]
+        return [f"The batch cannot be split: {text}.{more}"]
     if plan.recompute.reason:
-        how = "its peak is then the lowest that was found" if choices.recompute == "auto" else "it is refused"
-        return [f"The budget cannot be met: {plan.recompute.reason}. When it is evaluated, {how}."]
+        how = "will use the lowest peak found" if choices.recompute == "auto" else "will be refused"
+        return [f"The budget cannot be met: {plan.recompute.reason}. An evaluation {how}."]
     if plan.fits is False and "auto" in (choices.split, choices.recompute):
         how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
         return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]

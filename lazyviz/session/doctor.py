@@ -1,4 +1,4 @@
-"""Self-check (``lazyviz.doctor()``): what is installed, patched, missing and left behind.
+"""Self-check (``lazyviz.doctor()``): what is installed, patched, missing, or left over.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -99,9 +99,9 @@ class Diagnosis:
             lines += [f"  {name}" for name in self.patched]
         lines += [f"missing: {sentence}" for sentence in self.missing]
         if self.ok:
-            lines.append("Nothing was left behind.")
+            lines.append("No leftover state.")
         else:
-            lines.append(f"{len(self.leftovers)} left behind; lazyviz.reset() takes them away:")
+            lines.append(f"leftover state ({len(self.leftovers)}); lazyviz.reset() removes it:")
             lines += [f"  {leftover}" for leftover in self.leftovers]
         return "\n".join(lines)
 
@@ -151,11 +151,11 @@ def _of_the_tape() -> list[Leftover]:
     """State of the recorder that belongs to no block, run or pause."""
     found: list[Leftover] = []
     if tape.recording.graph is not None and not open_blocks():
-        found.append(Leftover("recorder", "records for no block"))
+        found.append(Leftover("recorder", "records without an open block"))
     if tape.recording.pauses and not open_blocks():
         found.append(Leftover("recorder", f"paused {tape.recording.pauses} times"))
     if tape.recording.absent is not None and not open_blocks():
-        found.append(Leftover("torch.cuda", "answers for a card that is not there"))
+        found.append(Leftover("torch.cuda", "patched for an absent GPU"))
     if tape.runs.lock.is_lost:
         found.append(Leftover("lock of evaluations", "held by a thread that has ended"))
     elif tape.runs.lock.is_mine and not evaluation.is_running_here():
@@ -180,7 +180,11 @@ def _devices() -> tuple[str, ...]:
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.version.cuda is not None else 0
     cards, trouble = cuda_devices()
-    cuda = f"CUDA: {count} devices of this process" if count else "CUDA: none in this process"
+    cuda = (
+        f"CUDA: {count} devices visible to this process"
+        if count
+        else "CUDA: no device visible to this process"
+    )
     nvml = f"NVML: {', '.join(card.model for card in cards)}" if cards else f"NVML: {trouble or 'no device'}"
     return cuda, nvml
 

@@ -1,4 +1,4 @@
-"""Evaluating everything pending: an op that fails stops only what needs it.
+"""Evaluating everything pending: a failing op stops only the ops that depend on it.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """

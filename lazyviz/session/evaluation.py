@@ -157,7 +157,7 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
                 return AsyncEvaluation(strategy, cause, reason, report)
     finally:
         context.__exit__()
-    reason = "an interrupted run in pieces goes on"
+    reason = "an interrupted split run continues"
     return AsyncEvaluation(None, cause, reason, run(nodes, cause, **options))
 
 
@@ -438,7 +438,7 @@ def stop_background() -> None:
     """The process ends: the kernels on another thread are stopped between two ops, and waited for."""
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
-        started.stop(eager.Interrupted("the process ends"))
+        started.stop(eager.Interrupted("the process is exiting"))
         if not started.wait(shutdown.SECONDS):
             return
     codegen.end_worker()

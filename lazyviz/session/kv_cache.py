@@ -1,4 +1,4 @@
-"""Marking KV caches that lazyviz does not know by itself."""
+"""``lazyviz.mark_kv_cache``: marks KV caches that lazyviz does not detect."""
 
 from __future__ import annotations
 
@@ -24,5 +24,6 @@ def mark_kv_cache(*caches: Any) -> None:
     for cache in caches:
         if not kv_caches.note(tape, cache):
             raise TypeError(
-                f"a KV cache is tensors, or something that holds them: this {type(cache).__name__} holds none"
+                "a KV cache must be tensors or an object that holds tensors: this "
+                f"{type(cache).__name__} holds none"
             )

@@ -1,4 +1,4 @@
-"""LazyGraph, ``lazy()`` and the functions over every pending graph: the composition root.
+"""LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` see all stages.  Graphs get their plan, picture and run here;
 :mod:`lazyviz.session.connect` gives recording what a sync point needs.
@@ -372,7 +372,7 @@ class LazyGraph:
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
         if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
-            raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
+            raise RuntimeError("a cell is recording on another thread; evaluate when it has ended")
         with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
@@ -476,11 +476,11 @@ class LazyGraph:
             RuntimeError: the block is still being recorded, so that modules have no names yet.
         """
         if not isinstance(name, str):
-            raise TypeError(f"an annotation's name is a string, not {name!r:.40}")
+            raise TypeError(f"an annotation's name must be a string, not {name!r:.40}")
         if not name.strip() or len(name) > LONGEST_NAME:
-            raise ValueError(f"an annotation's name has 1 to {LONGEST_NAME} characters")
+            raise ValueError(f"an annotation's name must have 1 to {LONGEST_NAME} characters")
         if tape.recording.graph is self.ir:
-            raise RuntimeError("annotate the graph when its block has ended")
+            raise RuntimeError("annotate the graph after its block has ended")
         made = annotation(self.ir, name, values, is_pending) if values is not None else None
         self.ir.annotations.pop(name, None)
         if made is not None:

@@ -1,4 +1,4 @@
-"""``lazyviz.options``: what blocks and cells take where they are not told otherwise."""
+"""``lazyviz.options``: default options of blocks and cells."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Options:
         before = self._set
         unknown = [name for name in changes if name not in NAMES]
         if unknown:
-            raise ValueError(f"no option {unknown[0]!r}; there are: {', '.join(NAMES)}")
+            raise ValueError(f"unknown option {unknown[0]!r}; available: {', '.join(NAMES)}")
         self._set = {**before, **{name: _checked(name, value) for name, value in changes.items()}}
         try:
             yield self
@@ -146,11 +146,11 @@ def _checked(name: str, value: Any) -> Any:
     elif name == "backend":
         find_backend(value)
     elif name == "widget" and not isinstance(value, bool):
-        raise ValueError(f"widget is True or False, not {value!r}")
+        raise ValueError(f"widget must be True or False, not {value!r}")
     elif name == "progress" and value is not None and not isinstance(value, bool):
-        raise ValueError(f"progress is True, False or None, not {value!r}")
+        raise ValueError(f"progress must be True, False, or None, not {value!r}")
     elif name in _CHOICES and value not in _CHOICES[name]:
-        raise ValueError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""A bar of tqdm for runs and compilations that take longer than a second, where somebody looks on.
+"""tqdm progress bar for runs and compilations that take longer than a second.
 
 That is in a notebook, or where stderr is a terminal; ``lazyviz.options.progress`` says otherwise.  A run
 itself pays nothing for it: a thread looks from time to time at how far it is, and programs that took less

@@ -1,4 +1,4 @@
-"""Recompute options: a budget, ``"auto"`` or ``"off"``, and the rematerialized run that they lead to.
+"""Recompute options: a budget, ``"auto"``, or ``"off"``, and the resulting rematerialized run.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """

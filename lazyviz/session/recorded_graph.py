@@ -1,4 +1,4 @@
-"""Interface of a recorded graph, as running and planning need it, whatever shows it to the user."""
+"""Interface of a recorded graph for execution and planning, independent of its display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run choices: how a graph is evaluated by default (backend, split, recompute, value statistics)."""
+"""Run choices: a graph's default backend, split, recompute, and value statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run strategies: eager, replay, compiled, micro-batched or rematerialized; chosen, projected and executed.
+"""Run strategies (eager, replay, compiled, micro-batched, rematerialized): selection and execution.
 
 A part of :mod:`lazyviz.session.evaluation`, which tells the graphs and makes the report.
 """
@@ -190,15 +190,15 @@ class Strategy:
     def start(self) -> str | None:
         """Have the kernels run on another thread until the nodes are executed; why they cannot, in words."""
         if self.is_followed or self.wanted.cancel is not None:
-            return "somebody follows its progress"
+            return "its progress is being followed"
         if self.compiler is not None or self.cluster is not None:
             return f"the backend {self.wanted.backend!r} runs it"
         if self.split_run is not None:
             return "it runs in pieces of the batch"
         if self.choice is not None:
-            return "it computes activations again"
+            return "it recomputes activations"
         if self.seen is not None:
-            return "its results are summarized as they come"
+            return "its results are summarized while it runs"
         if self.found is None:
             return self.new or "these ops run for the first time"
         return self.found.start()

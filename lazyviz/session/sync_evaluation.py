@@ -1,4 +1,4 @@
-"""Evaluation at sync points: what a read value needs, at the least cost.
+"""Evaluation at sync points: runs only what the read value needs.
 
 A program may read a value after every op.
 """

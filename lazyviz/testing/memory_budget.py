@@ -1,4 +1,4 @@
-"""Memory budgets: a block of PyTorch code fails where its projected peak is above a limit.
+"""Memory budgets: a block of PyTorch code fails if its projected peak is above a limit.
 
 Nothing runs, and no GPU is needed, so that a regression fails in any CI.
 """
@@ -92,13 +92,12 @@ class Budget:
 
 _LATER = (
     "assert_peak_below cannot decorate {name}: the body of a coroutine or generator runs after the call, "
-    "between other code; write `with lazyviz.assert_peak_below(...)` inside it, around what computes"
+    "interleaved with other code; instead, write `with lazyviz.assert_peak_below(...)` around the ops in it"
 )
 
 
 _ELSEWHERE = (
-    "assert_peak_below counts what its own thread does (and autograd's): what {threads} computed meanwhile "
-    "is not counted"
+    "assert_peak_below counts only ops of its own thread (and autograd's): ops of {threads} are not counted"
 )
 
 
@@ -143,7 +142,7 @@ def assert_peak_below(
     if device is not None:
         planned(device)
     if of not in ("eager", "lazyviz"):
-        raise ValueError(f"of is 'eager', plain PyTorch's run, or 'lazyviz', an evaluation's, not {of!r}")
+        raise ValueError(f"of must be 'eager' (eager PyTorch) or 'lazyviz' (an evaluation), not {of!r}")
     return Budget(nbytes, device, of=of)
 
 
@@ -154,9 +153,9 @@ def _exceeded(plan: Plan, nbytes: int) -> str:
         if plan.straddles(nbytes)
         else f"would need {format_bytes(need)}"
     )
-    whose = "plain PyTorch" if plan.verdict_of == "eager" else "an evaluation by lazyviz"
+    whose = "eager PyTorch" if plan.verdict_of == "eager" else "an evaluation by lazyviz"
     over, allowed = format_bytes(need - nbytes), format_bytes(nbytes)
-    first = f"{plan.device} {would}, {over} more than the {allowed} allowed, for {whose}"
+    first = f"{plan.device} {would}, {over} above the limit of {allowed}, for {whose}"
     if need != plan.peak_bytes:
-        first += " (what PyTorch's allocator would hold, and the CUDA context)"
+        first += " (including PyTorch's allocator and the CUDA context)"
     return "\n".join([f"{first}.", *essence(plan)])

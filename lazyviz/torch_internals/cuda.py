@@ -1,4 +1,4 @@
-"""Private torch APIs that stand in for CUDA where it is absent, each with the reason for it.
+"""Private torch APIs that replace CUDA if it is absent, each with its reason.
 
 A planned tensor must never be a CUDA tensor to C++: without a CUDA runtime the autograd engine
 and device guards end the process.  To C++ it is on a device of type ``meta``, whose backward

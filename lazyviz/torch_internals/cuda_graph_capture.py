@@ -1,4 +1,4 @@
-"""Private torch APIs around the capture of CUDA Graphs, each with the reason for it.
+"""Private torch APIs for CUDA Graph capture, each with its reason.
 
 ``tests/execute/cuda_graphs/test_cuda_graphs_device.py`` checks that they are there.
 """

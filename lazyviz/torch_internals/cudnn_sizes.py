@@ -1,4 +1,4 @@
-"""Sizes of what cuDNN's recurrent kernels take and return, from metadata alone.
+"""Sizes of the arguments and results of cuDNN's recurrent kernels, from metadata alone.
 
 PyTorch calls them in ``aten/src/ATen/native/cudnn/RNN.cpp`` and asks cuDNN itself for the sizes of its
 buffers (``cudnnGetRNNTempSpaceSizes``).  Without cuDNN the buffers' sizes are estimates with a range,

@@ -1,4 +1,4 @@
-"""Private torch APIs around ``torch.compile``, each with the reason for it.
+"""Private torch APIs for ``torch.compile``, each with its reason.
 
 Compiled code takes dispatch modes and patched methods for a part of the program, so that recording has
 to know where it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.

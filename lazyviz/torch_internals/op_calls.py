@@ -1,4 +1,4 @@
-"""The quickest way to call a recorded operator, where it is proved to be the same call.
+"""The fastest way to call a recorded operator that is proven to be equivalent.
 
 ``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the operator's schema and boxes them;
 ``torch.add(x, y)`` is compiled for them, and is quicker.  Which overload it takes depends on

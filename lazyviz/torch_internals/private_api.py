@@ -1,4 +1,4 @@
-"""Every private torch API lazyviz relies on, each with the reason for it.
+"""Private torch APIs of general use, each with its reason.
 
 A torch upgrade has this one module to look at; ``tests/test_torch_internals.py`` checks
 each entry against the installed torch.
@@ -136,7 +136,7 @@ def _key_set_offset() -> int:
     for offset in range(0, 320, 8):
         if [word(address + offset) for address, _ in known] == [key_set for _, key_set in known]:
             return offset
-    raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
+    raise ImportError(f"lazyviz does not know the memory layout of tensors in torch {torch.__version__}")
 
 
 KEY_SET_OFFSET = _key_set_offset()

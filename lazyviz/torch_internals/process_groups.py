@@ -1,4 +1,4 @@
-"""The process groups of ``torch.distributed``, exchanged as a whole for those of one rank of N.
+"""Process groups of ``torch.distributed``, replaced as a whole by those of one rank of N.
 
 Private:
 

@@ -1,4 +1,4 @@
-"""torchax's table of lowerings, without what importing torchax does to the process.
+"""torchax's table of lowerings, without the side effects of importing torchax.
 
 torchax 0.0.13 registers a device named jax, with which ``torch.compile`` fails from then on, turns off a fast
 path of ``nn.MultiheadAttention`` for everybody, sets an option of JAX's and an environment variable for

@@ -1,4 +1,4 @@
-"""Imports what PyTorch warns in where NumPy is missing, without that warning.
+"""Imports modules without PyTorch's warning about missing NumPy.
 
 ``pip install torch`` brings no NumPy.  The first of PyTorch's modules that makes a tensor as it is imported
 says so, which has nothing to do with what its user does; whoever calls ``.numpy()`` is told by an error.

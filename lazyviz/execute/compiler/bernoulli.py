@@ -1,4 +1,4 @@
-"""Random masks (dropout, bernoulli) whose random numbers Inductor chooses.
+"""Bernoulli custom ops: random masks (dropout, bernoulli) whose numbers Inductor generates.
 
 On a CPU it draws ``bernoulli_`` in place, and a kernel that reads the memory may be fused with the one that
 fills it before the draw: a mask is then what was there before (seen with PyTorch 2.11 in a training

@@ -1,4 +1,4 @@
-"""Dynamic shapes: sizes as functions of the one that varies, found by comparing recordings of a program.
+"""Dynamic shapes: sizes as functions of one varying size, inferred from several recordings.
 
 Two steps that differ in their batch differ in many numbers: shapes, strides, arguments of views.  Each is
 guessed to be a function of the one size that differs first.  A guess needs no proof: code made

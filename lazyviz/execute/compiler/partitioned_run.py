@@ -309,7 +309,7 @@ class _Run:
         if mismatch is None:
             return results
         self.outcome.note(
-            self.outcome.fallbacks, f"compiled code was not right, eager's results stand: {mismatch}"
+            self.outcome.fallbacks, f"compiled code was wrong, so the eager results are used: {mismatch}"
         )
         self.outcome.share -= len(segment.nodes)
         self._forget(segment, mismatch)
@@ -384,9 +384,9 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
         place = private_api.storage_address(real)
         other = storages.setdefault(place, storage)
         if places.setdefault(storage, place) != place:
-            what = "shares no memory, as it was recorded to, with another result"
+            what = "does not share memory with another result, although it was recorded to"
         elif other is not storage and (storage in written or other in written):
-            what = "shares memory that it was not recorded to share"
+            what = "shares memory, although it was not recorded to"
         else:
             continue
         where = f" at {value.node.source}" if value.node is not None and value.node.source is not None else ""

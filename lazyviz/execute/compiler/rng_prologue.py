@@ -1,4 +1,4 @@
-"""RNG prologue of compiled code: random numbers are drawn first, by PyTorch's kernels, in program order.
+"""RNG prologue of compiled code: eager kernels draw all random numbers first, in program order.
 
 Which number comes to which element depends on the order of the draws and on the strides that a kernel is
 given (and on the processor).  Inductor chooses strides anew, drops draws that nobody reads, and may

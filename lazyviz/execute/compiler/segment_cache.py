@@ -147,9 +147,7 @@ def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> No
 def name_segment(nodes: Sequence[TrackedNode], error: BaseException) -> None:
     """Add what the code was for to an error that leaves ``nodes`` as they were."""
     if error.args and isinstance(error.args[0], str) and isinstance(error, Exception):
-        words = (
-            f"raised by the backend's code for {_first(nodes)}\nNothing is lost: these ops are still pending"
-        )
+        words = f"raised by the backend's code for {_first(nodes)}\nThese ops are still pending"
         error.args = (f"{error.args[0]}\n{words}", *error.args[1:])
 
 

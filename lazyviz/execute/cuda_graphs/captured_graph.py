@@ -1,4 +1,4 @@
-"""Captured CUDA Graph of a segment: its kernels, the memory that they work on, and its launches.
+"""Captured CUDA Graph of a segment: its kernels, memory, and launches.
 
 Captured kernels read and write the addresses that they were captured with.  So memory from outside is either
 *pinned*, used where it is for as long as it stays there (parameters, an optimizer's states), or *fed*: copied
@@ -206,7 +206,7 @@ class CapturedForm:
             try:
                 self._prepare(step, turn, made)
                 sources = self._sources(step, turn)
-                assert sources is not None, "what was looked at a moment ago is where it was"
+                assert sources is not None, "the sources were checked before"
                 feed(step, sources)
                 record = functools.partial(self._record, part, turn, made, needed)
                 step.captured = self._captures.capture(self.device, record)
@@ -326,18 +326,14 @@ class CapturedForm:
                 if _address(values[number]) != address:
                     storages.add(self.layout.storage_of[number])
             are = "tensor is" if len(storages) == 1 else "tensors are"
-            raise Moved(
-                f"{len(storages)} {are} elsewhere in memory than in the run that was captured", storages
-            )
+            raise Moved(f"{len(storages)} {are} at another address than at capture", storages)
         for step in self._steps:
             for storage, buffer in step.fed.items():
                 if storage < self.layout.outside and buffer.source(turn) is None:
                     storages.add(storage)
         if storages:
             are = "input is" if len(storages) == 1 else "inputs are"
-            raise Moved(
-                f"{len(storages)} {are} cut from memory otherwise than in the run that was captured", ()
-            )
+            raise Moved(f"{len(storages)} {are} laid out otherwise in memory than at capture", ())
 
     def run(self, turn: Turn) -> bool:
         """Run it on a turn that was checked; False if a part has had to run node by node."""

@@ -81,7 +81,7 @@ class CudaCaptures:
         if why := torch_cuda.missing_cuda() or self._broken:
             return why
         if torch.cuda.is_current_stream_capturing():
-            return "a capture of your own is under way"
+            return "another CUDA Graph capture is in progress"
         return ""
 
     def takes(self, meta: TensorMeta) -> bool:

@@ -43,10 +43,11 @@ PATIENCE = 1800.0
 MOST_LOSSES = 3
 """A piece that cost this many workers is halved, if it can be, before it is given to another."""
 
-_NOBODY = "no worker is left: {reason}. Evaluate again, with this backend or another, to go on"
+_NOBODY = "no worker is left: {reason}. To continue, evaluate again, with this or another backend"
 _DEADLY = (
-    "samples {piece.start} to {piece.stop} cost {most} workers, the last: {error}. Evaluate again, with "
-    "another backend or with other workers, to go on"
+    "samples {piece.start} to {piece.stop} failed on {most} workers, last with: {error}. To continue, "
+    "evaluate "
+    "again, with another backend or other workers"
 )
 
 
@@ -97,7 +98,7 @@ class _PassElsewhere:
         self.begun: dict[Any, float] = {}  # when each job was given out
         self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
-        self.reason = "there was none"  # why the last one is gone
+        self.reason = "there were none"  # why the last one is gone
 
     def run(self) -> None:
         run = self.owner
@@ -201,7 +202,7 @@ class _PassElsewhere:
             return
         due = {key for step in self.program.steps for key in step.collects}
         if result.collected.views.keys() != due:
-            raise protocol.MessageError(f"worker {worker} gave other values than those that were asked for")
+            raise protocol.MessageError(f"worker {worker} returned other values than requested")
         self.idle.append(worker)
         self.ended[piece.start] = result
 
@@ -247,7 +248,7 @@ class _PassElsewhere:
             self.idle.append(worker)
             return
         if failure.out_of_memory and piece is None:
-            self.reason = f"worker {worker} has no memory for the weights: {error}"
+            self.reason = f"worker {worker} does not have enough memory for the weights: {error}"
             self.unfit.add(worker)
             return
         if failure.step is not None and failure.step < len(self.program.nodes):

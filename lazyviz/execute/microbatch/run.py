@@ -1,4 +1,4 @@
-"""Split runs: a graph is run in micro-batches.
+"""Split runs: execution of a graph in micro-batches.
 
 Whole nodes run as ever.  Between them pieces run one after another, each with tensors of its own that
 live no longer than the piece; what is needed whole is added up or put together as it comes.  Nothing

@@ -1,4 +1,4 @@
-"""Code generation: a subgraph of nodes as code that runs its kernels one after another.
+"""Code generation: turns a subgraph into code that runs its kernels one after another.
 
 What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
 (``interpreter.cpp``), where that was compiled and can represent it, or Python
@@ -88,7 +88,7 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
     if (cls is list or cls is tuple) and next(values_in(item), None) is not None:
         for entry in item:
             if entry is not None and type(entry) is not TrackedValue:
-                raise _module.Refused("a list of tensors and others")
+                raise _module.Refused("a list of tensors and other values")
         return _TENSORS, tuple([NOWHERE if entry is None else numbers[entry] for entry in item])
     return _CONSTANT, item
 

@@ -1,4 +1,4 @@
-"""Instructions: what each node of a subgraph does when it runs, computed once for all code generators."""
+"""Instructions: what each node of a subgraph does when it runs, for all code generators."""
 
 from __future__ import annotations
 

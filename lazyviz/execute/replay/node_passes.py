@@ -1,4 +1,4 @@
-"""Passes over all nodes of a subgraph at once, in C++ (``node_passes.cpp``) where that was compiled.
+"""Passes over all nodes of a subgraph, in C++ (``node_passes.cpp``) if it was compiled.
 
 A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
 """

@@ -1,4 +1,4 @@
-"""Program cache: subgraphs that were run before run as generated code, without a look at each node.
+"""Program cache: subgraphs that have run before run as generated code, without inspecting each node.
 
 The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
 its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
@@ -105,14 +105,16 @@ class Replays:
         """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
-            self.not_looked_at = f"{bound} ops are not recognized"
+            self.not_looked_at = f"subgraphs of {bound} ops are not cached"
             return None
         glanced = self.steps.glance(tape, nodes, purpose)
         if glanced is not None and (known := self._by_fingerprint.get(glanced.fingerprint)) is not None:  # type: ignore[arg-type]
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they are run again"
+            self.not_looked_at = (
+                f"subgraphs of fewer than {FEW_NODES} ops are cached only when they run a second time"
+            )
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
@@ -120,9 +122,9 @@ class Replays:
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
-            "ops of inference mode and others are not recognized together"
+            "subgraphs that are only partly recorded in inference mode are not cached"
             if mixed
-            else "an op that has failed, runs once more or has an argument without a hash is not recognized"
+            else "subgraphs with failed or recomputed ops, or with unhashable arguments, are not cached"
         )
         return None
 
@@ -282,7 +284,7 @@ class Replay:
             self.started, begin = async_run.prepared(self.subgraph, self.code)
             self.started.handle[:] = map(partial.__call__, (begin,))  # begun and noted by C alone
             if not self.started.has_begun:
-                self.started, reason = None, "modes of PyTorch's own are active"
+                self.started, reason = None, "PyTorch dispatch modes are active"
         return reason
 
     def learn(self, projection: Projection | None) -> None:

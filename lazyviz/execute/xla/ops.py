@@ -245,7 +245,7 @@ def _pow(require: Lowering, x: Any, y: Any) -> jax.Array:
 @lowers(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def _addmm(bias: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     if jnp.issubdtype(bias.dtype, jnp.integer) and not (isinstance(beta, int) and isinstance(alpha, int)):
-        raise NoLowering("takes fractions of integers")
+        raise NoLowering("scales integers by a number that is not an integer")
     product = a @ b if isinstance(alpha, int) and alpha == 1 else alpha * (a @ b)
     if isinstance(beta, int | float) and beta == 0:  # then what is in it does not matter, NaN neither
         return jnp.broadcast_to(product, jnp.broadcast_shapes(bias.shape, product.shape))

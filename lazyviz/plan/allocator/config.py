@@ -109,41 +109,41 @@ def _options(text: str) -> list[tuple[str, str]]:
 
 def _flag(value: str) -> bool:
     if value not in ("True", "False"):
-        raise ValueError("True or False is expected.")
+        raise ValueError("True or False was expected.")
     return value == "True"
 
 
 def _fraction(value: str) -> float:
     number = float(value)
     if not 0 <= number <= 1:
-        raise ValueError("a number from 0 to 1 is expected.")
+        raise ValueError("a number from 0 to 1 was expected.")
     return number
 
 
 def _threshold(value: str) -> float:
     number = float(value)
     if not 0 < number < 1:
-        raise ValueError("a number between 0 and 1 is expected.")
+        raise ValueError("a number between 0 and 1 was expected.")
     return number
 
 
 def _size_mb(value: str) -> int:
     number = int(value)
     if number <= 0:
-        raise ValueError("a number of MiB above 0 is expected.")
+        raise ValueError("a number of MiB above 0 was expected.")
     return number
 
 
 def _segment_mb(value: str) -> int:
     number = int(value)
     if number * MIB <= MIDDLE_LIMIT:
-        raise ValueError(f"more than {MIDDLE_LIMIT // MIB} MiB is expected.")
+        raise ValueError(f"more than {MIDDLE_LIMIT // MIB} MiB was expected.")
     return number
 
 
 def _backend(value: str) -> str:
     if value not in ("native", "cudaMallocAsync"):
-        raise ValueError("native or cudaMallocAsync is expected.")
+        raise ValueError("native or cudaMallocAsync was expected.")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Initial state of the allocator: what this process holds of a GPU already.
+"""Initial state of the allocator: the GPU memory that this process already holds.
 
 ``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some of them are tensors that a plan
 counts, too; each of those is one block, and no bytes are counted twice.

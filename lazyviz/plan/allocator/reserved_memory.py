@@ -1,4 +1,4 @@
-"""Reserved memory: what a graph takes of a GPU beyond its tensors (allocator, libraries, context).
+"""Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
 The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
 table of facts; what is estimated is said to be.

@@ -1,4 +1,4 @@
-"""Partial inputs: whole tensors of which a piece can make the part that it uses.
+"""Partial inputs: whole tensors of which a piece can compute the slice that it uses.
 
 The gradient of a mean, say, is an expanded scalar, divided: as large as the batch if made whole.
 """

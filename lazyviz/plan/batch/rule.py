@@ -95,11 +95,11 @@ class Call:
         now = self.shard(value)
         if now is None:
             if value.shape[shard.dim] != shard.size(self.total):
-                raise Coupled("its arguments differ in size along the batch")
+                raise Coupled("its arguments have different sizes along the batch")
             if self.slices.setdefault(value, shard) != shard:
-                raise Coupled("an argument is used in two ways")
+                raise Coupled("one argument is used in two different ways")
         elif now != shard:
-            raise Coupled("the batch lies in different dimensions of its arguments")
+            raise Coupled("the batch is in different dimensions of its arguments")
 
     def local(self, name: str, shard: Shard, full: Sequence[int]) -> None:
         """The list of sizes ``name`` is ``full`` with the batch's dimension as long as the piece's."""
@@ -170,7 +170,7 @@ def align(call: Call, values: Sequence[Any], ndim: int) -> Shard | None:
             found = here
         elif found != here:
             if found.dim == here.dim:
-                raise Coupled("it combines samples that lie in different places of the batch")
+                raise Coupled("it combines samples at different positions of the batch")
             raise Coupled(_PAIRS, pairs=True)
     if found is None:
         return None
@@ -201,7 +201,7 @@ def labeled(
         elif here != found[0]:
             raise Coupled(_PAIRS, pairs=True)
         elif not shard.like(found[1]):
-            raise Coupled("it combines samples that lie in different places of the batch")
+            raise Coupled("it combines samples at different positions of the batch")
     if found is None:
         return None
     label, shard = found

@@ -1,4 +1,4 @@
-"""Schedule of a split run: ranges of whole nodes, and passes over the pieces between them.
+"""Schedule of a split run: passes over the pieces, and whole nodes between the passes.
 
 A spread node runs once a piece.  What whole nodes, or the user, need of a spread value is *collected*
 in a pass: sums added up, parts put together.  A whole node that needs what a pass collects runs after
@@ -121,7 +121,7 @@ class _Scheduler:
         for node in self.nodes:
             self.level[node] = self.levelled(node)
             if self.level[node] > MOST_PASSES:
-                reason = "every piece has to wait for its result over the whole batch, pass after pass"
+                reason = "too many ops, one after the other, need results over the whole batch"
                 raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
             if node in self.spread:
                 for storage in node.writes:
@@ -184,7 +184,7 @@ class _Scheduler:
         writers = [each for each in self.writers.get(value.storage, ()) if self.place[each] < position]
         placement = self.analysis.placements[value]
         if isinstance(placement, Local):
-            raise Unschedulable([Blocker(node, "what its kernel keeps for itself is needed as a whole")])
+            raise Unschedulable([Blocker(node, "internal state of its kernel is needed for the whole batch")])
         last = writers[-1] if writers else node
         alone = base_name(node.op) in ("nll_loss_forward", "nll_loss2d_forward") and value.index == 1
         if isinstance(placement, Partial) and placement.mean_of is not None:
@@ -202,7 +202,9 @@ class _Scheduler:
             since = self.place[self.wanted[base].after]
             for writer in self.writers.get(base.storage, ()):
                 if since < self.place[writer] < position:
-                    raise Unschedulable([Blocker(writer, "it writes what had to be put together before")])
+                    raise Unschedulable(
+                        [Blocker(writer, "it writes to a tensor that was concatenated before")]
+                    )
 
     def collect_base(self, view: Node, position: int) -> int:
         base = view.inputs[0]

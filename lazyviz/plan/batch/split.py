@@ -1,4 +1,4 @@
-"""Split plan: how the batch is cut, and what a run in pieces would hold.
+"""Split plan: how the batch is split, and the memory of a run in pieces.
 
 A split run is laid out as a program of its own, in which spread nodes appear once a piece; its storages
 get lifetimes on that program's clock, so that timeline, categories and allocator are computed as for
@@ -59,12 +59,12 @@ class SplitPlan:
         sizes = sorted(set(self.piece_sizes), reverse=True)
         text = f"in {self.pieces} pieces of {' or '.join(map(str, sizes))} samples"
         if self.again:
-            text += f", {self.again:,} ops a piece run again for what all samples decide together"
+            text += f", with {self.again:,} ops per piece recomputed for results that need the whole batch"
         return text
 
 
 REMEDIES = {
-    "batch norm": "model.eval(), GroupNorm or LayerNorm in its place",
+    "batch norm": "model.eval(), GroupNorm, or LayerNorm instead",
 }
 
 
@@ -94,7 +94,7 @@ def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> l
     return [(least + (index < more)) * group for index in range(shown)]
 
 
-BATCH_NEEDED = "needs to know the batch: name its tensors (--batch, batch=)"
+BATCH_NEEDED = "needs the batch: name its tensors (--batch, batch=)"
 
 
 def check_split(split: int | str | None) -> None:
@@ -102,7 +102,7 @@ def check_split(split: int | str | None) -> None:
     if split in (None, "off", "auto"):
         return
     if isinstance(split, bool) or not isinstance(split, int) or split < 1:
-        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
+        raise ValueError(f"split must be 'off', 'auto', or a number of pieces, not {split!r}")
 
 
 class Batch:
@@ -199,7 +199,9 @@ def scaled(
     analysis = batch.analysis
     if analysis.unknown:
         node = analysis.unknown[0]
-        raise ValueError(f"it is not known how the results of {node.name} ({node.op}) grow with the batch")
+        raise ValueError(
+            f"lazyviz cannot determine how the results of {node.name} ({node.op}) grow with the batch"
+        )
     grows = {
         value.storage.origin
         for value, placement in analysis.placements.items()
@@ -306,7 +308,7 @@ class _Layout:
 
     def program(self) -> SplitProgram:
         found = self.batch.schedule
-        assert found is not None, "a blocked graph cannot be laid out"
+        assert found is not None, "the graph cannot be split"
         self.known = {span.storage.origin: span for span in self.spans}
         for storage, span in self.known.items():
             if span.maker is None:

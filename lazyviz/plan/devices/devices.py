@@ -1,4 +1,4 @@
-"""Devices: those of this machine, and profiles of cards that are absent.
+"""Devices: those of this machine, and profiles of absent GPUs.
 
 A machine without a driver, without a GPU or with a driver that fails is described in words
 (:attr:`Devices.cuda_state`), never an exception.
@@ -88,8 +88,8 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
             if gpu.name == f"cuda:{position}":
                 return gpu
         raise ValueError(
-            f"There is no device {name!r} on this machine ({state}); "
-            f"name a profile to plan for a card that is absent, such as {' or '.join(WELL_KNOWN[:2])}."
+            f"There is no device {name!r} on this machine ({state}). "
+            f"To plan for an absent GPU, name a profile such as {' or '.join(WELL_KNOWN[:2])}."
         )
     return lookup(name)
 
@@ -132,7 +132,7 @@ def card_number(device: object) -> int | None:
 
 def unknown_card(number: int, state: str) -> Device:
     """``cuda`` where there is none."""
-    return Device(f"cuda:{number}", "a CUDA GPU of no known kind", None, None, None, state)
+    return Device(f"cuda:{number}", "an unknown CUDA GPU", None, None, None, state)
 
 
 def cpu_device() -> Device:

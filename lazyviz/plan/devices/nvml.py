@@ -1,4 +1,4 @@
-"""NVML: what NVIDIA's driver says about this machine's cards.
+"""NVML: what the NVIDIA driver reports about the GPUs of this machine.
 
 NVML works without a CUDA build of PyTorch and creates no CUDA context.  Everything that can
 go wrong with it (no driver, a driver that fails, a card that does not answer, questions that
@@ -91,18 +91,18 @@ _WORDS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this machine",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "no NVIDIA driver on this machine",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver does not answer: its library and its kernel module are of different versions, "
+        "the NVIDIA driver does not respond: its library and its kernel module have different versions, "
         "as after an update without a reboot"
     ),
-    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not answer: this user may not ask it",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "the card does not answer: it has fallen off the bus",
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver does not tell this card's memory",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not respond: this user has no permission",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU does not respond: it has fallen off the bus",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver does not report the memory of this GPU",
 }
 
 
 def _words(error: Exception) -> str:
     code = getattr(error, "value", None)
-    return _WORDS.get(code) or f"the NVIDIA driver does not answer: {error or type(error).__name__}"
+    return _WORDS.get(code) or f"the NVIDIA driver does not respond: {error or type(error).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _enumerated(cards: list[Any]) -> tuple[list[Any], str]:
             sliced = sliced or part is not card
             found.append(part)
     slices = "slices" if hidden > 1 else "slice"
-    return found, f" ({hidden} more MIG {slices}, of which CUDA gives a process one)" if hidden else ""
+    return found, f" ({hidden} more MIG {slices}; a CUDA process can use only one)" if hidden else ""
 
 
 def _parts(card: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Device profiles: known cards, and how to describe others."""
+"""Device profiles: known GPUs, and a way to describe others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceProfile:
         self,
         name: str,
         total_bytes: int | str,
-        source: str = "given by the user",
+        source: str = "defined by the user",
         context_bytes: int | str = 0,
         compute_capability: tuple[int, int] | None = None,
         rates: Rates | None = None,

@@ -1,4 +1,4 @@
-"""Allocation trace: a recorded program as steps that use and allocate memory, to be edited and replayed.
+"""Allocation trace: a recorded program as editable steps that use and allocate memory.
 
 What a change to the user's code would bring is not guessed: the change is made to the steps
 (fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,

@@ -1,4 +1,4 @@
-"""Lifetimes: when each storage exists, in eager PyTorch and in our own run.
+"""Lifetimes: when each storage exists, in eager PyTorch and in a lazyviz run.
 
 A graph's program order is the clock: position ``i`` is node ``i``.  A storage is alive
 *during* node ``i`` if ``start <= i < stop``; a node's outputs are alive during it, and

@@ -1,4 +1,4 @@
-"""Rematerialization choice: which activations are recomputed so that a run stays below a budget.
+"""Rematerialization selection: which activations to recompute to stay below a budget.
 
 The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
 segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut
@@ -76,7 +76,9 @@ class RecomputePlan:
         cost = f"about {self.share:.0%} more work" if self.share >= 0.005 else "under 1 % more work"
         if self.seconds is not None:
             cost += f", about {self.seconds:.3g} s"
-        text = f"{self.ops:,} ops run again ({cost}) for {format_bytes(self.saves_bytes)} less at the peak"
+        text = (
+            f"{self.ops:,} ops recomputed ({cost}), which saves {format_bytes(self.saves_bytes)} at the peak"
+        )
         return f"{text}; {self.reason}" if self.reason else text
 
 
@@ -313,7 +315,7 @@ class Recomputation:
         if self.whole <= budget:
             return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
         if self.least >= self.whole:
-            reason = self._too_much(budget, "no activation could be computed again for less memory,")
+            reason = self._too_much(budget, "no activation can be recomputed to save memory:")
             plan = RecomputePlan(budget_bytes=budget, least_bytes=self.whole, reason=reason)
             return Choice(self.trace, None, self.whole, plan)
         if self.least > budget:
@@ -469,7 +471,8 @@ def recomputed(
         choice = recomputation.within(limit)
         found = planned(choice)
     if roomy(found) is False and not choice.plan.reason:
-        text = f"recomputing is not enough: {format_bytes(found.peak_bytes)} and what the allocator adds"
+        peak = format_bytes(found.peak_bytes)
+        text = f"recomputing activations is not enough: {peak} plus the allocator's overhead"
         return found, replace(choice.plan, reason=text)
     return found, choice.plan
 

@@ -1,4 +1,4 @@
-"""Local names: what a function calls the tensors that its lines make, from its source.
+"""Local names: variable names of tensors in a function, from its source code.
 
 When a function has returned, its variables are gone, and what it returned has another name.  The lines that
 led to an op say in which statement of which function its result was bound.

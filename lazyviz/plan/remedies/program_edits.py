@@ -1,4 +1,4 @@
-"""Program edits: changes that a user could make, and what each would use and allocate instead.
+"""Program edits: changes that a user could make, and the allocations of the changed program.
 
 Every function yields candidates, changed copies of the program; whether one brings anything is for
 the caller to see from its peak.
@@ -80,7 +80,7 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
         text = f"del {', '.join(variable.names)}"
         if variable.scope is not None:
             source = line_in(final, variable.scope) or source
-            then = f"in {variable.scope.name}, which then cannot return it"
+            then = f"in {variable.scope.name}, which can no longer return it"
             if not any(key in program.kept for key in keys):
                 then = f"in {variable.scope.name}"
         if source is not None:
@@ -155,7 +155,7 @@ def no_grad(program: Program) -> Iterator[Changed]:
         changed = program.copy()
         changed.kept.difference_update(keys)
         first = program.steps[min(program.makers[key] for key in keys)].node
-        text = "with torch.no_grad(): nothing in this block runs backward"
+        text = "with torch.no_grad(): this block runs no backward pass"
         yield Changed("no_grad", text, changed, first.source, estimate=True)
 
 

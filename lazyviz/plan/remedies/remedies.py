@@ -1,4 +1,4 @@
-"""Remedies: each change that would lower the peak is applied to the record and replayed.
+"""Remedies: each possible change is applied to the recorded program, whose peak is then computed.
 
 A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
 what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
@@ -102,7 +102,7 @@ def _halved(plan: Plan) -> Iterator[Remedy]:
     if size is None or size < 2 or plan.max_batch_size is None:
         return
     half = size // 2
-    text = f"a batch of {half} samples in place of {size}"
+    text = f"a batch of {half} samples instead of {size}"
     yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
 
 

@@ -1,4 +1,4 @@
-"""Seconds of one kernel on a card: products by tiles and waves, the rest by the memory that it moves.
+"""Projected time of one GPU kernel: matrix products by tiles and waves, others by memory traffic.
 
 What is data, and where it is from, is in ``calibration.json``.  A product's time is the least over a few
 tile shapes and cuts of the inner dimension of waves of tiles, each multiprocessor taking one tile at a

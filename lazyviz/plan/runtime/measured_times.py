@@ -1,4 +1,4 @@
-"""Projected seconds beside measured ones, op by op: a run's own, or those of a profile of PyTorch's."""
+"""Projected and measured time of each op, from a run or from a PyTorch profile."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ def beside_profile(projection: Projection, profile: Any) -> TimesCompared:
         events = sorted(profile.events() or (), key=lambda event: event.time_range.start)
     except (AssertionError, RuntimeError, AttributeError):
         raise ValueError(
-            "the profile has no events: it is to be complete, of torch.profiler.profile"
+            "the profile has no events: pass a torch.profiler.profile after its `with` block has ended"
         ) from None
     on_card = projection.device != "cpu" and any(_device_time(event) for event in events)
     measured = _matched([each.node for each in projection.ops], events, on_card)
     if not measured:
-        raise ValueError("the profile has none of the record's ops: is it of the same program?")
+        raise ValueError("the profile contains none of the recorded ops: is it of the same program?")
     return compared(projection, measured)
 
 

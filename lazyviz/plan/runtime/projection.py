@@ -1,4 +1,4 @@
-"""Projected seconds of a record: kernels one after another on the device, issued by one thread of Python.
+"""Projection of a graph's run time: kernels in sequence, launched by one Python thread.
 
 A kernel starts when the one before it is done, the host has issued it and what it takes has come over the
 links; where the device waits for the host, that time is the op's, and its bound is ``"launch"``; where it

@@ -1,4 +1,4 @@
-"""Streams of a card: kernels run one after another, collectives beside them, those of a group in turn.
+"""CUDA streams: kernels run in sequence, and the collectives of each group beside them.
 
 As NCCL and ``torch.distributed`` do it: a collective has a stream of its group's communicator.  It begins
 once Python has issued it, the group's one before it is over and what it sends is there; kernels go on

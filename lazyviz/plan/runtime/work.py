@@ -1,4 +1,4 @@
-"""Work of every op: FLOPs, bytes read and written, kernels launched; from the record, nothing runs.
+"""Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
 
 FLOPs are what ``torch.utils.flop_counter`` counts, by its own formulas: a multiplication and an addition
 are two.  Operators that it does not know and whose work is a product of matrices have rules here.

@@ -1,4 +1,4 @@
-"""Workspace rules: how a table entry is added, and questions about layouts."""
+"""Workspace rules: registration of table entries, and helpers for memory layouts."""
 
 from __future__ import annotations
 

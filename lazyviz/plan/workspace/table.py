@@ -1,4 +1,4 @@
-"""Workspace table: what a kernel allocates and frees within one node, by operator and operands.
+"""Workspace table: scratch memory of a node's kernel, by operator and operands.
 
 Storages are not all that is allocated: kernels copy operands into other layouts, convert them, and
 keep partial results.  The level is higher *during* such a node only.  An entry of the table is exact

@@ -1,4 +1,4 @@
-"""Collectives as nodes: what they read and write is known, what other ranks would send is not.
+"""Collectives as nodes: their reads and writes are recorded; data of other ranks is unknown.
 
 The operators of ``torch.distributed`` (``c10d``) have no shape rule and their schemas do not say what they
 write; functional ones (``_c10d_functional``) return new tensors by PyTorch's own rules.  A node names its

@@ -1,4 +1,4 @@
-"""The storage of a planned tensor: its size can be asked and changed, its content cannot.
+"""Storage of a planned tensor: its size can be read and changed, but not its contents.
 
 FSDP2 frees and allocates the memory of gathered parameters by resizing their storage, which every view of it
 and everything that autograd has saved goes on referring to.
@@ -68,7 +68,8 @@ class PlannedStorage:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(name)
         raise AbsentDeviceError(
-            f"{name} of a storage that is only planned: its size can be asked and changed, not its content."
+            f"{name} of a storage that is only planned: its size can be read and changed, but not its "
+            "contents."
         )
 
 

@@ -1,4 +1,4 @@
-"""``torch.autocast("cuda")`` for a card that is not there.
+"""``torch.autocast("cuda")`` on an absent GPU.
 
 C++ casts where a tensor says ``is_cuda()``, which a planned one does not to it.  While such a card
 is planned its kernels for autocast are replaced by these, which do the same: they cast above

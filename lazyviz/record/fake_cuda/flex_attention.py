@@ -1,4 +1,4 @@
-"""Flex attention on a card that is not there: its gradients without a trace of the user's function.
+"""Flex attention on an absent GPU: gradients without tracing the user's function.
 
 PyTorch traces ``score_mod`` on fake tensors of the device, whose gradients need a CUDA driver.  What
 the trace would compute is the derivative of the function, which ``torch.func.vjp`` gives at the call.

@@ -1,4 +1,4 @@
-"""Values of an absent card that the host has, too: what was only copied there, or viewed.
+"""Values of an absent GPU that the host also has, because they were only copied or viewed.
 
 A model that was moved to a planned card is the user's own: its values are those that it had, as long as
 nothing is recorded that writes them.  Reading such a tensor gives them; forgetting the plan gives every

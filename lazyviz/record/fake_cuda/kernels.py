@@ -1,4 +1,4 @@
-"""ATen functions made of others that choose by the device, told what a GPU would choose.
+"""Composite ATen functions that choose by device, with the choice of a GPU.
 
 To C++ a planned tensor is on no CUDA device, so that ``is_cuda()`` is false there.  The
 functions in question get a Python kernel that makes the choice PyTorch makes for CUDA

@@ -1,4 +1,4 @@
-"""Layers of PyTorch whose C++ code asks for values or a driver, on a card that is not there.
+"""Layers whose C++ code reads values or calls the driver, on an absent GPU.
 
 Sequences packed by their lengths, which are on the host, and ``nn.DataParallel`` over one card;
 what a planned card does not do is named.

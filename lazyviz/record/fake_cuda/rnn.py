@@ -1,4 +1,4 @@
-"""Recurrent layers on a card that is not there: one kernel of cuDNN's, as PyTorch calls it on a GPU.
+"""Recurrent layers on an absent GPU: one cuDNN kernel, called as PyTorch does on a GPU.
 
 ``nn.LSTM`` and its kin call ``lstm``, ``gru``, ``rnn_tanh``, ``rnn_relu``, which take cuDNN's kernel for a
 CUDA tensor (``ATen/native/RNN.cpp``, ``_cudnn_impl`` in ``ATen/native/cudnn/RNN.cpp``).  What it does not

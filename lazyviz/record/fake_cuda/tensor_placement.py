@@ -1,4 +1,4 @@
-"""Ways for a tensor to get on a card that is not there which C++ would look up in its driver.
+"""Placement of tensors on an absent GPU in ways for which C++ would ask the driver.
 
 A device given by its number alone, the old tensor types (``torch.cuda.HalfTensor``) and
 ``torch.load``.

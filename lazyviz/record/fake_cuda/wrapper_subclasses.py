@@ -1,4 +1,4 @@
-"""Tensor subclasses around tensors of a card that is not there: DTensors, quantized weights.
+"""Tensor subclasses around tensors of an absent GPU: DTensors, quantized weights.
 
 They are made with the device of the tensor inside, which C++ must not see: a planned tensor is on another one
 there (:mod:`lazyviz.torch_internals.cuda`).  Python is told the planned device, as of any planned tensor.

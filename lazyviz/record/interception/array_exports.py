@@ -1,4 +1,4 @@
-"""Exports to NumPy and DLPack: memory that is handed out is noted, with a weak reference.
+"""Exports to NumPy and DLPack: exported memory is tracked by a weak reference.
 
 An array keeps the tensor object alive of which it was made, which tells nothing where the user has that
 tensor, too.  So while exports are noted, arrays are made of another tensor on the same memory, which nobody

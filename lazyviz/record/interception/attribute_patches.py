@@ -1,4 +1,4 @@
-"""Attribute patches: attributes and function code of other modules and classes, replaced for a while."""
+"""Attribute patches: temporary replacement of attributes and function code of other modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint saving: tensors that are saved together are evaluated together, at one sync point.
+"""Checkpoint saving: tensors that are saved together are evaluated at one sync point.
 
 ``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, past the
 dispatcher.  What else they are about to read is in the arguments of the functions that are running.

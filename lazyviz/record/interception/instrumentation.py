@@ -228,8 +228,9 @@ class Watch:
                 elif not dynamo.when_returned(frame, functools.partial(self._note_compiled, frame)):
                     self._note_compiled(frame)
                     warnings.warn(
-                        f"lazyviz: what a compiled function returned is not counted in plans: torch "
-                        f"{torch.__version__} shows it to profilers only, and another one is active",
+                        "lazyviz: plans do not count the results of compiled functions: torch "
+                        f"{torch.__version__} "
+                        "reports them only to a profiler, and another profiler is active",
                         stacklevel=3,
                     )
                 self.release()

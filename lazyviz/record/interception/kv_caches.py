@@ -1,4 +1,4 @@
-"""KV caches: tensors that a model keeps of earlier tokens, a category of their own in plans.
+"""KV caches: tensors that a model keeps for earlier tokens, a separate category in plans.
 
 Of transformers' caches: what their layers hold.  Of others: buffers of modules of a class named
 ``KVCache``, and whatever :func:`lazyviz.mark_kv_cache` is told of.

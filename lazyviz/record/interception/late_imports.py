@@ -1,4 +1,4 @@
-"""Imports that keep what they find of PyTorch: they are to find PyTorch as it is without us.
+"""Late imports: modules that copy parts of PyTorch on import must get them unpatched.
 
 Dynamo takes most of a second, so lazyviz leaves its import to whoever needs it: an optimizer, a
 shape rule, a compiler.  That may be in the midst of a block, and Dynamo keeps functions that it finds in

@@ -1,4 +1,4 @@
-"""Memory holders: who, besides PyTorch's tensors, could notice that a write is deferred.
+"""Memory holders: objects besides PyTorch tensors that could observe a deferred write.
 
 A NumPy array, a consumer of DLPack, another process or a shared file shows what a tensor's memory holds, past
 everything that is watched here.  Memory is *shared* while one of them is there: it is written at once, and

@@ -1,4 +1,4 @@
-"""Optimizer hooks: where each step begins and ends, by the global hooks of ``torch.optim``."""
+"""Optimizer hooks: where each step begins and ends, from the global hooks of ``torch.optim``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw memory accesses that no op makes: what is pending on the memory runs first."""
+"""Raw memory access without an op: pending ops on the memory run first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse constructors run immediately, on values that are there: one sync point at most.
+"""Sparse constructors: run immediately on real values, with at most one sync point.
 
 ATen's constructors are functions made of others, which look at indices in memory, past the dispatcher:
 for the size that nobody has given, and where invariants are to be checked.  They get a kernel that has

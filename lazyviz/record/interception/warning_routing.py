@@ -1,4 +1,4 @@
-"""Warning routing: warnings of PyTorch's C++ code go to Python, or nowhere.
+"""Warning routing: warnings of PyTorch's C++ code go to Python, or are dropped.
 
 A function of PyTorch keeps them until it returns, and only then gives them to Python's ``warnings``; what is
 called by no such function writes them to the standard error stream.

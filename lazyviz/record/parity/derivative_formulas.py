@@ -1,4 +1,4 @@
-"""Derivative formulas that compute differently when they do not see plain tensors.
+"""Derivative formulas that compute differently unless they get plain tensors.
 
 A few formulas ask whether a tensor is subclass-like, which every tensor is while a
 dispatch mode is active, and then avoid what subclasses might not support.  That way

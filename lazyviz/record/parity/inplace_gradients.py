@@ -1,4 +1,4 @@
-"""In-place gradients: eager PyTorch writes into zeros, ATen under a dispatch mode into a copy of them.
+"""In-place gradients: eager PyTorch writes into zeros, and ATen under a dispatch mode into a copy.
 
 The bits are the same, the copy is as much memory once more: of a whole table, say, of which a few rows
 were taken.  ATen asks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these

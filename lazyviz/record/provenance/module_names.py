@@ -1,4 +1,4 @@
-"""What the user's variables call the modules of a block, and what their modules are."""
+"""Module names: the user's variables for the modules of a block, and the module objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source lines: which line of the user's code an op, or a read, comes from."""
+"""Source lines: the line of the user's code that an op, or a read, comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variable names: what the user calls the tensors of a block, and which of them nothing else keeps alive."""
+"""Variable names: the user's names for tensors, and tensors that only a variable keeps alive."""
 
 from __future__ import annotations
 

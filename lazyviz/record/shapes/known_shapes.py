@@ -1,4 +1,4 @@
-"""Known shapes: results of views and common kernels by rules of ours, without PyTorch's in Python.
+"""Known shapes: rules for views and common kernels that avoid PyTorch's Python shape rules.
 
 ``find`` says ``None`` where there is any doubt; then FakeTensor is asked.
 """

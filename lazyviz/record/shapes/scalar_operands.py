@@ -1,4 +1,4 @@
-"""Scalar operands: numbers that a kernel may refuse, whatever its tensors hold.
+"""Scalar operands: number arguments that a kernel may reject, independent of its tensors.
 
 A kernel converts a number to the dtype that it computes in, and refuses one that does not fit, a boolean
 where it subtracts, or a complex one that would be written into real memory.  Shape rules take any number,

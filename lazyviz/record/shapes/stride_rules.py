@@ -1,4 +1,4 @@
-"""Stride rules: corrections where torch's shape rules differ from the kernels in strides, dtype or memory.
+"""Stride rules: corrections of PyTorch's shape rules in strides, dtype, or memory.
 
 Most rules are Python references of the operators, which are right about shapes but not
 always about how a result is laid out.  What is corrected here was found by running

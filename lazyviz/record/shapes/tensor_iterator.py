@@ -1,4 +1,4 @@
-"""TensorIterator's strides for a result that it allocates.
+"""TensorIterator: strides of a result that it allocates.
 
 Pointwise kernels walk over their operands in memory order and lay the result out in that
 order, so its strides follow from the operands' shapes and strides alone.  The rules are

@@ -1,4 +1,4 @@
-"""Advice: what a training step would need by other strategies and on other cards, each recorded and planned.
+"""``lazyviz.advise``: records and plans a training step with several strategies and GPUs.
 
 Nothing here is a formula: every figure is the plan of a recording with that strategy, for that card.  The
 largest batch is found by recording others; that it fits and one sample more does not has been recorded, too.
@@ -77,7 +77,7 @@ class Advice(Tabular):
         return len(self.rows)
 
     def table(self) -> Table:
-        title = f"Batch of {self.batch_size:,} a rank, plain eager PyTorch, each row recorded."
+        title = f"Batch of {self.batch_size:,} per rank, eager PyTorch; each row was recorded."
         title = " ".join([title, *(f"{note}." for note in self.notes)])
         columns: tuple[str, ...] = ("peak", "needed", "fits", "largest batch", "strategy", "card")
         timed = any(row.seconds is not None for row in self.rows)
@@ -154,26 +154,26 @@ def advise(
     if not devices or isinstance(devices, str):
         raise ValueError("devices: a list of cards, such as ['A100-80GB', 'H100-80GB']")
     if min(batch_size, world_size, *tensor_parallel_sizes, 2**30) < 1:
-        raise ValueError("sizes are at least 1")
+        raise ValueError("sizes must be at least 1")
     notes: list[str] = []
     if model is None:
         strategies = [AS_WRITTEN]
     else:
         small = eight_bit or eight_bit_optimizer()
         notes.append(
-            "No row has an 8-bit optimizer: torchao is not installed"
+            "No row uses an 8-bit optimizer: torchao is not installed"
             if small is None
-            else "8-bit optimizers are planned as eager PyTorch runs them, which takes more memory than "
-            "compiled, and without seconds"
+            else "8-bit optimizers are planned as run by eager PyTorch, which takes more memory than compiled "
+            "code, and without projected time"
         )
         with torch.device("meta"):
             example = model()
         shared = tensor_parallel if tensor_parallel is not None else tensor_parallel_plan(example)
         if shared is None:
-            notes.append("No row has tensor parallelism: the model has no plan for it, and none was given")
+            notes.append("No row uses tensor parallelism: the model has no plan for it, and none was given")
         layered = bool(blocks_of(example))
         if not layered:
-            notes.append("No row treats layers one by one: the model has no list of alike layers")
+            notes.append("No row works layer by layer: the model has no list of equal layers")
         strategies = strategies_for(
             world_size=world_size,
             sizes=tensor_parallel_sizes if shared is not None else (),

@@ -1,4 +1,4 @@
-"""Run handles: what an evaluation returns that is not waited for."""
+"""Run handles: the result of an evaluation with ``wait=False``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Run:
         while not started.is_over:
             left = end - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the evaluation still runs after {timeout:g} seconds")
+                raise TimeoutError(f"the evaluation is still running after {timeout:g} seconds")
             started.wait(min(left, _LOOK))  # so that a signal is handled meanwhile
 
     def __repr__(self) -> str:

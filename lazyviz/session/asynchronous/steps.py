@@ -1,4 +1,4 @@
-"""Loops that say so: each round is recorded by itself, and runs while the next one is recorded."""
+"""``lazyviz.steps``: each iteration of a loop is recorded, and runs while the next one is recorded."""
 
 from __future__ import annotations
 
@@ -114,8 +114,9 @@ class steps(Generic[T]):
         block = lazy(device=self._device, backend=self._backend)
         if resolved(block.options.device)[1] is not None:
             raise ValueError(
-                "lazyviz.steps: no round of the loop can run on a GPU that is not on this machine; "
-                "record one round in a block of lazyviz.lazy(device=...) to plan it"
+                "lazyviz.steps: the loop cannot run on a GPU that is not on this machine; to plan it, "
+                "record one "
+                "iteration in a block of lazyviz.lazy(device=...)"
             )
         block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
         ended = self._ended = Rounds(block, self._wait)
@@ -131,7 +132,7 @@ class steps(Generic[T]):
             ended.finish()
 
     def __repr__(self) -> str:
-        return f"<lazyviz.steps: {self.rounds:,} rounds, {self.graph!r}>"
+        return f"<lazyviz.steps: {self.rounds:,} iterations, {self.graph!r}>"
 
 
 def unrecorded(items: Iterator[T]) -> Iterator[T]:

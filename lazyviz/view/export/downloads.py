@@ -1,4 +1,4 @@
-"""Downloads: files for the page to save, sent in chunks that a notebook server accepts."""
+"""Downloads: files for the page, sent in chunks that a notebook server accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saved page: one HTML file with the widget, which answers its questions from data in the file.
+"""The saved page: one HTML file with the widget, which finds all its data in the file.
 
 Every question that needs no kernel is asked here beforehand, of a widget of this process, and the
 answers are kept as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part when

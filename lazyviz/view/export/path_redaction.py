@@ -1,4 +1,4 @@
-"""Path redaction: a graph without the user's code and folder names."""
+"""Path redaction: a graph without the user's code and directory names."""
 
 from __future__ import annotations
 

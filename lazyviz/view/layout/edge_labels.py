@@ -1,4 +1,4 @@
-"""Edge labels: placed beside their edge, clear of edges, boxes and other labels.
+"""Edge labels: placed next to their edge, clear of edges, boxes, and other labels.
 
 ``js/src/graph/edge-labels.ts`` is the same, held to the same golden files.
 """

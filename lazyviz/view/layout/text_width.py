@@ -1,4 +1,4 @@
-"""Text widths in pictures: an estimate of a font's metrics, in the width of one Latin letter.
+"""Text widths in pictures: estimated font metrics, in units of one Latin letter.
 
 East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
 their own and are never cut off from their letter.  A browser draws the text, not a terminal, so that these

@@ -1,4 +1,4 @@
-"""Shown numbers: what the static picture writes in boxes, as ``js/src/graph/colors.ts`` does."""
+"""Numbers in the boxes of static pictures, as in ``js/src/graph/colors.ts``."""
 
 from __future__ import annotations
 

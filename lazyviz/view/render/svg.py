@@ -1,4 +1,4 @@
-"""SVG renderer: one self-contained picture, for saved notebooks, exports and previews.
+"""SVG renderer: one self-contained picture, for saved notebooks, exports, and previews.
 
 A saved notebook shows it wherever the widget cannot run, so it has an opaque card of its
 own and reads the same on dark and on light pages.  No scripts, no links, no fonts to load;

@@ -1,4 +1,4 @@
-"""Boxes: what is drawn, as a tree over the graph."""
+"""Boxes: the drawn items, as a tree over the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory chart: the memory that is needed over the run, by category.
+"""Memory chart: the memory of the run over time, by category.
 
 Positions are those of the plan's timeline: in a run of pieces those of its own order.
 """

@@ -1,4 +1,4 @@
-"""Numbers of boxes that are shown when they are asked for: FLOPs, projected time, the user's annotations.
+"""Optional numbers in boxes: FLOPs, projected time, and the user's annotations.
 
 Each goes by a key: ``"flops"``, ``"time"``, and ``"note:NAME"`` of an annotation.
 """

@@ -1,4 +1,4 @@
-"""Scene: the boxes, edges and labels of each group, and the memory chart.
+"""Scene: the boxes, edges, and labels of each group, and the memory chart.
 
 The static picture, the text form and the widget draw the same scene.  A group is described
 by itself (:meth:`Scene.group`), so that the widget can be sent one when it is opened.

@@ -1,4 +1,4 @@
-"""Other graphs to compare with: those that are displayed, by a name and a token that the page has of each."""
+"""Other displayed graphs to compare with, identified by name and token."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[s
     else:
         other = next((each for each in shown if each.token == token), None)
         if other is None:
-            note = "This kernel does not display the other graph; lazyviz.compare(a, b) takes any two."
+            note = "The other graph is not displayed in this kernel; use lazyviz.compare(a, b) for any two graphs."
             return {"kind": "refused", "note": note}
         before, after, names = now, other.plans[1], (named(widget), named(other))
         there = other.drawn

@@ -181,7 +181,7 @@ class Answers:
         for box in queue:  # grows while it is read
             drawn += len(box.children)
             if drawn > EXPANDED_BOXES and groups:
-                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, open others by a click"
+                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, click others to open them"
                 break
             groups.append(box)
             queue += [child for child in box.children if child.is_group]

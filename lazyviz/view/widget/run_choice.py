@@ -1,4 +1,4 @@
-"""Run choice: how the page says to run a graph, and what it shows of the choices and of the last run."""
+"""Run choice: the page's options for running a graph, and text about the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runner: runs a graph from its widgets, and follows its runs, whoever started them.
+"""Runner: runs a graph from its widgets, and follows all its runs.
 
 Evaluate starts one worker thread and returns, so that the kernel goes on hearing Cancel.  The run itself
 only counts; another thread looks at it ten times a second and tells the widgets how far it is.  All

@@ -1,4 +1,4 @@
-"""Search over boxes: op, module, line, shape, dtype and tensor names.
+"""Search over boxes: op, module, line, shape, dtype, and tensor names.
 
 A query is text, taken literally, whatever its case.  Three forms mean more than their letters:
 ``line 12`` is that line and not line 120, a shape may be written as anybody writes shapes

@@ -1,4 +1,4 @@
-"""Source view: the user's code beside the graph, with bytes and time by line.
+"""Source view: the user's code beside the graph, with bytes and time per line.
 
 A cell stands there as a whole; of other files the lines that ops come from, with their
 surroundings.  An op counts at the line that ran it, and at the user's lines that called that one:

@@ -1,4 +1,4 @@
-"""The anywidget widget: sends groups as they are opened, and runs the graph when asked.
+"""The anywidget widget: sends groups when they are opened, and runs the graph on request.
 
 The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and a trait that
 it sets is put back.
