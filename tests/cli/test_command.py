@@ -49,7 +49,7 @@ def test_a_plan_tells_peak_lines_and_remedies_and_stops_after_the_steps(write, t
     assert [line[:2] for line in done.stdout.splitlines()[:3]] == ["0 ", "1 ", "tr"]  # two losses: it stopped
     for part in (
         "Peak of plain PyTorch: ",
-        "The lines that made it",
+        "Lines that allocated it",
         "train.py:14",
         "What would lower the peak",
     ):
@@ -109,7 +109,7 @@ def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goe
     short = write(TRAINING.replace("range(5)", "range(1)") + "    sys.exit(0)\n")
     done = lazyviz_command("plan", short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "The script has ended by itself after 1 of 2 optimizer steps." in done.stdout
+    assert "The script ended after 1 of 2 optimizer steps." in done.stdout
     inference = "import torch\nprint(torch.nn.Linear(300, 300)(torch.ones(2, 300)).shape)\n"
     done = lazyviz_command("plan", write(inference, "infer.py"), "--json", "p.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -388,7 +388,7 @@ def test_devices_and_doctor_tell_what_is_here(tmp_path):
     assert "system memory" in done.stdout or "memory limit" in done.stdout
     done = lazyviz_command("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    for part in ("Versions:", "Native modules:", "Devices:", "Widget:", "Fonts of pictures:", "nothing"):
+    for part in ("Versions:", "Native modules:", "Devices:", "Widget:", "Fonts for pictures:", "nothing"):
         assert part in done.stdout
     done = lazyviz_command("doctor", "--gpu", cwd=tmp_path)
     assert done.returncode == 1

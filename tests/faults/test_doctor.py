@@ -124,7 +124,7 @@ def test_a_reset_puts_everything_right(breaking, state):
         (keep_hooks, "torch.optim's global step hooks"),
         (keep_code, "code of torch.nn.modules.module"),
         (hold_the_lock, "lock of evaluations"),
-        (record_for_nobody, "records for no block"),
+        (record_for_nobody, "records without an open block"),
     ],
 )
 def test_what_is_left_behind_is_named(breaking, name, state):

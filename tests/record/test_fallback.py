@@ -147,7 +147,7 @@ def test_explain_names_what_is_not_known_of_what_ran_at_once():
         y = function(x)
         k = y.nonzero()
     text = graph.plan().explain()
-    assert "Ran at once, at a sync point: torch.compile at test_fallback.py:" in text
+    assert "Ran immediately, at a sync point: torch.compile at test_fallback.py:" in text
     assert "nonzero at test_fallback.py:" in text
     assert "is not known" in text
     assert len(k) == 2500

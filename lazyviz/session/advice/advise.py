@@ -163,8 +163,8 @@ def advise(
         notes.append(
             "No row uses an 8-bit optimizer: torchao is not installed"
             if small is None
-            else "8-bit optimizers are planned as run by eager PyTorch, which takes more memory than compiled "
-            "code, and without projected time"
+            else "8-bit optimizers are planned as run by eager PyTorch, which takes more memory than "
+            "compiled code, and without projected time"
         )
         with torch.device("meta"):
             example = model()

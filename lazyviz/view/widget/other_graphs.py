@@ -73,7 +73,7 @@ def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[s
     else:
         other = next((each for each in shown if each.token == token), None)
         if other is None:
-            note = "The other graph is not displayed in this kernel; use lazyviz.compare(a, b) for any two graphs."
+            note = "The other graph is not displayed in this kernel; lazyviz.compare(a, b) takes any two."
             return {"kind": "refused", "note": note}
         before, after, names = now, other.plans[1], (named(widget), named(other))
         there = other.drawn

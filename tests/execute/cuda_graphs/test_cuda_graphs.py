@@ -446,7 +446,7 @@ def test_another_thread_runs_it_before_it_captures(graphs):
     thread.start()
     thread.join()
     assert [report.share for report in reports] == [0, 1]
-    assert reports[0].cache_miss_reason == "it has not run in this thread before"
+    assert reports[0].cache_miss_reason == "its first run in this thread"
 
 
 def test_inference_mode_gives_inference_tensors(graphs):
@@ -488,7 +488,7 @@ def test_wrong_kernels_are_found_out_when_checked(graphs, captures, monkeypatch)
         reports.append(graph.evaluate(verify=True))
         assert torch.equal(result, step(x))
     assert "was not right, eager's results stand" in reports[1].fallbacks[0]
-    assert reports[2].share == 0 and "a CUDA Graph was not right" in reports[2].fallbacks[0]
+    assert reports[2].share == 0 and "a CUDA Graph was wrong" in reports[2].fallbacks[0]
 
 
 def test_what_changes_too_often_is_given_up(graphs, captures):

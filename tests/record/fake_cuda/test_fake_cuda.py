@@ -284,9 +284,9 @@ def test_an_unknown_card_is_planned_without_a_verdict():
     assert plan.device == "cuda:0"
     assert plan.fits is None
     assert plan.peak_bytes == 16
-    assert plan.verdict().startswith("Whether it fits is unknown: cuda:0 does not tell its memory (")
+    assert plan.verdict().startswith("Whether it fits is unknown: cuda:0 does not report its memory (")
     assert graph.plan(device="cuda").peak_bytes == 16
-    with pytest.raises(lazyviz.AbsentDeviceError, match="recorded for a CUDA GPU of no known kind, which is"):
+    with pytest.raises(lazyviz.AbsentDeviceError, match="recorded for an unknown CUDA GPU, which is"):
         graph.evaluate()
 
 

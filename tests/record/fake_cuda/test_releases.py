@@ -107,7 +107,7 @@ def test_after_the_block_pytorch_is_what_is_installed():
 
 @pytest.mark.parametrize("version", ["1.3", "3.1", "1.14", "latest", "", "2", 2.0])
 def test_a_release_that_nothing_is_known_of_is_refused(version):
-    with pytest.raises(ValueError, match="torch_version takes a release of PyTorch from 1.4 to"):
+    with pytest.raises(ValueError, match="torch_version must be a PyTorch release from 1.4 to"):
         lazyviz.lazy(device=CARD, torch_version=version).__enter__()
 
 

@@ -618,7 +618,7 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
     made = batched()
 
     def refuse(batch_size=None, split=None):
-        raise ValueError("it is not known how the results of odd_3 grow with the batch")
+        raise ValueError("lazyviz cannot determine how the results of odd_3 grow with the batch")
 
     say(made, "batch-size", "24")
     monkeypatch.setattr(
