@@ -715,7 +715,7 @@ def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
     assert "cost of 1,000 steps" in run.output
     assert run["_lazy"].pending == 2
     for line, says in {
-        "--price x": "are of --time",
+        "--price x": "need --time",
         "--time nothing": "is no lazy graph",
         "--time --price /nowhere.csv": "No such file",
         "--time --epoch 10": "needs a batch",

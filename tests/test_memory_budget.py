@@ -386,7 +386,7 @@ def test_what_a_thread_computes_inside_is_named_since_it_is_not_counted():
         thread.start()
         thread.join()
 
-    with pytest.warns(UserWarning, match="what worker are not counted"):
+    with pytest.warns(UserWarning, match="ops of worker are not counted"):
         budgeted()
 
 

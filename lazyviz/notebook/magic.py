@@ -71,7 +71,7 @@ class LazyMagics(Magics):
         self._raw_cells: list[str] = []  # those that run now: a magic may run one inside another
         self._cell_id: str | None = None
         self._widgets: dict[str, Any] = {}  # the last one of each cell
-        # An exception of a cell, while IPython has yet to show it.
+        # An exception of a cell that IPython has not shown yet.
         self._raised: BaseException | None = None
         self.without_list_tables: list_tables.Undo = list_tables.register(shell)
 
@@ -243,7 +243,7 @@ class LazyMagics(Magics):
         if graph.nodes:
             try:
                 self._show(graph, options.no_widget)
-            except Exception as trouble:  # must not stand before the user's own error
+            except Exception as trouble:  # must not hide the user's own error
                 warnings.warn(f"lazyviz could not show the graph: {trouble!r}")
 
     # --- running the cell -------------------------------------------------------------
@@ -279,7 +279,7 @@ class LazyMagics(Magics):
 
         try:
             error._render_traceback_ = render  # type: ignore[attr-defined]
-        except AttributeError:  # a class with slots: IPython's own traceback it is
+        except AttributeError:  # a class with slots: use IPython's own traceback
             return
         self._raised = error
 
@@ -335,20 +335,20 @@ class LazyMagics(Magics):
 
     @line_magic("lazy")  # type: ignore[arg-type]
     def lazy_line(self, line: str) -> None:
-        """What is pending, what it would take, and running it.
+        """Show, plan, and run pending ops.
 
-        ``%lazy VERB`` works on the latest graph, ``%lazy VERB NAME`` on the one called NAME; without a name
-        ``status`` tells of all that are pending, and ``evaluate`` runs them:
+        ``%lazy VERB`` uses the latest graph, ``%lazy VERB NAME`` the graph called NAME.  Without a name,
+        ``status`` and ``evaluate`` cover all pending graphs:
 
-        * ``status``    ops recorded and pending, sync points, what has failed
-        * ``evaluate``  run what is pending (NAME may also be a tensor: what it needs)
+        * ``status``    recorded and pending ops, sync points, failed ops
+        * ``evaluate``  run pending ops (NAME can also be a tensor: run the ops that it needs)
         * ``plan``      peak memory, what would lower it, and whether it fits
-        * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
-        * ``why``       what caused the last evaluation
-        * ``reset``     forget everything pending, unevaluated, and restore PyTorch from any state
+        * ``explain``   the full plan: what is alive at the peak, by category, module, and line, and why
+        * ``why``       the cause of the last evaluation
+        * ``reset``     drop all pending ops, and restore PyTorch from any state
         * ``devices``   the devices of this machine and the known profiles; ``devices --time [NAME]``: the
-          record's last step on each known card, with ``--price FILE`` the cost by a CSV file of cards and
-          prices an hour, with ``--epoch N`` that of N samples
+          projected time of the graph's last step on each known GPU, with ``--price FILE`` its cost by a CSV
+          file of GPUs and prices per hour, with ``--epoch N`` the cost of N samples
         """
         verb, _, rest = line.strip().partition(" ")
         if verb == "devices" and rest:
@@ -545,10 +545,10 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Take everything back that loading put in place.
+    """Undo everything that loading the extension did.
 
-    What is pending is evaluated first: tensors that were promised a value get it, and
-    PyTorch is left without a hook of ours.
+    Pending ops are evaluated first, so that all tensors get their values, and no hook of lazyviz is left in
+    PyTorch.
     """
     magics = _loaded.pop(ipython, None)
     if magics is None:

@@ -63,15 +63,15 @@ def _computes_nothing(node: TrackedNode) -> bool:
 
 
 class SyncError(RuntimeError):
-    """An op needed values where syncs are forbidden."""
+    """An op needed values where sync points are forbidden."""
 
 
 class AbsentDeviceError(RuntimeError):
-    """Something needs a value that only a GPU which is not on this machine could compute."""
+    """A value is needed that only a GPU could compute that is not on this machine."""
 
 
 class Elsewhere:
-    """``ranks``: something was recorded that other ranks, which are not here, would have to take part in."""
+    """``ranks``: ops were recorded that need the other ranks, which do not exist."""
 
     ranks: ClassVar[bool] = False
 
@@ -121,13 +121,13 @@ class PendingRuns:
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
     ) -> None:
-        """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+        """Evaluate ``needed`` and its dependencies; add the sync point to the graph being recorded.
 
-        ``a_number``: what is read are Python's numbers, which the user may assume.
+        ``a_number``: Python numbers are read, for which the user can assume values.
 
         Raises:
-            SyncError: syncs are forbidden here.
-            AbsentDeviceError: only a GPU that is not here could compute it.
+            SyncError: sync points are forbidden here.
+            AbsentDeviceError: only a GPU could compute it that is not on this machine.
         """
         recording = self._recording
         with self.lock:  # what another thread runs must not be chosen to be run once more

@@ -43,14 +43,14 @@ class Calibration(Tabular):
 
 
 def calibrate() -> Calibration:
-    """Time a few ops of several sizes on the CPU, in under two seconds.
+    """Measure a few ops of several sizes on the CPU, in under two seconds.
 
-    From then on plans for ``"cpu"`` have projected seconds, and reports say them beside the measured ones, in
-    this process and later ones: what was measured is kept in the user's cache directory
-    (``$XDG_CACHE_HOME/lazyviz``) for this machine, its number of threads and PyTorch's version.  Call it when
-    the machine is idle, and again when something has changed.
+    Afterwards, plans for ``"cpu"`` have projected times, and reports show them next to measured times, in
+    this and later processes.  The results are stored in the user's cache directory
+    (``$XDG_CACHE_HOME/lazyviz``) for this machine, the number of threads, and the PyTorch version.  Call it
+    when the machine is idle, and again after changes.
 
-    Raises ``RuntimeError`` inside of a lazy block, where ops are recorded and not run.
+    Raises ``RuntimeError`` inside a lazy block, where ops are recorded instead of run.
     """
     if tape.recording.graph is not None:
         raise RuntimeError(

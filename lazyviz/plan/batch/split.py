@@ -1,9 +1,9 @@
 """Split plan: how the batch is split, and the memory of a run in pieces.
 
-A split run is laid out as a program of its own, in which spread nodes appear once a piece; its storages
-get lifetimes on that program's clock, so that timeline, categories and allocator are computed as for
-any other.  Two pieces of a pass stand for all of them: from the second on, what was added up before is
-there, and nothing else grows.  Sizes are bytes.
+A split run is laid out as a separate program, in which spread nodes appear once per piece.  Its storages have
+lifetimes in that program, so that timeline, categories, and allocator are computed as for any other program.
+Two pieces of a pass represent all: from the second piece on, the accumulated sums exist, and nothing else
+grows.  Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How the batch is cut: ``pieces`` of ``piece_sizes`` samples; 1 is the whole batch.
+    """How the batch is split: ``pieces`` of ``piece_sizes`` samples; 1 piece is the whole batch.
 
-    ``blocked_by`` are the nodes that do not allow a cut, ``reasons`` say why, one each.  ``passes`` is
-    how often the pieces are gone through, ``again`` how many nodes a piece runs more than once for it.
-    ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
-    where whole nodes run); the first two pieces of a pass stand for all of them.  Pieces have a multiple
-    of ``group`` samples.
+    ``blocked_by`` are the nodes that prevent a split, with one reason each in ``reasons``.  ``passes`` is the
+    number of passes over the pieces, ``again`` the number of nodes that a piece runs more than once because
+    of them.  ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or
+    0 for whole nodes); the first two pieces of a pass represent all.  Piece sizes are multiples of ``group``
+    samples.
     """
 
     pieces: int
@@ -51,7 +51,7 @@ class SplitPlan:
     group: int = 1
 
     def explain(self) -> str:
-        """The cut in words, or what forbids it."""
+        """The split as text, or the reasons that prevent it."""
         if self.blocked_by:
             return "\n".join(describe(Blocker(*each)) for each in zip(self.blocked_by, self.reasons))
         if self.pieces == 1:
@@ -69,7 +69,7 @@ REMEDIES = {
 
 
 def describe(blocker: Blocker) -> str:
-    """``blocker`` as a line for the user: where, why, and what to do."""
+    """``blocker`` as a line of text: where, why, and what to do."""
     node = blocker.node
     where = [
         part for part in (node.module, line_text(node.source) if node.source is not None else "") if part

@@ -43,16 +43,16 @@ and the share of work that is stated, depend on it.
 
 @dataclass(frozen=True, slots=True)
 class RecomputePlan:
-    """What is computed again so that its memory is free in between.
+    """Which nodes are recomputed to save memory.
 
     Attributes:
-        nodes: those that run again, in the order in which they do; empty: nothing is recomputed.
-        saves_bytes: by how much the peak is lower for it.
-        budget_bytes: what the peak was to stay below (``None``: no budget was needed, or asked for).
-        least_bytes: the lowest peak that was found to be within reach (``None``: not looked for).
-        seconds: how long the nodes took when they ran, where all have run; an estimate of the time paid.
-        share: what runs again, as a share of the whole run's work, by the bytes and operations of each node;
-            an estimate.
+        nodes: the nodes that run again, in that order; empty: nothing is recomputed.
+        saves_bytes: reduction of the peak.
+        budget_bytes: the budget for the peak (``None``: no budget was requested or needed).
+        least_bytes: the lowest peak that was found (``None``: not searched).
+        seconds: estimated additional time: how long the nodes took when they ran, if all have run.
+        share: estimated additional work, as a share of the work of the whole run, from the bytes and
+            operations of each node.
         reason: why the budget is not met; "" if it is.
     """
 
@@ -66,11 +66,11 @@ class RecomputePlan:
 
     @property
     def ops(self) -> int:
-        """How many operators run again."""
+        """The number of operators that run again."""
         return len(self.nodes)
 
     def explain(self) -> str:
-        """The choice in words: time paid, memory saved."""
+        """The choice as text: additional time, and saved memory."""
         if not self.nodes:
             return self.reason or "nothing is recomputed"
         cost = f"about {self.share:.0%} more work" if self.share >= 0.005 else "under 1 % more work"

@@ -216,7 +216,7 @@ def test_of_a_cards_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypat
         ("cuda:1", 70),
         ("cpu", found[2].total_bytes),
     ]
-    assert found.cuda_state == "2 GPUs (1 more MIG slice, a CUDA process can use only one)"
+    assert found.cuda_state == "2 GPUs (1 more MIG slice; a CUDA process can use only one)"
 
 
 @pytest.mark.parametrize(

@@ -625,7 +625,7 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
         type(made.widget._answers._plans.own), "replan", lambda self, *args, **kwargs: refuse()
     )
     say(made, "batch-size", "48")
-    assert made.sent[-1]["note"].startswith("it is not known how")
+    assert made.sent[-1]["note"].startswith("lazyviz cannot determine how")
     assert made.sent[-1]["batch"]["size"] == 24
 
 
