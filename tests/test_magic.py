@@ -716,7 +716,7 @@ def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
     assert run["_lazy"].pending == 2
     for line, says in {
         "--price x": "need --time",
-        "--time nothing": "is no lazy graph",
+        "--time nothing": "is not a lazy graph",
         "--time --price /nowhere.csv": "No such file",
         "--time --epoch 10": "needs a batch",
     }.items():

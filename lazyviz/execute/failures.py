@@ -11,7 +11,7 @@ STAYS = (
 
 
 def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> None:
-    """``node``'s kernel has raised ``error``; ``midway``: it had begun to write what cannot be put back."""
+    """The kernel of ``node`` raised ``error``; ``midway``: after it started writes that cannot be undone."""
     if midway:
         where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
         node.state = "failed"

@@ -42,9 +42,9 @@ _COMPILERS: dict[str, Callable[[], Backend]] = {
     "xla": _xla,
 }
 PACKAGES = {"ipyparallel": ("ipyparallel",), "ray": ("ray",), "xla": ("jax", "torchax")}
-"""What backends need beside PyTorch; the extra of a backend's name has them."""
+"""Packages that backends need in addition to PyTorch, installed by the extra of the same name."""
 EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
-"""Made when first asked for, as compilers are; the extra of that name has what they need."""
+"""Created on first use, because they import compilers."""
 
 
 def missing(name: str) -> str:

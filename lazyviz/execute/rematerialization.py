@@ -181,5 +181,5 @@ class RecomputeRun:
                 storage.readers.append(node)
         sequence = self._sequences.get(node)
         if sequence is not None and sequence.last is node:
-            sequence.last = None  # it has drawn: nobody who wants the generator waits for it
+            sequence.last = None  # it has drawn, so nothing that uses the generator waits for it
         self.tape.pending[node] = None

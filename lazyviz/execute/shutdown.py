@@ -25,7 +25,9 @@ _AROUND = ("guarded_run",)  # around all of any thread, see record/interception/
 _TICK = 0.002
 
 _main = threading.main_thread().ident
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # beside the main one, that have used lazyviz
+_threads: weakref.WeakSet[threading.Thread] = (
+    weakref.WeakSet()
+)  # other than the main one, that have used lazyviz
 _runs: dict[int, list[Arrived]] = {}  # by thread: what arrives at its runs, the outermost first
 _ends = False
 
@@ -33,7 +35,7 @@ _ends = False
 def uses() -> None:
     """This thread is about to record or to evaluate; ``SystemExit`` if the process ends.
 
-    A thread that begins once the others were stopped is waited for by nobody.
+    A thread that starts after the others were stopped is not waited for.
     """
     if threading.get_ident() != _main:
         _threads.add(threading.current_thread())

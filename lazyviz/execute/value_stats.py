@@ -171,7 +171,7 @@ def _rebinned(parts: Sequence[Summary], least: float, largest: float) -> tuple[i
 
 
 def readable(node: TrackedNode) -> bool:
-    """Whether an output of ``node`` is still there to be looked at."""
+    """Whether an output of ``node`` still exists."""
     return node.state == "done" and any(_alive(value) is not None for value in node.outputs)
 
 

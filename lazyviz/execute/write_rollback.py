@@ -75,7 +75,7 @@ def _is_floating(value: TrackedValue) -> bool:
 
 
 def copied(node: TrackedNode) -> Sequence[TrackedValue]:
-    """What is to be copied before ``node``'s kernel runs."""
+    """The tensors to copy before the kernel of ``node`` runs."""
     values = _at_risk(node)
     return values if _is_little(node, values) else ()
 

@@ -190,7 +190,7 @@ class Storage:
         self.dropped: int | None = None
         self.dropped_in: tuple[Graph, int] | None = None
         self.continues: Storage | None = None
-        self._origin: Storage | None = None  # of one that continues another, once somebody has asked
+        self._origin: Storage | None = None  # of a storage that continues another; set on first use
         self.role: Role | None = None
         self.name = ""
         self.place = 0
@@ -499,24 +499,30 @@ class Graph:
         self.sync_points: list[SyncPoint] = []
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
-        self.lost = False  # nobody can evaluate it as a whole any more
+        self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
         self.torch_release: tuple[int, int] | None = None  # that is planned there; None: the installed one
         self.cudnn_benchmark = False  # torch.backends.cudnn.benchmark was on at its start or its end
-        self.release_differences: tuple[str, ...] = ()  # what it was recorded with of that release, in words
+        self.release_differences: tuple[
+            str, ...
+        ] = ()  # differences of that release that were recorded, as text
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
         self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
         self.outermost = id(self)  # tells the blocks that are nested in one from others
-        self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
-        self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
-        self.as_eager: set[str] = set()  # compiled functions that were recorded as eager PyTorch runs them
-        self.assumed: set[str] = set()  # of values that only an absent device could tell, in words
+        self.elsewhere: set[str] = set()  # names of threads whose ops ran unrecorded during the block
+        self.in_parts: set[str] = (
+            set()
+        )  # layers recorded as single ops although that GPU has a kernel for them
+        self.as_eager: set[str] = set()  # compiled functions that were recorded op by op, as in eager mode
+        self.assumed: set[str] = (
+            set()
+        )  # descriptions of assumed values that only an absent device could compute
         self.place: SourceLine | None = None  # where the block was opened
-        self.is_cell = False  # the block is all of a cell
+        self.is_cell = False  # the block is a whole cell
         self.refused: RefusedOp | None = None  # the last one
         self.raised: RaisedError | None = None  # what ended the block
         self.world_size = 1  # ranks of which it was recorded for one

@@ -50,7 +50,7 @@ def _register(formatter: Any, make: Callable[[Any], Any], kind: type) -> Undo:
     formatter.for_type(kind, ours)
 
     def take_back() -> None:
-        if formatter.type_printers.get(kind) is not ours:  # somebody has registered another one since
+        if formatter.type_printers.get(kind) is not ours:  # another one has been registered since
             return
         if before is None:
             formatter.pop(kind)

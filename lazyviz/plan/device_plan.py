@@ -142,7 +142,7 @@ def _room(
     """The bytes that a plan of ``spans`` may use; ``None`` if unknown."""
     if segments and isinstance(target, Device) and target.free_bytes is not None:
         return target.free_bytes + nbytes_of(segments)
-    # Of another batch size what is there is still what was recorded.
+    # For another batch size, existing memory is still as recorded.
     return capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
 
 

@@ -29,7 +29,7 @@ PYTORCHS = frozenset({
 
 
 def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
-    """The projected time of the last training step, and what limits it in words; ``None``: not known."""
+    """The projected time of the last training step, and its bottlenecks as text; ``None`` if unknown."""
     nodes = last_step(plan._nodes)
     time = plan.time_of(nodes)
     if time is None or not time.ops:
@@ -38,7 +38,7 @@ def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
 
 
 def explain(plan: Plan) -> str:
-    """All that the plan knows, in a page of text."""
+    """The complete plan as text."""
     lines = [*_peak(plan), *_recomputed(plan), other_run(plan)]
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
@@ -93,7 +93,7 @@ def explain(plan: Plan) -> str:
 
 
 def of_release(plan: Plan) -> list[str]:
-    """Of a plan for another PyTorch release, what is known to differ there."""
+    """Known differences of the planned PyTorch release, if it is not the installed one."""
     if plan._graph.torch_release is None:
         return []
     differences = "; ".join(plan._graph.release_differences) or "no known difference in memory"
@@ -101,7 +101,7 @@ def of_release(plan: Plan) -> list[str]:
 
 
 def of_batch(plan: Plan) -> list[str]:
-    """The batch: its size, in which pieces it runs or what forbids that, and the largest that fits."""
+    """The batch: its size, its pieces or what prevents a split, and the largest batch that fits."""
     if plan.batch_size is None:
         return []
     text = f"Batch of {plan.batch_size:,} samples, {plan.split.explain()}"
@@ -114,12 +114,12 @@ def of_batch(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """The peak and its place, the remedies, the verdict: the plan in a few lines."""
+    """A short version of the plan: the peak and its place, the remedies, and the verdict."""
     return [*_peak(plan), *_recomputed(plan), other_run(plan), *_remedies(plan), verdict(plan)]
 
 
 def other_run(plan: Plan) -> str:
-    """The peak of the run that the plan is not of: an evaluation's, or plain PyTorch's."""
+    """The peak of the kind of run that the plan does not describe: an evaluation, or eager PyTorch."""
     if plan.verdict_of == "eager":
         return f"Evaluated by lazyviz: {format_bytes(plan.lazyviz_peak_bytes)}"
     return f"Plain eager PyTorch {plan.torch_version}: {format_bytes(plan.eager_peak_bytes)}"
@@ -157,7 +157,7 @@ def _peak(plan: Plan) -> list[str]:
 
 
 def _unsure(plan: Plan) -> str:
-    """What of the record itself is an estimate."""
+    """Which sizes of the graph are estimates."""
     if plan.estimated:
         return (
             ": the scratch memory of some kernels, and what cuDNN saves for the backward pass, are estimates"
@@ -170,7 +170,7 @@ def _unsure(plan: Plan) -> str:
 
 
 def _not_known(plan: Plan) -> str:
-    """What took memory that nobody counts: kernels at sync points, and all of a compiled function."""
+    """Ops whose scratch memory is not counted: kernels at sync points, and compiled functions."""
     places: dict[str, None] = {}
     for node in plan._nodes:
         if node.at_once and node.index not in plan.scratch:
@@ -181,7 +181,7 @@ def _not_known(plan: Plan) -> str:
 
 
 def _of_others(plan: Plan) -> str:
-    """Operators that are not PyTorch's, whose kernels nobody here knows."""
+    """Operators of other libraries, whose kernels are unknown."""
     names = {
         f"{namespace}.{name}": None
         for node in plan._nodes
@@ -209,7 +209,7 @@ def _remedies(plan: Plan) -> list[str]:
 
 
 def _then(plan: Plan, remedy: Remedy) -> str:
-    """Whether what does not fit would with the remedy."""
+    """Whether a plan that does not fit would fit with the remedy."""
     if plan.fits is not False or remedy.fits is None:
         return ""
     if not remedy.fits:
@@ -218,7 +218,7 @@ def _then(plan: Plan, remedy: Remedy) -> str:
 
 
 def of_moment(moment: Moment, when: str) -> list[str]:
-    """What is alive at one moment: by category, module and line, and the largest one by one."""
+    """The live set at one moment: by category, module, and line, and the largest allocations."""
     total = moment.nbytes
     lines = [f"Alive {when}, by category:"]
     lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
@@ -241,7 +241,7 @@ def _largest(alive: Sequence[Allocation]) -> list[str]:
 
 
 def keeper(allocation: Allocation) -> str:
-    """What keeps it alive after it was made: a backward node, the user's variable, or nothing to tell."""
+    """What keeps an allocation alive: a backward node, a variable of the user, or "" if unknown."""
     if allocation.variables:
         return f"kept by {', '.join(allocation.variables)}"
     last = allocation.saved_for
@@ -290,14 +290,14 @@ def verdict(plan: Plan) -> str:
 
 
 def needed(plan: Plan) -> str:
-    """What has to fit, best figure and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
+    """The memory that must fit, as estimate and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
     return f"{text} ({format_range(low, high)})" if low != high else text
 
 
 def _both(plan: Plan) -> str:
-    """What either run needs; first the one that the verdict is of."""
+    """The memory that both kinds of run need, starting with the one that the verdict is about."""
     ours, eager = format_bytes(plan.lazyviz_needed_bytes), format_bytes(plan.eager_needed_bytes)
     if plan.verdict_of == "eager":
         return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz, it needs {ours}."
@@ -309,7 +309,7 @@ def _both(plan: Plan) -> str:
 
 
 def _counted(plan: Plan) -> str:
-    """What the verdict leaves out: a profile that names no CUDA context is compared with tensors alone."""
+    """A note if the verdict counts only tensors, because the profile has no CUDA context."""
     if plan._profile is None or plan._profile.context_bytes:
         return ""
     return (

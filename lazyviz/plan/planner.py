@@ -248,7 +248,7 @@ class Planner:
         """The largest batch that fits.
 
         Raises :class:`TimeIsUp` where ``deadline``, of ``time.monotonic``, passes before that is known.
-        Asked again it goes on from there.
+        Another call continues from there.
         """
         batch = self.batch
         if batch is None or batch.analysis.unknown:

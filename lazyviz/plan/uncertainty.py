@@ -8,7 +8,7 @@ work space that cuDNN chooses, and what a CUDA context takes.
 from __future__ import annotations
 
 LEVEL = 0.9
-"""Share of runs that are to be expected within a range."""
+"""Share of runs expected to be within a range."""
 ALLOCATED = (0.01, 0.02)
 """How far measured allocated memory may be below and above a projection, as shares of it."""
 RESERVED = (0.02, 0.04)

@@ -94,7 +94,7 @@ def _join(entries: list[TracebackType]) -> None:
 
 
 def shortened(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which user code calls, with errors that show no frames of ours but one."""
+    """Wrap ``function``, which user code calls, so that its errors show only one frame of lazyviz."""
 
     @functools.wraps(function)
     def evaluates_what_is_pending(*args: P.args, **kwargs: P.kwargs) -> R:

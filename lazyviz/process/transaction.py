@@ -199,5 +199,5 @@ _holder: dict[str, Exclusive] = {}
 
 
 def forget_holder() -> None:
-    """Nobody exchanges state: a thread that did is gone (in a forked process)."""
+    """Release the lock of a thread that no longer exists (in a forked process)."""
     _holder.clear()

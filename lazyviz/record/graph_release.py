@@ -22,7 +22,9 @@ from .tape import tape
 
 _TRIED_AGAIN = 4  # of those that something refers to: each try looks at all of the record
 
-_held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
+_held: list[
+    weakref.ref[Graph]
+] = []  # without an owner, but parts of them were still referenced when it was deleted
 
 
 class Owned:
@@ -45,7 +47,7 @@ class Owned:
 
 
 def _release(holder: list[Graph]) -> bool:
-    """Free the graph that ``holder`` alone refers to, if nobody refers to its record."""
+    """Free the graph that only ``holder`` refers to, if nothing refers to its nodes."""
     return _module is not None and bool(_module.release(holder))
 
 

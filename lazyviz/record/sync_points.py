@@ -26,10 +26,10 @@ NESTED = (
 
 
 class RunLock(type(threading.RLock())):  # type: ignore[misc]
-    """Held while nodes are chosen and run; a thread may take it again.
+    """Reentrant lock, held while nodes are chosen and run.
 
-    Taking it and giving it back by ``with`` is C's own work, so no exception from elsewhere comes between
-    either and its being noted: a lock that such a one left behind would hold up all other threads for good.
+    Acquiring and releasing it with ``with`` happens entirely in C, so that no asynchronous exception can
+    leave it locked, which would block all other threads forever.
     """
 
     @property
@@ -38,27 +38,27 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def owner(self) -> int:
-        """The thread that has it, 0: none.  Python tells by no other way."""
+        """The thread that holds it, or 0.  Python has no other way to find out."""
         return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
 
     @property
     def is_lost(self) -> bool:
-        """Whether a thread has it that is no more."""
+        """Whether it is held by a thread that no longer exists."""
         return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
 
     def wait(self) -> None:
-        """Until no other thread has it."""
+        """Wait until no other thread holds it."""
         with self:
             pass
 
 
-_MOST_CAUSES = 10_000  # whose text is kept
-# Reads of where memory lies, not of what it holds: nothing is waited for where it is there already.
+_MOST_CAUSES = 10_000  # cached texts
+# Reads of addresses, not of values: they wait for nothing if the memory already exists.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
 
 def _computes_nothing(node: TrackedNode) -> bool:
-    """Whether it makes a view, or something without elements."""
+    """Whether it creates a view or an empty tensor."""
     return node.op.is_view or all(value.storage.nbytes == 0 for value in node.outputs)
 
 
@@ -83,18 +83,18 @@ class Evaluator(Protocol):
 
 
 class Background(Protocol):
-    """A run whose kernels another thread runs: of its nodes nothing is noted yet."""
+    """A run whose kernels run on another thread; its nodes are not marked as done yet."""
 
     @property
     def nodes(self) -> AbstractSet[TrackedNode]: ...
     def finish(self) -> None:
-        """Wait until it is over, and note what it has done; raises what has stopped it."""
+        """Wait for its end, and mark its nodes as done; raises its error, if any."""
 
 
 class PendingRuns:
-    """Runs of pending nodes: who runs them, on which thread, and the sync points that ask for them.
+    """Runs of pending nodes: their evaluator and threads, and the sync points that request them.
 
-    Slots, since the compiled recorder reads one at every op.
+    Has slots, because the compiled recorder reads one at every op.
     """
 
     __slots__ = (
@@ -110,13 +110,13 @@ class PendingRuns:
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
         self._recording, self._scopes = recording, scopes
-        # By cause and identity of the lines, which it keeps: "item at train.py:4".
+        # By cause and ids of the lines, which it keeps alive: "item at train.py:4".
         self._causes: dict[tuple[str, int, int], tuple[str, SourceLine | None, SourceLine | None]] = {}
         self.evaluator: Evaluator | None = None
         self.lock = RunLock()
-        self.background: Background | None = None  # with the lock in hand
-        self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
-        self.under_way = 0  # thread whose run has not ended, though it may be in a callback of the user's
+        self.background: Background | None = None  # accessed while holding the lock
+        self.running = 0  # thread that runs nodes: reads by a kernel itself need no evaluation
+        self.under_way = 0  # thread whose run has not ended, although it may be in a user's callback
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
@@ -130,7 +130,7 @@ class PendingRuns:
             AbsentDeviceError: only a GPU could compute it that is not on this machine.
         """
         recording = self._recording
-        with self.lock:  # what another thread runs must not be chosen to be run once more
+        with self.lock:  # nodes that another thread runs must not be chosen again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
             if (torch_cuda.STAND_INS or Elsewhere.ranks) and needs_absent(nodes):
@@ -154,7 +154,7 @@ class PendingRuns:
                 recording.graph.sync_points.append(point)
 
     def _located(self, cause: str, line: SourceLine | None, reader: SourceLine | None) -> str:
-        """The cause with where it is, kept for the next time."""
+        """The cause with its place, cached."""
         if len(self._causes) >= _MOST_CAUSES:
             self._causes.clear()
         text = cause + at(line, reader)
@@ -205,13 +205,13 @@ class PendingRuns:
         self.evaluator(nodes, cause)
 
     def refuse_nested(self) -> None:
-        """Raise ``RuntimeError`` in the midst of a run of this thread: what is pending is not to change."""
+        """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
         if self.under_way == threading.get_ident():
             raise RuntimeError(NESTED)
 
 
 def may_need_absent() -> bool:
-    """Whether :func:`needs_absent` may be true of anything in this process."""
+    """Whether :func:`needs_absent` can be true in this process."""
     return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
 
 
@@ -228,7 +228,7 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
 
 
 def _who(nodes: Sequence[TrackedNode]) -> str:
-    """Who could compute what needs ``nodes``, and is not here."""
+    """What is needed to run ``nodes`` and is absent."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"

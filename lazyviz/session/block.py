@@ -50,7 +50,7 @@ _ANOTHER_TASK = (
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`lazyviz.lazy` is called with."""
+    """The arguments of :func:`lazyviz.lazy`."""
 
     device: DeviceLike | None = None
     batch: BatchLike | None = None
@@ -69,16 +69,16 @@ class Options:
     torch_version: str | None = None
 
     def checked(self) -> tuple[int | str, Recompute]:
-        """The split and the recompute budget, once all of them fit each other.
+        """The split and the recompute budget, after checking the combination.
 
-        Raises ``ValueError`` otherwise.
+        Raises ``ValueError`` for an invalid combination.
         """
         split = "off" if self.split is None else self.split
         recompute = recompute_option(self.recompute)
         has_batch = self.batch is not None
         validate(split=split, recompute=recompute, backend=self.backend, has_batch=has_batch)
         if split == "off" and is_cluster(find_backend(self.backend)):
-            split = "auto"  # pieces are what it is for
+            split = "auto"  # a cluster runs pieces
         return split, recompute
 
     def named_batch(self, frame: FrameType) -> NamedBatch | None:
@@ -99,7 +99,7 @@ G = TypeVar("G", bound=RecordedGraph)
 
 
 class LazyBlock(Transaction, Generic[G]):
-    """What :func:`lazyviz.lazy` returns: a context that records, for one ``with`` statement."""
+    """The context manager that :func:`lazyviz.lazy` returns; it records one ``with`` statement."""
 
     name = "this lazy block"
 
@@ -255,7 +255,7 @@ class LazyBlock(Transaction, Generic[G]):
         self._account()
         self.undo()
         self.graph = self.named = None  # a context that saw the block refers to it as long as it lives
-        if not _open and not tape.pending:  # nobody else has the graph: what it recorded is forgotten
+        if not _open and not tape.pending:  # nothing else refers to the graph: drop its ops
             with Exclusive():
                 _stop_watching()
 
@@ -365,7 +365,7 @@ def close_all() -> None:
     forget_holder()
     with Exclusive():
         for block in reversed(_claims):
-            with suppress(Exception):  # of a state that nobody has foreseen
+            with suppress(Exception):  # in an unexpected state
                 block.undo(1)
         _open.clear()
         _publish()

@@ -43,7 +43,7 @@ from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
 
 watch = Watch(tape)
-# Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
+# Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
@@ -283,7 +283,7 @@ def _end(
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.runs.under_way = 0  # whoever is told may read what has been computed, and go on
+        tape.runs.under_way = 0  # listeners may read results, and evaluate again
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
         tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
@@ -409,7 +409,7 @@ def called(what: str) -> str:
 
 
 def reachable() -> list[Graph]:
-    """The graphs that somebody can evaluate; one that is going can still be found, but for its mark."""
+    """The graphs that can be evaluated, without those that are marked as being deleted."""
     return [graph.ir for graph in graphs.values() if not graph.ir.lost]
 
 

@@ -23,7 +23,7 @@ _THREAD = "lazyviz-progress"
 
 
 def is_wanted() -> bool:
-    """Whether there is somebody to see a bar, and tqdm to draw one."""
+    """Whether a progress bar would be visible, and tqdm is installed to draw it."""
     chosen = options.progress
     if chosen is None:
         chosen = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())

@@ -17,7 +17,7 @@ from .run_history import RunHistory
 
 
 class RecordedGraph(Protocol):
-    """A recorded block: its nodes, how they are to be run, and what became of that."""
+    """A recorded block: its nodes, how to run them, and the results of runs."""
 
     ir: Graph
     device: Any

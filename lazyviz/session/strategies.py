@@ -40,7 +40,7 @@ Projection = program_cache.Projection
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How somebody wants nodes to be run; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
+    """How to run nodes, as requested; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
 
     backend: str = "eager"
     progress: Callable[[Any], None] | None = None
@@ -55,7 +55,7 @@ class RunOptions:
 
 @dataclass
 class Strategy:
-    """The way in which ``nodes`` are run, chosen and prepared; and what has come of it."""
+    """The chosen and prepared way to run ``nodes``, and its results."""
 
     nodes: Sequence[TrackedNode]
     wanted: RunOptions
@@ -86,7 +86,7 @@ class Strategy:
 
     @property
     def is_followed(self) -> bool:
-        """Whether anybody follows the progress of the run."""
+        """Whether the progress of the run is followed."""
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
@@ -114,7 +114,7 @@ class Strategy:
         touched: Sequence[RecordedGraph],
         begun: SplitRun | None,
     ) -> Strategy:
-        """How ``nodes`` of the graphs ``touched`` are to be run; ``begun`` was interrupted among them."""
+        """Choose how to run ``nodes`` of the graphs ``touched``; ``begun`` is an interrupted run of some."""
         runner = find_backend(wanted.backend)
         strategy = cls(
             nodes, wanted, touched, cuda_devices(nodes), split_run=begun, is_begun=begun is not None
@@ -188,7 +188,7 @@ class Strategy:
     # --- executing ------------------------------------------------------------------------
 
     def start(self) -> str | None:
-        """Have the kernels run on another thread until the nodes are executed; why they cannot, in words."""
+        """Start the kernels on another thread; return the reason as text if that is not possible."""
         if self.is_followed or self.wanted.cancel is not None:
             return "its progress is being followed"
         if self.compiler is not None or self.cluster is not None:

@@ -91,7 +91,7 @@ def _note_read(
         tell(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
         return
-    for lazy in touched:  # whom nobody follows
+    for lazy in touched:  # without listeners
         lazy.runs.live = lazy.runs.state = None
         lazy.runs.note_read(done, seconds, levels.peak, cause, timeline)
         lazy.runs.note_timeline(timeline)

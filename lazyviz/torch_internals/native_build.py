@@ -171,7 +171,7 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
 
 
 def is_made(source: Path, torch: Torch | None) -> bool:
-    """Whether there is a compiled module of the source as it is, for that PyTorch."""
+    """Whether the compiled module is up to date with its source, and built for that PyTorch."""
     made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
     of_one_torch = torch is not None and "LAZYVIZ_TORCH" in (ROOT / source).read_text(encoding="utf-8")
     words = [digest(source), torch.version] if torch is not None and of_one_torch else [digest(source)]

@@ -54,7 +54,7 @@ def load(source: str) -> Any:
 
 
 def _warn(name: str, why: str) -> None:
-    """Say that the module is not used, and by what command it is made anew."""
+    """Warn that the module is not used, with the command that rebuilds it."""
     is_checkout = (_ROOT / "scripts" / "build_native.py").exists()
     warnings.warn(
         f"lazyviz's compiled {name} {why}; slower Python code replaces it. "

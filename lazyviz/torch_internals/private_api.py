@@ -59,7 +59,7 @@ from .dispatch_modes import stray_keys as stray_keys
 
 
 def is_defined_in_python(op: OpOverload) -> bool:
-    """Whether ``torch.library`` has defined the operator, and may define it anew."""
+    """Whether ``torch.library`` defined the operator, so that it may be redefined."""
     return bool(op._defined_in_python)
 
 
@@ -105,7 +105,7 @@ class MemoryRef:
         self._ref = StorageWeakRef(TensorBase.untyped_storage(tensor))
 
     def storage(self) -> torch.UntypedStorage | None:
-        """The memory, if somebody still has it."""
+        """The storage, if it still exists."""
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._ref.cdata)
         return found
 

@@ -33,7 +33,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
 
 @contextmanager
 def _undone() -> Iterator[None]:
-    """What importing torchax in the block does beside filling its tables is not done, or is undone."""
+    """Prevents or undoes all side effects of importing torchax in the block, except filling its tables."""
     if "torchax" in sys.modules:  # the user's: as it is
         yield
         return

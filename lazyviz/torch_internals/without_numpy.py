@@ -1,7 +1,7 @@
 """Imports modules without PyTorch's warning about missing NumPy.
 
 ``pip install torch`` brings no NumPy.  The first of PyTorch's modules that makes a tensor as it is imported
-says so, which has nothing to do with what its user does; whoever calls ``.numpy()`` is told by an error.
+warns about it, which is irrelevant to users; calling ``.numpy()`` raises an error anyway.
 ``lazyviz`` imports this first.
 """
 

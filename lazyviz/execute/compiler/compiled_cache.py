@@ -268,12 +268,12 @@ class Programs(Generic[Compiled]):
         self._known.use(known.key)
 
     def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
-        """What is there for other numbers and sizes of ``program``, the newest last."""
+        """The variants for other numbers and sizes of ``program``, newest last."""
         known = self.known(program)
         return () if known is None else tuple(known.variants)
 
     def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
-        """Which scalars are to be inputs of a new variant: those that vary, equal ones together.
+        """Which scalars become inputs of a new variant: those that vary, grouped by equal values.
 
         What has varied before varies again; what has been equal so far, to the same operator, stays equal.
         """

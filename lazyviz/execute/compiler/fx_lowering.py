@@ -108,7 +108,7 @@ def lower(
 
 
 class _Lowering:
-    """The fx graph of a segment while it is made: what stands for each value, number and size."""
+    """The fx graph of a segment during construction: the fx node of each value, number, and size."""
 
     def __init__(self, inputs: Sequence[Value], groups: Sequence[Sequence[int]], sizes: Sizes | None) -> None:
         self.graph = fx.Graph()
@@ -287,7 +287,7 @@ def wants_channels_last(nodes: Sequence[Node]) -> bool:
 def check(node: Node) -> None:
     """Raises :class:`NotLowered` if a compiler cannot be given ``node``."""
     name = node.op._schema.name
-    if "as_strided" in name:  # it counts on strides that a compiler chooses anew
+    if "as_strided" in name:  # it depends on strides, which a compiler may change
         raise refuse(node, "depends on the exact strides of its input")
     if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
         raise refuse(node, "changes the shape of a tensor in place")

@@ -89,7 +89,8 @@ def run_with_backend(
     recognized when they are run again.
 
     Raises:
-        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
+        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; no segment is partially
+        run.
         ValueError: the backend gave back another number of tensors than the segment has outputs.
         Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
             tensors from outside: then it can never be run again.
@@ -255,7 +256,7 @@ class _Run:
             for node in nodes:
                 node.state, node.error = "done", None
             outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
-            if self.seen is not None:  # what stays inside the backend nobody sees
+            if self.seen is not None:  # values inside the backend are not visible
                 for value, real in zip(outputs, results):
                     self.seen.whole(value, real)
             deliver(dict(zip(outputs, results)), self.memory)
@@ -397,7 +398,7 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
 def _subgraphs(
     nodes: Sequence[TrackedNode], backend: Backend, outcome: Outcome
 ) -> Iterator[tuple[list[TrackedNode], bool]]:
-    """``nodes`` cut into the longest runs that ``backend`` may take (True) and what lies between."""
+    """``nodes`` partitioned into the longest runs that ``backend`` may take (True), and those in between."""
     takes_draws = getattr(backend, "draws", False)
     refuses: Callable[[TrackedNode], str | None] = getattr(backend, "refuses", lambda node: None)
     current: list[TrackedNode] = []

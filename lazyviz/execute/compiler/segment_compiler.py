@@ -202,7 +202,7 @@ def _shows_all(value: Value) -> bool:
 
 
 def _likely(nodes: Sequence[Node]) -> list[Made]:
-    """Results that somebody may want to see in another run of the program: a loss, an accuracy.
+    """Results that another run of the program may need, such as a loss or an accuracy.
 
     Those of one number, made in the forward pass, the last ones.
     """

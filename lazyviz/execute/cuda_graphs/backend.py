@@ -32,7 +32,7 @@ from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
 MOST_FORMS = 4  # of one program: models of one structure in turn
-MOST_CAPTURES = 16  # of one program; what is new more often than that is not worth it
+MOST_CAPTURES = 16  # of one program; if it differs more often, capturing does not pay
 PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
 WARM_UP = "a new program runs op by op the first time and is captured the second time"
 
@@ -101,11 +101,11 @@ class CudaGraphsBackend:
 
 
 Ran = tuple[list[torch.Tensor], int, Sequence[str]]
-"""What a run has come to: the segment's outputs, the number of ops that ran by themselves, and why."""
+"""Result of a run: the segment's outputs, the number of ops that ran outside CUDA Graphs, and why."""
 
 
 class Handed:
-    """What a segment hands out: for each output its number, and that of the storage that it is on."""
+    """The outputs of a segment: for each, its number and the number of its storage."""
 
     def __init__(self, layout: Layout, segment: Segment) -> None:
         numbers: dict[Storage, int] = {
@@ -155,7 +155,7 @@ class Known:
         self._moving = [
             at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
         ]
-        self._scalars: list[Any] = []  # of the last run that was looked at
+        self._scalars: list[Any] = []  # of the last examined run
         self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
         self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
         self._strangers: set[int] = set()  # values that are on another device than the record has it

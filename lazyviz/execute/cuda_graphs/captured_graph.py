@@ -64,7 +64,7 @@ class Turn:
         line = self.layout.lines[at]
         results = call(self.nodes[at], line.inputs, self.tensor)
         for index, number in line.outputs:
-            if results[index] is not None:  # a kernel may leave out a gradient that nobody needs
+            if results[index] is not None:  # a kernel may omit a gradient that is not needed
                 self.values[number] = results[index]
                 if self.seen is not None:
                     self.seen(number, results[index])
@@ -73,7 +73,7 @@ class Turn:
                     self.memory.setdefault(storage, results[index])
 
     def call_all(self, start: int = 0, stop: int | None = None) -> None:
-        """Run nodes one by one, freeing what nobody needs any more."""
+        """Run nodes one by one, and free values after their last use."""
         layout = self.layout
         for at in range(start, len(layout.lines) if stop is None else stop):
             if at not in layout.first:
@@ -353,7 +353,7 @@ class CapturedForm:
         return True
 
     def _sources(self, step: Step, turn: Turn) -> list[torch.Tensor] | None:
-        """What is to be fed to a part, in order; None if its kernels would not find all that they use."""
+        """The inputs to copy for a part, in order; None if its kernels would not find all their inputs."""
         values, given = turn.values, self._given
         if any(_address(values[number]) != address for number, address in step.pinned if number not in given):
             return None

@@ -52,7 +52,7 @@ _DEADLY = (
 
 
 class PiecewiseRun(Protocol):
-    """The run that a pass belongs to: its pieces, how far it has come, and where sums are kept."""
+    """The run that a pass belongs to: its pieces, its progress, and its sums."""
 
     pieces: list[Piece]
     next_piece: int
@@ -81,7 +81,7 @@ def on_cuda(programs: Iterable[PassProgram]) -> bool:
 
 
 class _PassElsewhere:
-    """One pass: who runs which piece, and what has come back."""
+    """One pass: which worker runs which piece, and the results so far."""
 
     def __init__(self, run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
@@ -95,7 +95,7 @@ class _PassElsewhere:
         self.jobs: dict[Any, tuple[Any, Piece | None]] = {}  # job: its worker and piece; none: the program
         self.ended: dict[int, Done] = {}  # by first sample: pieces whose turn to be added has not come
         self.silent: set[Any] = set()  # workers that were given up; they may still come back
-        self.begun: dict[Any, float] = {}  # when each job was given out
+        self.begun: dict[Any, float] = {}  # when each job was sent
         self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
         self.reason = "there were none"  # why the last one is gone
@@ -207,7 +207,7 @@ class _PassElsewhere:
         self.ended[piece.start] = result
 
     def _drop(self, job: Any) -> None:
-        """Nobody will ask for what ``job`` gives."""
+        """The result of ``job`` is no longer needed."""
         drop = getattr(self.cluster, "drop", None)
         if drop is not None:
             drop(job)
@@ -259,7 +259,7 @@ class _PassElsewhere:
         raise error
 
     def _halve(self, piece: Piece) -> bool:
-        """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
+        """Halve ``piece`` and all unassigned pieces of its size; ``False`` if it is the smallest size."""
         if not self.owner.halve(piece, self.waiting):
             return False
         ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]

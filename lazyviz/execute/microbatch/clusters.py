@@ -246,7 +246,7 @@ class RayBackend:
             raise RuntimeError(f"a Ray worker failed: {error}") from error
 
     def drop(self, job: Any, /) -> None:
-        """The result of ``job`` will not be asked for: Ray frees it as soon as it is there."""
+        """The result of ``job`` is not needed: Ray frees it as soon as it arrives."""
         self._jobs.pop(job, None)
 
     def _lose(self, worker: int) -> None:

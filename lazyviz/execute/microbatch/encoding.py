@@ -22,7 +22,7 @@ import torch
 
 
 class MessageError(ValueError):
-    """What arrived is no message of ours, or one that is damaged."""
+    """A received message is damaged, or is not a lazyviz message."""
 
 
 def _of_torch(*kinds: type) -> dict[str, Any]:

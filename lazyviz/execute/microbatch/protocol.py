@@ -63,7 +63,7 @@ def loads(data: bytes, kind: type[_Record]) -> _Record:
 
     Raises:
         MismatchError: the sender has other versions, named in the message.
-        MessageError: it is no message of ours, damaged, too long, or says something else than is due.
+        MessageError: it is not a lazyviz message, is damaged or too long, or has unexpected contents.
     """
     item = _loads(data)
     if not isinstance(item, kind):

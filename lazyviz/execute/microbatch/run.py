@@ -52,7 +52,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class SplitRun:
-    """A split run, from its first op to its last; interrupted, ``run`` goes on from there.
+    """A split run, from its first op to its last; after an interrupt, ``run`` continues.
 
     ``pieces`` become more where memory did not suffice for one.
     """
@@ -167,7 +167,7 @@ class SplitRun:
         self.report(node)
 
     def _run_view(self, node: TrackedNode) -> None:
-        """Show the user, and whole nodes, what was collected: spread nodes read it in their own way."""
+        """Give collected values to the user and to whole nodes; spread nodes read them differently."""
         args, kwargs = _whole(node.args), {name: _whole(item) for name, item in node.kwargs.items()}
         result = node.op(*args, **kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]

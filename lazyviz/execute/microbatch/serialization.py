@@ -14,7 +14,7 @@ from .encoding import MessageError
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a tensor lies in a buffer; ``offset`` and ``stride`` count elements."""
+    """The position of a tensor in a buffer; ``offset`` and ``stride`` count elements."""
 
     buffer: int
     shape: tuple[int, ...]

@@ -89,7 +89,7 @@ def part(subgraph: Subgraph) -> None:
         node = subgraph.nodes[at]
         sequence = node.draws
         if sequence is None or sequence.last is None or sequence.last.state == "done":
-            continue  # nobody goes on with it
+            continue  # nothing continues from it
         if sequence not in parted:
             parted[sequence] = DrawSequence(sequence.generator, sequence.state)
         node.draws = parted[sequence]

@@ -62,7 +62,7 @@ def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) 
 def first_difference(
     old: HasSteps, new: HasSteps, nodes: Sequence[Node], differ: Callable[[Any, Any], str]
 ) -> str | None:
-    """The first op that is another one, in words; ``None`` if all are the same.
+    """The first op that differs, as text; ``None`` if all are the same.
 
     ``differ`` says how two steps differ.
     """
@@ -131,7 +131,7 @@ def forms_differ(was: Form, now: Form) -> str:
 
 
 def _readable(given: Any) -> Any:
-    """An argument as the user would write it, as far as it is structure."""
+    """An argument as the user would write it, without values that are not part of the structure."""
     if isinstance(given, type):
         return "a tensor" if given is TrackedValue else given.__name__
     cls, *entries = given
@@ -139,7 +139,7 @@ def _readable(given: Any) -> Any:
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items from the first on are equal."""
+    """The length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

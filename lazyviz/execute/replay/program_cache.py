@@ -39,7 +39,7 @@ from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
 
 LEAST_NODES = 1  # worth recognizing
-FEW_NODES = 4  # fewer are worth it when they come again
+FEW_NODES = 4  # smaller subgraphs are cached when they run a second time
 MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
 MOST_NODES = 100_000  # of one subgraph
 MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
@@ -88,14 +88,14 @@ class Replays:
     def __init__(self) -> None:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
-        self.last_miss = ""  # what was new about it, in words
+        self.last_miss = ""  # what was new about it, as text
         self.not_looked_at = ""  # why the last nodes were nothing to recognize
         self._known: LRUCache[Key, Known] = LRUCache(
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
         self._in_order: dict[int, Known] = {}  # by id, the latest last: a walk over _known hashes each key
         self._latest: dict[Key, Key] = {}  # by program
-        self._by_fingerprint: dict[bytes, Known] = {}  # of those with code
+        self._by_fingerprint: dict[bytes, Known] = {}  # those that have code
         self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class Replays:
         return Replay(subgraph, known, known.code)
 
     def learn(self, subgraph: Subgraph, memory: ResidentMemory, projection: Projection | None) -> str:
-        """The subgraph has run op by op; why it was not found, in words."""
+        """The subgraph has run op by op; return why it was not found, as text."""
         assert subgraph.key is not None
         drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
         self.last_miss = subgraph_difference(subgraph, drawn, self._comparable(drawn))
@@ -195,7 +195,7 @@ class Replays:
         return self.last_miss
 
     def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
-        """The same program was met, with other results that the user still refers to."""
+        """The same program was seen before, with other results that the user still refers to."""
         assert subgraph.key is not None
         before = self._known.peek(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
         if (
@@ -275,7 +275,7 @@ class Replay:
         self.started: async_run.AsyncRun | None = None  # on another thread
 
     def start(self) -> str | None:
-        """Have the kernels run on another thread from now on, until it is run; why they cannot, in words."""
+        """Start the kernels on another thread; return the reason if that is not possible."""
         known = self.known
         if known.not_async is None:
             known.not_async = async_run.why_not(self.subgraph, self.code) or ""

@@ -304,7 +304,7 @@ DECOMPOSED = [
     aten.tril_indices,
     aten.triu_indices,
 ]
-"""Operators that PyTorch's decompositions are used for beside those into its core operators."""
+"""Operators decomposed by PyTorch in addition to its core decompositions."""
 
 
 def _foreach(name: str) -> Lowering:

@@ -45,7 +45,7 @@ class Trace:
 
 
 class _Recorded(CachingAllocator):
-    """Notes what it takes from CUDA and gives back."""
+    """Records the memory that it takes from CUDA and returns."""
 
     def __init__(self, config: AllocatorConfig | None, total: int | None) -> None:
         self.entries: list[Entry] = []

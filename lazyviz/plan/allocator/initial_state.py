@@ -69,7 +69,7 @@ def start(
     """
     if not segments:
         return EMPTY
-    free: dict[int, int] = {}  # blocks nobody claims: address -> bytes asked for
+    free: dict[int, int] = {}  # unclaimed blocks: address -> requested bytes
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:

@@ -68,7 +68,7 @@ def reserve(
     """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
 
     ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
-    ``None`` where PyTorch is told to use CUDA's own asynchronous allocator, which nobody simulates.
+    ``None`` if PyTorch is set to use CUDA's asynchronous allocator, which is not simulated.
 
     Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
     """

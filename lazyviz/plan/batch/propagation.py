@@ -4,7 +4,7 @@ From the tensors named as batch, every value is ``Shard`` (each piece has its sa
 (each piece has a summand) or replicated (``None``: the same for all).  The rules are in
 :mod:`lazyviz.plan.batch.pointwise` and :mod:`lazyviz.plan.batch.layers`.  A node is *spread* if it runs once
 a piece, else *whole*: once, on whole tensors; where it reads what is spread, that is put together first.  An
-operator that lets samples meet, or that has no rule, blocks the split, named with the reason.
+operator that combines samples, or that has no rule, prevents the split and is reported with the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def analyze(
     Args:
         roots: the batch tensors: dimension ``dim`` of each has one entry a sample.
         whole: names of operators that may run on the whole batch where they would block a split.
-        independent_rng: operators that draw inside a fused kernel may draw anew for each piece.
+        independent_rng: operators that draw inside a fused kernel may draw separately for each piece.
     """
     seeds: dict[Value, Shard | Partial] = {}
     while True:
@@ -270,7 +270,7 @@ class _Pass:
             self.settled(value.storage)
 
     def unused(self, node: Node) -> bool:
-        """Whether nobody reads what the node gives, as where a known value decided a branch."""
+        """Whether no node reads its results, for example because a known value decided a branch."""
         return not node.writes and not any(
             value in self.read or value.storage.dropped is None for value in node.outputs
         )

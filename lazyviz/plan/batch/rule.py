@@ -1,6 +1,6 @@
 """Batch rules: one operator call as a rule sees it, and the table of rules.
 
-A rule says where the batch lies in an operator's results, given where it lies in its arguments, and
+A rule computes the batch dimension of an operator's results from those of its arguments, and
 what the call on a piece takes: parts of whole tensors, other sizes.  It raises :class:`Coupled`
 where samples meet.  No rule means no split.
 """
@@ -20,7 +20,7 @@ Rule = Callable[["Call"], "Outputs | Placement | None"]
 
 
 class Coupled(Exception):
-    """The operator lets samples of the batch meet: no piece can run it alone.
+    """The operator combines samples of the batch, so a piece cannot run it alone.
 
     ``outputs`` is where the batch lies in its results all the same, if that is known.  ``pairs``: each
     sample meets each other one, as in a product of the batch with itself; what follows is about
@@ -81,7 +81,7 @@ class Call:
         return any(argument.name == name for argument in self.node.op._schema.arguments)
 
     def shard(self, value: Any) -> Shard | None:
-        """Where the batch lies in ``value``; ``None``: it is whole, or no tensor."""
+        """The batch dimension of ``value``; ``None``: it is whole, or not a tensor."""
         found = self._placement(value) if isinstance(value, Value) else None
         return found if isinstance(found, Shard) else None
 

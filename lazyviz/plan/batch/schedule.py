@@ -53,7 +53,7 @@ class Schedule:
     Attributes:
         whole: per level, the nodes that run before the pass of that number; one more than passes.
         passes: over the pieces.
-        idle: spread nodes whose results nobody needs: they need not run.
+        idle: spread nodes whose results are not needed, so that they need not run.
         views: spread nodes that run on whole tensors, too, as views of what was collected.
         again: nodes' runs per piece beyond the first, summed over the passes.
     """

@@ -226,7 +226,7 @@ def scaled(
 def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, samples: int) -> dict[int, Need]:
     """The scratch memory of what works on the batch, with one of ``samples``, on a type of device.
 
-    Kernels are asked anew: what they need does not grow in proportion.
+    Computed again per kernel, because scratch memory does not grow in proportion.
     """
     placements = batch.analysis.placements
 
@@ -248,7 +248,7 @@ def _spread(analysis: BatchAnalysis) -> list[Node]:
 
 
 def _copy(storage: Storage, nbytes: int) -> Storage:
-    """The same storage to whoever asks what it is for, of another size."""
+    """A copy of the storage with another size."""
     copy = Storage(nbytes, storage.device, external=storage.external, created=storage.created)
     copy.dropped, copy.role, copy.name = storage.dropped, storage.role, storage.name
     copy.variables, copy.continues = storage.variables, storage
@@ -330,7 +330,7 @@ class _Layout:
         return self.finished()
 
     def shown(self) -> list[int]:
-        """The pieces that stand for all."""
+        """The pieces that represent all others."""
         return list(self.sizes[:SHOWN])
 
     def step(self, node: Node, share: float) -> None:

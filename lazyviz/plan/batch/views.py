@@ -31,7 +31,7 @@ def view(call: Call) -> Placement | None:
 
 
 def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: int) -> Shard | None:
-    """Where the batch lies after ``view(target)``; ``None`` if in no one dimension.
+    """The batch dimension after ``view(target)``; ``None`` if it is not in a single dimension.
 
     The batch's blocks (``group`` samples each) are ``inner`` entries apart; in the target they are in
     the dimension within which that distance falls.

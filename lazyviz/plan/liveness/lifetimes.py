@@ -233,7 +233,7 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Nod
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:
-    """Memory that the record met again after a sync point counts once, under its first name."""
+    """Memory that has several storages because of sync points counts once, under the first one."""
     merged: dict[Storage, Lifetime] = {}
     for span in spans:  # the first name comes first
         root = span.storage.origin

@@ -153,7 +153,7 @@ class RecomputeProgram:
 
 
 def _copy(storage: Storage) -> Storage:
-    """The same memory to whoever asks what it is for, allocated once more."""
+    """A copy of the storage, for memory that is allocated again."""
     copy = Storage(storage.nbytes, storage.device, external=False, created=storage.created)
     copy.dropped, copy.role, copy.name, copy.continues = storage.dropped, storage.role, storage.name, storage
     return copy

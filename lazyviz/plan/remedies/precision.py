@@ -129,7 +129,7 @@ def autocast(program: Program, device_type: str) -> Iterator[Changed]:
 
 
 class _Autocast:
-    """Types a program anew; ``program`` is the result."""
+    """Changes the dtypes of a program; ``program`` is the result."""
 
     def __init__(self, program: Program, device_type: str) -> None:
         self.program = program.copy()

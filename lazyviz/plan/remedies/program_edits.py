@@ -89,7 +89,7 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
 
 
 class _Variable(NamedTuple):
-    """Names, and the function whose they are; ``None``: those of the block, or of whoever opened it."""
+    """Variable names and their function; ``None``: variables of the block or of the code that opened it."""
 
     names: tuple[str, ...]
     scope: Scope | None
@@ -163,7 +163,7 @@ def no_grad(program: Program) -> Iterator[Changed]:
 
 
 def in_place(program: Program, at: int) -> Iterator[Changed]:
-    """``inplace=True``, ``x += y``: pointwise operators whose input nobody needs afterwards.
+    """``inplace=True``, ``x += y``: pointwise operators whose input is not needed afterwards.
 
     Tried for all such operators together, since equal ones reach equal peaks.  What autograd saved
     for a backward pass still to come has not been dropped, so it is left alone.  Exact.

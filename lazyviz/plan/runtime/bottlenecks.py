@@ -32,7 +32,7 @@ Target: TypeAlias = Device | DeviceProfile
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the program, and the seconds of the step with it; ``text`` says what is changed."""
+    """A change of the program, described by ``text``, and the seconds of the step with it."""
 
     text: str
     seconds: float
@@ -42,7 +42,7 @@ class Change:
 
 
 def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]:
-    """A projection as text: seconds and their range, bounds, the dearest lines, what would change them."""
+    """A projection as text: seconds and their range, bounds, the slowest lines, and possible changes."""
     low, high = time.seconds_range
     lines = [
         f"Projected time on {time.device}: {duration(time.seconds)} ({duration(low)} to {duration(high)}); "
@@ -78,7 +78,7 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
 
 
 def changes(time: Projection, nodes: Sequence[Node], target: Target) -> list[Change]:
-    """What other precision, fused kernels, more samples or another card would bring, largest first."""
+    """The effect of another precision, fused kernels, more samples, or another GPU, largest first."""
     card = card_of(target)
     if card is None or not time.seconds:
         return []

@@ -59,7 +59,7 @@ class Card:
         return float(memory.get(family, memory["GDDR6"])[kind])
 
     def unit(self, dtype: torch.dtype, kind: OpClass) -> Unit | None:
-        """What computes products of ``dtype``; ``None``: nobody told how fast the card is at that."""
+        """The unit that computes products of ``dtype``; ``None`` if its rate on the GPU is unknown."""
         newer = self.capability is None or self.capability >= (8, 0)
         if dtype == torch.float32:
             allowed = self.tf32_convolutions if kind == "convolution" else self.tf32_products

@@ -36,7 +36,7 @@ _CPU_TABLE: dict[str, Rule] = {
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,
 }
-SCRATCH = "scratch"  # the name of a storage that stands for it
+SCRATCH = "scratch"  # the name of a storage that represents it
 
 
 def scratch(
@@ -157,7 +157,7 @@ def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifet
 # --- convolutions --------------------------------------------------------------------------
 
 
-# The same layers come again in every step, and in every block of a model.
+# The same layers occur in every step, and in every block of a model.
 _forward_need = lru_cache(4096)(forward_need)
 _backward_need = lru_cache(4096)(backward_need)
 

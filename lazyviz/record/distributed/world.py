@@ -22,7 +22,7 @@ from ..tape import Tape, tape
 from . import collectives, eager_checks, pipelines, wrapper_subclasses
 
 RANKS_OF_A_MACHINE = 8
-"""How many cards a machine is taken to have, where the world has more ranks than that."""
+"""The assumed number of GPUs per machine, if the world has more ranks than that."""
 
 _kept: dict[tuple[int, int, str], GroupTables] = {}
 

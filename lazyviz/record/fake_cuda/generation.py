@@ -77,7 +77,7 @@ class Generation:
         self._cards.patches.set(all_of_them, "__call__", any_is_met)
 
     def _unmet(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
-        """``criterion``, which is not met if its answer depends on a token."""
+        """Wrap ``criterion`` so that it returns False if its result depends on a token."""
 
         def met(*args: Any, **kwargs: Any) -> Any:
             answer = criterion(*args, **kwargs)

@@ -115,7 +115,7 @@ def _install_packing(cards: Cards) -> None:
 
 
 def _install_data_parallel(cards: Cards) -> None:
-    """One card takes the batch as it is; several run on threads of their own, which are not recorded."""
+    """One GPU takes the whole batch; several would use separate threads, which are not recorded."""
 
     def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
         numbers = [cards.index(device) for device in devices]

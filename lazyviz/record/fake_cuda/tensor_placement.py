@@ -168,7 +168,7 @@ class _Storages:
 
 
 def _device_of(storage: Any) -> torch.device | None:
-    """The card that a storage which was read from a file is to be on."""
+    """The GPU for a storage that was read from a file."""
     return getattr(storage._untyped_storage, "_lazyviz_device", None)
 
 

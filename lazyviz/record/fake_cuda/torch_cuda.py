@@ -397,7 +397,7 @@ READERS: dict[str, Callable[..., Any]] = {
 
 
 class _Properties:
-    """``torch.cuda.get_device_properties`` of a card, as far as it is known."""
+    """The known part of ``torch.cuda.get_device_properties`` of a GPU."""
 
     def __init__(self, card: Card) -> None:
         self.name = card.name

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CAUSES = frozenset({"pickle", "storage access", "data_ptr", "numpy", "share_memory_"})
 """Reads by which tensors are saved, or handed on."""
-_MOST = 100_000  # objects looked at
+_MOST = 100_000  # examined objects
 
 
 def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType | None) -> list[TrackedNode]:

@@ -73,7 +73,7 @@ class _Ignored(no_warnings):
 
 
 def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``function`` whose warnings nobody sees: it computes what the user did not ask for."""
+    """``function`` without its warnings, because it computes something that the user did not request."""
     below = in_python(function)
 
     @functools.wraps(function)

@@ -29,7 +29,7 @@ from .output_specs import Inferred as Inferred
 from .output_specs import Output
 from .output_specs import OutputSpec as OutputSpec
 
-MOST_ENTRIES = 100_000  # of the cache; it starts anew when full, as with ever new sizes
+MOST_ENTRIES = 100_000  # of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule is wrong about what the CPU kernel returns (oneDNN's workspace): ask the kernel.
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # They leave an `out=` of as many elements as it is, whatever its shape.
@@ -110,7 +110,7 @@ class ShapeCache:
 
     @property
     def last_miss(self) -> str:
-        """The last call that was not in the cache, in words."""
+        """The last call that was not in the cache, as text."""
         if self._missed is None:
             return ""
         op, metas = self._missed

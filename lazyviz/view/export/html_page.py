@@ -92,7 +92,7 @@ footer{margin:8px 4px;opacity:.8}
 
 @paused()
 def interactive_page(controller: Controller, scene: Scene) -> str:
-    """The page of one recorded graph as it is now, drawn as in ``scene``, as HTML.  Runs nothing.
+    """The HTML page of a recorded graph in its current state, drawn as in ``scene``.  Runs nothing.
 
     Raises:
         RuntimeError: the JavaScript bundle is missing; the message says how to build it.

@@ -173,7 +173,7 @@ def _spread(layer: list[int], moved: set[int], widest: int) -> list[int]:
 
 
 def _ordered(layers: list[list[int]], paths: list[list[int]], count: int) -> list[list[int]]:
-    """Barycenter sweeps; the order with the fewest crossings seen is kept."""
+    """Barycenter passes; returns the order with the fewest crossings."""
     up: list[list[int]] = [[] for _ in range(count)]
     down: list[list[int]] = [[] for _ in range(count)]
     for path in paths:

@@ -91,7 +91,7 @@ def _text(
     extra: str = "",
     beside: str = "",
 ) -> str:
-    """``beside`` follows in grey, as a class follows a name."""
+    """``beside`` follows in gray, as a class follows a name."""
     family = f' font-family="{MONO}"' if mono else ""
     bold = f' font-weight="{weight}"' if weight != 400 else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""

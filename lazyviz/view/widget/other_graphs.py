@@ -43,7 +43,7 @@ def new_token() -> str:
 
 
 def named(widget: Shown) -> str:
-    """What its graph is called beside another one."""
+    """The name of its graph in a comparison."""
     pictured = widget.pictured
     title = pictured.title.removeprefix("lazyviz").removeprefix(", ")
     return title or pictured.graph.where
@@ -64,7 +64,7 @@ def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
 
 
 def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[str, Any]:
-    """``widget``'s graph beside another one, or the reason why not."""
+    """The comparison of ``widget``'s graph with another one, or the reason why there is none."""
     own, now = widget.plans
     here = there = widget.drawn
     if token == OWN:

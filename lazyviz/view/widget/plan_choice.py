@@ -1,7 +1,7 @@
 """Plan choice: the plan that the widgets of a graph show, by device, batch size, and pieces.
 
-All widgets of one graph show the same plan: whoever chooses another tells the others.  Nothing here
-runs the graph, and what Evaluate does stays as it is, but for the pieces.
+All widgets of one graph show the same plan, and are notified when one of them chooses another.  Nothing here
+runs the graph, and the Evaluate button changes only in the number of pieces.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plans:
         self._listeners: list[weakref.WeakMethod[Callable[[str], None]]] = []
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Have a method called, with a note in words or "", when another plan is to be shown."""
+        """Call a method, with a note or "", when another plan is chosen."""
         self._listeners.append(weakref.WeakMethod(callback))
 
     def choose(self, device: str, target: Device | DeviceProfile | None) -> None:

@@ -1,7 +1,7 @@
 """Search over boxes: op, module, line, shape, dtype, and tensor names.
 
 A query is text, taken literally, whatever its case.  Three forms mean more than their letters:
-``line 12`` is that line and not line 120, a shape may be written as anybody writes shapes
+``line 12`` is that line and not line 120, a shape may be written in any usual form
 (``8x128``, ``(8, 128)``), and ``addmm_12`` is a node's name.  The index holds every distinct word
 once, so that a query looks at words, which are few, and not at ops.
 """

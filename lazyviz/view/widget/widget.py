@@ -188,7 +188,7 @@ class LazyWidget(anywidget.AnyWidget):
         return self._running.worker
 
     def run_changed(self) -> None:
-        """A run has begun or ended, or a choice of how to run was made."""
+        """A run has started or ended, or an option of runs was changed."""
         running, answers = self._running, self._answers
         state = running.state
         if state == "running":  # the run is about to begin: no time for more
