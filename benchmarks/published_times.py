@@ -1,4 +1,4 @@
-"""Every published whole-model time of ``data/published_times.csv`` against what is projected for its card.
+"""Compares published whole-model times in ``data/published_times.csv`` with projections for their GPUs.
 
 Each row's model is made from its configuration and recorded on this machine for the card, which is absent;
 nothing of it runs, and nothing was fitted on these times.  Written are ``results/published_times.json`` and

@@ -1,4 +1,4 @@
-"""Compiles the modules that lazyviz records and replays faster with, and works without.
+"""Compiles the optional native modules that speed up recording and replay.
 
 python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
 python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors

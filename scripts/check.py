@@ -1,4 +1,4 @@
-"""Every check of `make test`; what fails is shown, the rest still runs.
+"""Runs every check of `make test`; failures are shown, and the other checks still run.
 
 Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
 last, one after another, with PyTorch's own number of threads.

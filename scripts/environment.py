@@ -1,4 +1,4 @@
-"""Makes ``.venv`` ready for a target of the Makefile; quick when it already is.
+"""Prepares ``.venv`` for a target of the Makefile; quick if it is up to date.
 
     python3 scripts/environment.py demo|test|test-all|bench
 

@@ -1,4 +1,4 @@
-"""Makes the golden pictures of the widget anew; look at each of them before you commit it.
+"""Regenerates the golden pictures of the widget; look at each of them before you commit it.
 
     .venv/bin/python scripts/golden.py [mlp gpt2 ...]
 

@@ -1,4 +1,4 @@
-"""Builds sdist and wheel, and proves in empty environments that each installs and works.
+"""Builds sdist and wheel, and checks in empty environments that each installs and works.
 
 .venv/bin/python scripts/release_check.py [--python 3.12 ...] [--torch 2.13.0 ...] [--no-compile] [--keep]
                                           [--tests tests/record ...]

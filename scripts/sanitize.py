@@ -1,4 +1,4 @@
-"""Runs tests of recording and evaluating with our C++ and Cython watched by AddressSanitizer and UBSan.
+"""Runs recording and evaluation tests with the C++ and Cython modules under AddressSanitizer and UBSan.
 
 python scripts/sanitize.py                    # builds, then runs TESTS; needs g++ and its sanitizers
 python scripts/sanitize.py tests/record -k views    # the same with other arguments for pytest

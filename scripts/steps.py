@@ -1,4 +1,4 @@
-"""Runs commands as named steps: one short line each, a log file, and the end of the log on failure.
+"""Runs commands as named steps: one short line each, a log file, and its end on failure.
 
 Standard library only: used before anything is installed.
 """

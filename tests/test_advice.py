@@ -1,4 +1,4 @@
-"""Advice: strategies and cards compared, every row from recordings."""
+"""``lazyviz.advise``: strategies and GPUs compared, every row from recordings."""
 
 from __future__ import annotations
 

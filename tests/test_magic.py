@@ -1,3 +1,5 @@
+"""The ``%%lazy`` and ``%lazy`` magics in an IPython shell."""
+
 from __future__ import annotations
 
 import re

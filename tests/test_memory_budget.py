@@ -1,4 +1,4 @@
-"""Budgets of memory in tests: nothing runs, and a step that needs too much fails with the reason."""
+"""Memory budgets in tests: nothing runs, and a step that needs too much fails with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars for runs that take longer than a second, where somebody looks on."""
+"""Progress bars for runs that take longer than a second, if they are visible."""
 
 from __future__ import annotations
 

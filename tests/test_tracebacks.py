@@ -1,4 +1,4 @@
-"""Errors show the user's frames and one of ours, whoever shows them; and a failed op fails nothing else."""
+"""Errors show the user's frames and one of lazyviz; a failed op fails no unrelated op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory chart and the device menu, in Chromium: read, chosen from, looked closer at, planned anew."""
+"""The memory chart and the device menu in Chromium: reading, choosing, zooming, planning again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a graph from its widget: all of it or a part, stopped and resumed, failed, watched, looked into."""
+"""Running a graph from its widget: all or a part, stopped and resumed, failed, watched, inspected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lazyviz plan``, ``view`` and ``run``: scripts are what they are under ``python``."""
+"""``lazyviz plan``, ``view``, and ``run``: scripts behave as under ``python``."""
 
 from __future__ import annotations
 

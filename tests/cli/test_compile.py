@@ -1,4 +1,4 @@
-"""``lazyviz compile``: the native modules, by what an installed package has with it."""
+"""``lazyviz compile``: builds the native modules from the files of an installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lazyviz doctor --gpu``, on the CPU: what it compares, and the report that it ends with."""
+"""``lazyviz doctor --gpu``, on the CPU: its checks, and the report at the end."""
 
 from __future__ import annotations
 

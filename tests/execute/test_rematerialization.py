@@ -1,4 +1,4 @@
-"""Activations that are dropped and computed again: the same bits, in less memory."""
+"""Dropped and recomputed activations: bit-equal results in less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lazyviz.doctor()`` names what is not as it was, and ``lazyviz.reset()`` puts it right, from any state."""
+"""``lazyviz.doctor()`` reports changed state, and ``lazyviz.reset()`` restores it, from any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is raised while a block is entered or left, PyTorch is plain after it, and nothing is lost."""
+"""Exceptions while a block is entered or left: PyTorch is restored, and no op is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that fails when it has written: what it wrote is put back, or refused, in each way to run it."""
+"""A kernel that fails after writing: its writes are undone or refused, in every way to run it."""
 
 from __future__ import annotations
 

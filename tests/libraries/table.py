@@ -1,4 +1,4 @@
-"""The table of what came of the programs, for a terminal and for the documentation."""
+"""The table of program results, for a terminal and for the documentation."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Plans: peak, timeline, categories, verdict, and errors."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Ways to save memory in training: planned for the CPU as measured there, and planned for a card."""
+"""Techniques that save memory in training: planned and measured on the CPU, and planned for a GPU."""
 
 from __future__ import annotations
 

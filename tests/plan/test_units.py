@@ -1,3 +1,5 @@
+"""Formatting and parsing of bytes, FLOPs, and changes."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Whose run a plan is of: plain PyTorch's on a card that is absent, an evaluation's on a device at hand."""
+"""Which run a plan describes: eager PyTorch on an absent GPU, an evaluation on a present device."""
 
 from __future__ import annotations
 

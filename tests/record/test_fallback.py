@@ -1,4 +1,4 @@
-"""What runs at a sync point is part of the record, with the memory that it made until it is dropped."""
+"""Ops that run at a sync point are part of the graph, with their memory until it is dropped."""
 
 from __future__ import annotations
 

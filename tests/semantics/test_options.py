@@ -1,4 +1,4 @@
-"""``lazyviz.options``: defaults of a process, for a while, and from the environment."""
+"""``lazyviz.options``: process defaults, temporary changes, and environment variables."""
 
 from __future__ import annotations
 

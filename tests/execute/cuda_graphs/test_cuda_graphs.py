@@ -1,4 +1,4 @@
-"""The CUDA Graphs backend on a stand-in that notes calls and makes them again on the very same memory."""
+"""The CUDA Graphs backend on a fake device that records calls and repeats them on the same memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a miss names: the first difference from the program that is most like it."""
+"""Miss reasons: the first difference from the most similar cached program."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Short known subgraphs run in one go where values are read: exactly once, whatever comes in between."""
+"""Short cached subgraphs run in one call at reads of values: exactly once, whatever interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was met before runs as generated code: with the same results, memory, errors and interrupts."""
+"""Repeated subgraphs run as generated code, with the same results, memory, errors, and interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that this process uses already: the plan starts from what the allocator holds there.
+"""A GPU that this process already uses: the plan starts from the allocator's current memory.
 
 The snapshots have the keys of ``torch.cuda.memory_snapshot()``, which a machine without CUDA cannot ask.
 """

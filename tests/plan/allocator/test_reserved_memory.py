@@ -1,4 +1,4 @@
-"""What a graph needs of a GPU beyond its tensors, and the verdict that follows from it."""
+"""Memory that a graph needs on a GPU beyond its tensors, and the resulting verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forbids a split is named with its line; nothing is run, and nothing is ever wrong."""
+"""Reasons that prevent a split are named with their line; nothing runs, and no result is wrong."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Devices and profiles: names, states, memory limits, and drivers that fail."""
+
 from __future__ import annotations
 
 import dataclasses

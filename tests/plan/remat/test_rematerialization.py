@@ -1,4 +1,4 @@
-"""What a plan says about recomputing: time paid, memory saved, and the timeline of that run."""
+"""Plans with recomputation: additional time, saved memory, and the timeline of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remedies name the variable of the function that it is in, and the line there."""
+"""Remedies name the local variable of a function, and the line in it."""
 
 from __future__ import annotations
 

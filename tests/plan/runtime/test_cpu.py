@@ -1,4 +1,4 @@
-"""The CPU at hand: its calibration, kept per machine, and projected beside measured seconds."""
+"""Projected time on this CPU: calibration per machine, and comparison with measured time."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""A record on every known card, prices, what limits it, and what changes would bring."""
+"""A graph on every known GPU: prices, bottlenecks, and the effect of changes."""
 
 import re
 

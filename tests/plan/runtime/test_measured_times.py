@@ -1,4 +1,4 @@
-"""Projected beside measured seconds: of a run, and of a profile of PyTorch's."""
+"""Projected and measured time compared, for a run and for a PyTorch profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives beside kernels: what kernels wait for, and what is hidden behind them."""
+"""Collectives beside kernels: exposed and hidden communication."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Inside a block with a mesh ``torch.distributed`` is initialized for one rank; after it, it is as before."""
+"""A block with a mesh initializes ``torch.distributed`` for one rank, and restores it afterwards."""
 
 from __future__ import annotations
 

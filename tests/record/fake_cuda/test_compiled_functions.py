@@ -1,4 +1,4 @@
-"""``torch.compile`` and flex attention on a card that is not there: planned as eager, and never a stop."""
+"""``torch.compile`` and flex attention on an absent GPU: planned as in eager mode, without sync point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording for a GPU that is not there: what a cell sees of it, and what of it can be planned."""
+"""Recording for an absent GPU: what a cell sees, and what can be planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At the edges of what is planned for a GPU that is not there: what works, and what is refused."""
+"""Edge cases of planning for an absent GPU: what works, and what is refused."""
 
 from __future__ import annotations
 

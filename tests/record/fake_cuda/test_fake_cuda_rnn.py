@@ -1,4 +1,4 @@
-"""Recurrent layers on a card that is not there: recorded as cuDNN's kernels, with memory of their own."""
+"""Recurrent layers on an absent GPU: recorded as cuDNN kernels, with their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation on a card that is not there: until the longest length, with the KV cache counted by itself."""
+"""Text generation on an absent GPU: up to the maximum length, with the KV cache as a category."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block planned for an absent card may be recorded as an older PyTorch release would run it there."""
+"""A block planned for an absent GPU can be recorded as an older PyTorch release would run it."""
 
 from __future__ import annotations
 

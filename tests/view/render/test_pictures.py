@@ -1,4 +1,4 @@
-"""The static picture, the text form, DOT and the files they are saved to."""
+"""The static picture, the text form, DOT, and saved files."""
 
 from __future__ import annotations
 

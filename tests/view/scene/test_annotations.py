@@ -1,4 +1,4 @@
-"""Annotations: numbers of the user's own color and label boxes, in every picture and file."""
+"""Annotations: the user's own numbers color and label boxes, in every picture and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's side of the widget, driven by messages as the page sends them."""
+"""The widget's Python side, driven by messages like those of the page."""
 
 from __future__ import annotations
 
