@@ -141,7 +141,7 @@ def test_what_is_left_behind_is_named(breaking, name, state):
 def test_a_healthy_process_is_told_of(state):
     found = lazyviz.doctor()
     assert found.ok and found
-    assert found.versions["torch"] == torch.__version__ and "Nothing was left behind" in repr(found)
+    assert found.versions["torch"] == torch.__version__ and "No leftover state" in repr(found)
     assert any(line.startswith("NVML") for line in found.devices)
     with lazyviz.lazy():
         torch.ones(2) + 1

@@ -208,7 +208,7 @@ def test_a_block_is_entered_once(state):
     block = lazyviz.lazy()
     with block:
         pass
-    with pytest.raises(RuntimeError, match="this lazy block has been entered before"), block:
+    with pytest.raises(RuntimeError, match="this lazy block was already entered"), block:
         pass
     assert is_plain()
 

@@ -89,7 +89,7 @@ def test_transformers_is_stopped_above_the_budget(tmp_path):
     pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
 
-    with pytest.raises(PeakExceeded, match=r"more than the 10.0 KiB allowed"):
+    with pytest.raises(PeakExceeded, match=r"above the limit of 10.0 KiB"):
         trained_by_transformers(tmp_path, [LazyvizCallback(fail_above="10KiB")])
     lazyviz.reset()
 

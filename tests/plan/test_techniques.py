@@ -45,7 +45,7 @@ def test_it_is_planned_for_a_card(name):
 def test_compiled_optimizers_take_on_a_card_what_they_take_eagerly(name):
     plan = techniques.planned(name, "H100-80GB")
     assert plan.peak_bytes == pytest.approx(techniques.measured(name), rel=0.002, abs=0)
-    assert "planned as eager PyTorch runs it" in plan.explain()
+    assert "planned as run by eager PyTorch" in plan.explain()
 
 
 @CARD

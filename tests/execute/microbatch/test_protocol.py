@@ -172,7 +172,7 @@ def test_another_version_is_one_sentence(what, monkeypatch):
         monkeypatch.setattr(protocol, "_own_version", lambda: "9.9")
     else:
         monkeypatch.setattr(protocol.sys, "byteorder", "big")
-    with pytest.raises(protocol.MismatchError, match=r"^sender and worker differ: .*PyTorch.*this is .*$"):
+    with pytest.raises(protocol.MismatchError, match=r"^sender and worker have different versions: .*PyTorch.*expected .*$"):
         protocol.loads(data, Drawing)
 
 
@@ -213,7 +213,7 @@ def test_a_view_lies_in_what_was_sent(view):
     packed = Packed([(bytearray(12), torch.float32, torch.device("cpu"))], {0: view})
     with pytest.raises(MessageError, match="lies outside"):
         unpack(packed, lambda device: device)
-    with pytest.raises(MessageError, match="no whole number of elements"):
+    with pytest.raises(MessageError, match="not a whole number of elements"):
         unpack(Packed([(bytearray(7), torch.float32, torch.device("cpu"))], {}), lambda device: device)
 
 
@@ -377,7 +377,7 @@ def test_an_answer_with_other_values_is_refused(monkeypatch):
             return data
         return protocol.dumps(Done(Packed([], {}), done.seconds))
 
-    with pytest.raises(MessageError, match="gave other values than"):
+    with pytest.raises(MessageError, match="returned other values than"):
         evaluated(Listening(changed), monkeypatch)
 
 

@@ -14,7 +14,7 @@ pytestmark = [
     # Of torch about itself, and of flex attention that is not compiled.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without"),
 ]
-SENTENCE = "planned as eager PyTorch runs it"
+SENTENCE = "planned as run by eager PyTorch"
 
 
 def mlp():
