@@ -46,4 +46,4 @@ if __name__ == "__main__":
     for file in files:
         print(file)
     if missing:
-        sys.exit("lazyviz works without what is not compiled, more slowly: " + "; ".join(missing))
+        sys.exit("Not compiled (lazyviz works without, but more slowly): " + "; ".join(missing))

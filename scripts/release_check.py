@@ -152,7 +152,7 @@ def build() -> list[Path]:
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):
-        raise StepFailed("the wheel is not one of Python alone")
+        raise StepFailed("the wheel is not pure Python")
     return made
 
 
