@@ -1,7 +1,8 @@
 """Shutdown: at process exit, stops runs on daemon threads between two ops, and waits for them.
 
-Python ends such a thread where it stands as soon as it asks for the interpreter again.  Within PyTorch that
-is in C++ code which cannot be left so, and the process is aborted.  For other threads Python itself waits.
+Python ends a daemon thread immediately when it requests the interpreter lock during exit.  Inside PyTorch,
+this happens in C++ code that cannot be unwound, and the process aborts.  Python itself waits for other
+threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Result tables: aligned text in terminals, HTML in notebooks, rich tables where rich prints.
 
-Showing one computes nothing that takes long, and runs nothing.
+Displaying a table runs nothing, and computes nothing that takes long.
 """
 
 from __future__ import annotations

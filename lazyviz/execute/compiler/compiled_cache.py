@@ -1,9 +1,9 @@
 """Cache of compiled programs by structure, with variants for sizes and numbers.
 
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
-in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
-arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
-arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.
+in order of first appearance: operators, connections, kinds of tensors, memory sharing, and static
+arguments.  Two parts are separate, because they change from step to step: Python numbers that only feed
+arithmetic (``scalars``), and sizes (``shapes``).  The compiling backend decides which of them may vary.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Lowering to torch.fx: a segment of recorded nodes as a graph that a compiler accepts.
 
-Everything here is still the recorded program: operators, order, in-place writes.  Only three
-things are made for compilers: operators whose writes their schema hides are replaced by
-the ones that show them, numbers that vary from run to run become inputs, and what is
-handed out is each new storage once, in the form it was made in; views are made of it
-afterwards (:func:`views_of`).
+The lowered graph is still the recorded program: operators, order, in-place writes.  Only three things are
+changed for compilers: operators whose schema hides writes are replaced by operators that declare them,
+numbers that vary from run to run become inputs, and each new storage is returned once, in its original form.
+Views of it are created afterwards (:func:`views_of`).
 """
 
 from __future__ import annotations

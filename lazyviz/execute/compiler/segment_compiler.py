@@ -1,8 +1,8 @@
 """Base class of compiling backends: looks up code, compiles on a miss, remembers refusals.
 
-Recording happened below autograd, so forward, backward and optimizer of a step are one program.  A
-segment met again (the same structure, :mod:`lazyviz.execute.compiler.compiled_cache`) runs the code that is
-there (:mod:`lazyviz.execute.compiler.calling_convention`).
+Because recording happens below autograd, forward, backward, and optimizer of a step are one program.  A
+segment of a known structure (:mod:`lazyviz.execute.compiler.compiled_cache`) runs existing code
+(:mod:`lazyviz.execute.compiler.calling_convention`).
 """
 
 from __future__ import annotations

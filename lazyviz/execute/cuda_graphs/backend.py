@@ -1,10 +1,10 @@
 """CUDA Graphs backend: repeated segments are captured and launched as a whole.
 
-The first time a segment runs node by node, which makes what is made once (cuBLAS's handles, tuned kernels).
-The next time its kernels are captured, in parts where some cannot be
-(:mod:`lazyviz.execute.cuda_graphs.partition`), and from then on these are launched
-(:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order and their arguments are
-eager's.
+The first time, a segment runs node by node, which performs one-time initialization (cuBLAS handles, tuned
+kernels).  The second time, its kernels are captured, in several parts if some cannot be captured
+(:mod:`lazyviz.execute.cuda_graphs.partition`).  From then on, the captured graphs are launched
+(:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order, and their arguments are those
+of eager mode.
 """
 
 from __future__ import annotations

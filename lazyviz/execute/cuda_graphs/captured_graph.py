@@ -1,10 +1,10 @@
 """Captured CUDA Graph of a segment: its kernels, memory, and launches.
 
-Captured kernels read and write the addresses that they were captured with.  So memory from outside is either
-*pinned*, used where it is for as long as it stays there (parameters, an optimizer's states), or *fed*: copied
-to memory of the form's own before the kernels that use it, and back if they write it.  What the kernels
-make is in memory of theirs as well, and what is needed afterwards is copied out of it: no later run writes
-what the user has.
+Captured kernels read and write the addresses that they were captured with.  Therefore, outside memory is
+either *pinned*, that is, used directly as long as its address does not change (parameters, optimizer states),
+or *fed*: copied to a private buffer before the kernels that use it, and back if they write it.  Results of
+kernels are in private memory, too, and those that are needed later are copied out of it, so that no later run
+overwrites the user's tensors.
 """
 
 from __future__ import annotations

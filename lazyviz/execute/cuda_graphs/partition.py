@@ -1,7 +1,7 @@
 """Partition for CUDA Graphs: which ops are captured together, and which memory the parts share.
 
-Everything is told by position and number, so that it holds for every recording of the same structure and
-keeps none alive.
+Everything is described by positions and numbers, so that it applies to every recording of the same structure
+and keeps none alive.
 """
 
 from __future__ import annotations

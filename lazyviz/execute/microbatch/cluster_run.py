@@ -1,10 +1,10 @@
 """Micro-batches on the workers of a cluster: the same program and the same sums as in one process.
 
-Each worker gets the program of a pass once, with the tensors that all pieces share (weights among them);
-then a piece at a time, with its part of the batch.  What pieces give is added up here, in the order of
-the pieces whatever the order they end in, so that the result does not depend on the workers' speed.
-A piece whose worker is lost runs on another, one that does not fit a worker's memory is halved.  As
-in a run in this process, nothing the user holds is touched before a pass is complete.
+Each worker receives the program of a pass once, with the tensors that all pieces share (such as weights), and
+then one piece at a time, with its slice of the batch.  Results of pieces are summed here in the order of the
+pieces, independent of the order in which they finish, so that the result does not depend on the speed of
+workers.  If a worker is lost, its piece runs on another one.  A piece that does not fit in a worker's memory
+is halved.  As in a run in this process, the user's tensors are not changed before a pass is complete.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """JSON encoding of plain data in messages between this process and its workers.
 
-Numbers, text, lists, dictionaries, bytes, PyTorch's dtypes, devices and layouts, common errors, and the
-records that a codec is given, each by its name in a table.  Decoding makes these and nothing else: it
-imports nothing, calls nothing that arrives, and refuses a record whose fields are not of their declared
-types.  Bytes are kept apart, so that tensors do not pass through text.
+Supported are numbers, strings, lists, dictionaries, bytes, PyTorch's dtypes, devices, and layouts, common
+errors, and the records registered with a codec, each by its name in a table.  Decoding creates nothing else:
+it imports nothing, calls nothing from the message, and rejects records whose fields do not have the declared
+types.  Bytes are stored separately, so that tensors are not converted to text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages between this process and its workers: the work of a pass and a piece, and the results.
 
-Records hold plain data only: operators are there by name, tensors as bytes.
+Records contain only plain data: operators by name, tensors as bytes.
 """
 
 from __future__ import annotations

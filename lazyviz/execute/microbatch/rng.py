@@ -1,7 +1,8 @@
 """Random numbers of a split run: drawn for the whole batch, from the states of eager mode.
 
-Every draw gets the state that the draws before it leave, whichever pass or piece comes first; a draw
-whose turn is later is drawn ahead and thrown away to know that state, and drawn again when it runs.
+Every draw gets the state that the previous draws leave, whatever the order of passes and pieces.  If a later
+draw is needed first, the draws before it are made in advance and discarded to compute that state, and made
+again when they run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Worker process: stores the program of a pass with its shared tensors, and runs pieces.
 
-Everything comes and goes as bytes (:mod:`lazyviz.execute.microbatch.protocol`), so that a cluster has to
-carry nothing else.  A worker has lazyviz and PyTorch, not the user's code.
+All communication is in bytes (:mod:`lazyviz.execute.microbatch.protocol`), so that a cluster needs to
+transport nothing else.  A worker needs lazyviz and PyTorch, but not the user's code.
 """
 
 from __future__ import annotations

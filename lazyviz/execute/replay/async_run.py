@@ -1,8 +1,8 @@
 """Asynchronous replay: kernels of a cached subgraph run on another thread while Python continues.
 
-That thread runs kernels and nothing else: it never has the interpreter, makes no tensor of the user's real
-and notes nothing.  Until the run is joined its nodes are pending to everyone, so that whatever needs their
-results, writes what they read, or reads what they write, meets a sync point, which joins it first.
+That thread only runs kernels: it never holds the interpreter lock, makes no tensor of the user real, and does
+no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their
+results, writes what they read, or reads what they write reaches a sync point, which joins the run first.
 """
 
 from __future__ import annotations

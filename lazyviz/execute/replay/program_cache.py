@@ -1,8 +1,8 @@
 """Program cache: subgraphs that have run before run as generated code, without inspecting each node.
 
-The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
-its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
-their order, their arguments and the moments at which memory is freed are the same.
+The first time, a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and its memory use is stored with its
+structure.  The second time, code is generated for it, which is used from then on.  The kernels, their order,
+their arguments, and the times at which memory is freed are the same.
 """
 
 from __future__ import annotations

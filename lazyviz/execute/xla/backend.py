@@ -1,8 +1,8 @@
 """XLA backend: recorded segments compiled by XLA through torchax and JAX.
 
-A segment is made functional, its operators become JAX's (:mod:`lazyviz.execute.xla.program`), and JAX
-compiles them as one program for the device that it has: a TPU, a GPU or the CPU.  What new code computes is
-compared with the recorded operators once, on the inputs of its first run.  Random operators run eagerly
+A segment is functionalized, its operators are lowered to JAX (:mod:`lazyviz.execute.xla.program`), and JAX
+compiles them as one program for its device: a TPU, a GPU, or the CPU.  The results of new code are compared
+once with those of the recorded operators, on the inputs of its first run.  Random operators run in eager mode
 between segments.
 """
 

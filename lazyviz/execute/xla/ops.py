@@ -1,10 +1,10 @@
 """ATen operators in JAX: torchax's lowerings where they agree with eager PyTorch, otherwise our own.
 
-``TAKEN`` names the operators of torchax's table that agree with eager, as
-``tests/execute/xla/test_xla_ops.py`` shows.  Those that differ, that torchax has not, or whose
-kernels raise errors about values (an index out of range, a division by zero) are here, in
-:mod:`lazyviz.execute.xla.indexing` and in :mod:`lazyviz.execute.xla.layers`.
-An operator that is in neither table is not compiled.
+``TAKEN`` lists the operators of torchax's table that agree with eager mode, as tested by
+``tests/execute/xla/test_xla_ops.py``.  Operators that differ, that torchax does not have, or whose kernels
+raise errors about values (an index out of range, a division by zero) are implemented here, in
+:mod:`lazyviz.execute.xla.indexing`, and in :mod:`lazyviz.execute.xla.layers`.  Operators in neither table are
+not compiled.
 """
 
 from __future__ import annotations

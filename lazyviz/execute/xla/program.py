@@ -1,8 +1,8 @@
 """Segments as functions of JAX arrays, and conversion of tensors to and from JAX.
 
-The segment is made functional by PyTorch itself (:mod:`lazyviz.torch_internals.functionalization`): no writes
-in place, no views of memory, operators decomposed as far as :mod:`lazyviz.execute.xla.ops` has lowerings.
-What is left is called on JAX's tracers, operator by operator, so that XLA gets the whole program.
+PyTorch itself functionalizes the segment (:mod:`lazyviz.torch_internals.functionalization`): without in-place
+writes and views, and with operators decomposed as needed for the lowerings in :mod:`lazyviz.execute.xla.ops`.
+ The result is called on JAX tracers, operator by operator, so that XLA gets the whole program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Allocator configuration: PyTorch's options, and the sizes that requests are rounded to.
 
-Followed are ``c10/core/AllocatorConfig.h`` and ``.cpp`` and ``c10/cuda/CUDAAllocatorConfig.h`` of
-PyTorch 2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``,
-which is MiB as in PyTorch's options.
+It follows ``c10/core/AllocatorConfig.h`` and ``.cpp``, and ``c10/cuda/CUDAAllocatorConfig.h`` of PyTorch
+2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``, which is MiB as in
+PyTorch's options.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Initial state of the allocator: the GPU memory that this process already holds.
 
-``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some of them are tensors that a plan
-counts, too; each of those is one block, and no bytes are counted twice.
+``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some blocks are tensors that a plan also counts;
+each of these is one block, and no bytes are counted twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
 The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
-table of facts; what is estimated is said to be.
+table of facts, in which estimates are marked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Batch propagation: finds the batch dimension of every value, and the nodes that can run on a piece.
 
-From the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
-(each piece has a summand) or replicated (``None``: the same for all).  The rules are in
+Starting from the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
+(each piece has a summand), or replicated (``None``: the same for all).  The rules are in
 :mod:`lazyviz.plan.batch.pointwise` and :mod:`lazyviz.plan.batch.layers`.  A node is *spread* if it runs once
-a piece, else *whole*: once, on whole tensors; where it reads what is spread, that is put together first.  An
-operator that combines samples, or that has no rule, prevents the split and is reported with the reason.
+per piece, and *whole* if it runs once, on whole tensors; spread values that it reads are concatenated first.
+An operator that combines samples, or that has no rule, prevents the split and is reported with the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batch rules: one operator call as a rule sees it, and the table of rules.
 
-A rule computes the batch dimension of an operator's results from those of its arguments, and
-what the call on a piece takes: parts of whole tensors, other sizes.  It raises :class:`Coupled`
-where samples meet.  No rule means no split.
+A rule computes the batch dimension of an operator's results from those of its arguments, and how the call
+changes on a piece: slices of whole tensors, other sizes.  It raises :class:`Coupled` if samples are combined.
+ Without a rule, there is no split.
 """
 
 from __future__ import annotations

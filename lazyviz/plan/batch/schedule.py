@@ -1,13 +1,13 @@
 """Schedule of a split run: passes over the pieces, and whole nodes between the passes.
 
-A spread node runs once a piece.  What whole nodes, or the user, need of a spread value is *collected*
-in a pass: sums added up, parts put together.  A whole node that needs what a pass collects runs after
-it, a spread one that needs that in the next pass.  So a mean over the whole batch's words needs their
-number before any piece's gradient: a pass that runs only what the number is made of, then one with
-forward and backward.  Where a later pass needs what an earlier one made, it is made again.
+A spread node runs once per piece.  Spread values that whole nodes or the user need are *collected* in a pass,
+by summing or concatenating.  A whole node that needs a collected value runs after that pass, a spread node
+that needs it runs in the next pass.  For example, a mean over all words of the batch needs their number
+before the gradient of any piece: one pass computes only that number, and another one runs forward and
+backward.  If a later pass needs values of an earlier one, they are recomputed.
 
-Levels count passes: whole nodes of level ``k`` run before pass ``k``, what pass ``k`` collects is there
-at level ``k + 1``.
+Levels count passes: whole nodes of level ``k`` run before pass ``k``, and values collected in pass ``k`` are
+available at level ``k + 1``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Rematerialization candidates: forward nodes that can run twice, and the memory of such a run.
 
-A tensor that waits for the backward pass can be dropped after its last use before it, and made again
-just before the first use in it, by the same kernels from the same inputs: so the bits are the same.
-What is made again needs its inputs.  Each of them is either kept for longer or made again as well; and
-what has been made again stays until its last use.
+A tensor that is kept for the backward pass can be dropped after its last use before it, and recomputed just
+before its first use in it, by the same kernels from the same inputs, so that the result is bit-equal.
+Recomputation needs the inputs.  Each of them is either kept for longer or recomputed as well, and a
+recomputed tensor stays until its last use.
 
-Sizes are bytes, positions those of the recorded order; a run with repetitions has a clock of its own.
+Sizes are bytes, positions those of the recorded order; a run with recomputation has its own positions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Rematerialization selection: which activations to recompute to stay below a budget.
 
-The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
-segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut
-partitioner of AOTAutograd weighs recomputation against what is saved.  Every
-choice is played through as a run of its own (:mod:`lazyviz.plan.remat.candidates`); its peak is that of the
-run, not an estimate of it.  Sizes are bytes.
+The forward pass is cut into segments at points where little is alive.  Tensors that cross a cut are kept.
+Within a segment, the tensors that are cheapest to recompute for their size are dropped first, similar to how
+the min-cut partitioner of AOTAutograd weighs recomputation against saved memory.  Every choice is simulated
+as a run (:mod:`lazyviz.plan.remat.candidates`), so its peak is exact, not an estimate.  Sizes are bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Program edits: changes that a user could make, and the allocations of the changed program.
 
-Every function yields candidates, changed copies of the program; whether one brings anything is for
-the caller to see from its peak.
+Every function yields candidates, which are changed copies of the program; the caller computes from the peak
+whether a candidate saves memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Remedies: each possible change is applied to the recorded program, whose peak is then computed.
 
-A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
-what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
-Cutting the batch, and a smaller one, are offered where the block named it.
+A remedy is offered only if the replayed program shows that it saves memory.  Remedies are ordered by their
+kind of cost (none, launches, recomputation, copies, precision), then by what they save.  Splitting the batch
+and a smaller batch are offered if the block has a named batch.
 """
 
 from __future__ import annotations

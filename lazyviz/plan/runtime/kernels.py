@@ -1,8 +1,9 @@
 """Projected time of one GPU kernel: matrix products by tiles and waves, others by memory traffic.
 
-What is data, and where it is from, is in ``calibration.json``.  A product's time is the least over a few
-tile shapes and cuts of the inner dimension of waves of tiles, each multiprocessor taking one tile at a
-time at its share of the sustained rate, joined with what its memory takes by a norm of four.
+The data and its sources are in ``calibration.json``.  The time of a matrix product is the minimum over a few
+tile shapes and splits of the inner dimension.  For each, it is computed from waves of tiles, in which each
+multiprocessor processes one tile at a time at its share of the sustained rate, and combined with the memory
+time by a norm of four.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
 
-FLOPs are what ``torch.utils.flop_counter`` counts, by its own formulas: a multiplication and an addition
-are two.  Operators that it does not know and whose work is a product of matrices have rules here.
-Elementwise work counts none, as there and in papers on model FLOPs.  Bytes are those of the memory that
-a kernel has to touch once: a broadcast dimension is one element wide, a view moves nothing.
+FLOPs are counted by the formulas of ``torch.utils.flop_counter``: a multiplication and an addition are two.
+Operators that it does not know, and whose work is a matrix product, have rules here.  Elementwise work counts
+as zero, as it does there and in papers on model FLOPs.  Bytes are those that a kernel must access once: a
+broadcast dimension is one element wide, and a view moves nothing.
 """
 
 from __future__ import annotations
