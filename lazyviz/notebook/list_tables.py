@@ -1,6 +1,6 @@
 """IPython display formatters for lists of plans, reports, moments, and remedies: one table each.
 
-Other lists are shown as before: by the formatter that was registered, which comes back when the extension is
+Other lists are shown as before, by the formatter that was registered, which is restored when the extension is
 unloaded.
 """
 

@@ -1,8 +1,7 @@
 """The magics ``%%lazy`` and ``%lazy``: the life cycle of a cell, and what it displays.
 
-A ``%%lazy`` cell is compiled and run here the way ``%%time`` does it, under the name that
-IPython itself gives the cell: breakpoints, the recorder and tracebacks see the user's own
-lines, with ``%%lazy`` as line 1.
+A ``%%lazy`` cell is compiled and run here as ``%%time`` does it, under the file name that IPython gives the
+cell: breakpoints, the recorder, and tracebacks see the user's own lines, with ``%%lazy`` as line 1.
 """
 
 # IPython's decorators are untyped.

@@ -1,7 +1,7 @@
 """Deferred signals: handlers wait during state changes, and between a kernel and its bookkeeping.
 
-Python runs handlers on the main thread between any two instructions.  Where that must not
-be, signals are collected, and their handlers run where the state is whole.
+Python runs signal handlers on the main thread between any two instructions.  Where that must not happen,
+signals are collected, and their handlers run later, when the state is consistent.
 """
 
 from __future__ import annotations

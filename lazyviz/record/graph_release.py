@@ -1,10 +1,11 @@
 """Release of graphs: a graph is freed with its owner, before the garbage collector runs.
 
-Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
-those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
-a look (``graph_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
-plan, another graph, a variable with a node.  If not, the circles are cut; else the record is the collector's,
-as it is where that module is missing, or ``LAZYVIZ_GRAPH_RELEASE=0`` is in the environment.
+Objects of a graph refer to each other in cycles, and there are many of them.  In a loop, the garbage
+collector would take a large part of the recording time to find those of earlier iterations.  Therefore, when
+the owner is deleted, ``graph_release.cpp`` (compiled) checks whether anything else refers to any of the
+objects: a pending tensor, a plan, another graph, a variable with a node.  If not, the cycles are cut.
+Otherwise, the graph is left to the garbage collector, as it is without that module or with
+``LAZYVIZ_GRAPH_RELEASE=0`` in the environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Partial writes: memory that a failed kernel or segment left half written, and how it becomes valid.
 
-One that fails midway never runs again, and what it writes in place cannot be read
-(:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of it is overwritten by an op that does not read
-it.
+A node that fails midway never runs again, and tensors that it writes in place cannot be read
+(:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of their memory is overwritten by an op that does
+not read it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """tqdm progress bar for runs and compilations that take longer than a second.
 
-That is in a notebook, or where stderr is a terminal; ``lazyviz.options.progress`` says otherwise.  A run
-itself pays nothing for it: a thread looks from time to time at how far it is, and programs that took less
-than a second before are not looked at.
+It is shown in notebooks, and if stderr is a terminal, unless ``lazyviz.options.progress`` says otherwise.  It
+does not slow the run: a thread checks its progress from time to time, and does not watch programs that took
+less than a second before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluation at sync points: runs only what the read value needs.
 
-A program may read a value after every op.
+A program may read a value after every op, so this must be fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Private torch APIs for ``torch.compile``, each with its reason.
 
-Compiled code takes dispatch modes and patched methods for a part of the program, so that recording has
-to know where it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
+Compiled code treats dispatch modes and patched methods as part of the program, so recording must know where
+it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Build of the optional native modules that speed up recording and replay.
 
-By ``lazyviz compile``, when lazyviz is installed (``hatch_build.py``), and by ``scripts/build_native.py``.
-The latter two load this file by its path, since PyTorch may be missing: it imports nothing of the package.
+It is used by ``lazyviz compile``, by the installation of lazyviz (``hatch_build.py``), and by
+``scripts/build_native.py``. The latter two load this file by path, because PyTorch may be missing; therefore
+it imports nothing of the package.
 
-The module in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
-environment and serve no other version of it; where it is missing they are left out.
+The Cython module does not need PyTorch.  The C++ modules are compiled against the PyTorch of this Python
+environment and work only with that version; without PyTorch, they are skipped.
 """
 
 from __future__ import annotations

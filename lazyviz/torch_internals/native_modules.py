@@ -1,8 +1,7 @@
 """Loading of the compiled modules; lazyviz gives the same results without them.
 
-They are made by ``lazyviz compile`` (``native_build.py``): one in Cython where
-there is a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.
-``LAZYVIZ_PURE_PYTHON`` set in the environment leaves them out.
+They are built by ``lazyviz compile`` (``native_build.py``): one Cython module if there is a C compiler, and
+C++ modules for the installed PyTorch, if any.  ``LAZYVIZ_PURE_PYTHON`` in the environment disables them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Private torch APIs of general use, each with its reason.
 
-A torch upgrade has this one module to look at; ``tests/test_torch_internals.py`` checks
-each entry against the installed torch.
+Check this module after a PyTorch upgrade; ``tests/test_torch_internals.py`` checks each entry against the
+installed PyTorch.
 """
 
 from __future__ import annotations

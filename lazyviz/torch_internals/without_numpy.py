@@ -1,8 +1,8 @@
 """Imports modules without PyTorch's warning about missing NumPy.
 
-``pip install torch`` brings no NumPy.  The first of PyTorch's modules that makes a tensor as it is imported
-warns about it, which is irrelevant to users; calling ``.numpy()`` raises an error anyway.
-``lazyviz`` imports this first.
+``pip install torch`` does not install NumPy.  The first PyTorch module that creates a tensor on import warns
+about it, which is irrelevant to users; calling ``.numpy()`` raises an error anyway.  ``lazyviz`` imports this
+first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pipeline stages: shapes that other ranks would send are assumed to be like this rank's.
 
-Before its first step a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
-that stages send each other are given (``PipelineStage(..., input_args=, output_args=)``).  Where they are
-not, each sends them to the next as objects: what the stage before this rank's would send, nobody knows here;
-what gradients the one after it sends follows from what they are of.
+Before its first step, a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
+that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If not, each stage sends
+its shapes to the next as objects.  What the stage before this rank's would send is unknown here.  The
+gradients that the next stage sends have the shapes of the outputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Storage of a planned tensor: its size can be read and changed, but not its contents.
 
-FSDP2 frees and allocates the memory of gathered parameters by resizing their storage, which every view of it
-and everything that autograd has saved goes on referring to.
+FSDP2 frees and allocates the memory of all-gathered parameters by resizing their storage, while all views of
+it and all tensors saved by autograd keep referring to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The planned rank: ``torch.distributed`` is initialized for it without the other ranks.
 
-What the block's code has made of it, process groups and meshes, is kept for the next block of the same rank:
-a model that was sharded in one cell is trained in the next.
+Process groups and meshes that the block's code has created are kept for the next block of the same rank, so
+that a model that was sharded in one cell can be trained in the next.
 """
 
 from __future__ import annotations

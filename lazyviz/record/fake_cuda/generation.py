@@ -1,8 +1,8 @@
 """Text generation on an absent GPU: only the maximum length ends a sequence.
 
-transformers' ``generate`` asks after each token whether a sequence has ended, which on a card that is absent
-nobody knows.  What depends on tokens is recorded as ever and taken to say "no", so that lengths alone end
-generation: the most that it may take.  Plans say so.
+After each token, ``generate`` of transformers checks whether a sequence has ended, which is unknown on an
+absent GPU. Checks that depend on tokens are recorded as usual and assumed to return "no", so that only
+lengths end generation: the longest possible run.  Plans say so.
 """
 
 from __future__ import annotations

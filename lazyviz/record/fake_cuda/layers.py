@@ -1,7 +1,7 @@
 """Layers whose C++ code reads values or calls the driver, on an absent GPU.
 
-Sequences packed by their lengths, which are on the host, and ``nn.DataParallel`` over one card;
-what a planned card does not do is named.
+Supported are packed sequences, whose lengths are on the host, and ``nn.DataParallel`` over one GPU.  What a
+planned GPU does not support is reported by name.
 """
 
 from __future__ import annotations

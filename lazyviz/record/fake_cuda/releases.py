@@ -1,7 +1,7 @@
 """Older PyTorch releases: tensors that they saved or allocated and the installed one does not.
 
-A block may be recorded as such a release would run it on a card.  What is known of the differences is in
-:data:`DIFFERENCES`, each with where it is from; anything else is the installed release's.
+A block can be recorded as such a release would run it on a GPU.  The known differences are in
+:data:`DIFFERENCES`, each with its source; everything else is as in the installed release.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Placement of tensors on an absent GPU in ways for which C++ would ask the driver.
 
-A device given by its number alone, the old tensor types (``torch.cuda.HalfTensor``) and
-``torch.load``.
+These are devices given only by number, legacy tensor types (``torch.cuda.HalfTensor``), and ``torch.load``.
 """
 
 from __future__ import annotations

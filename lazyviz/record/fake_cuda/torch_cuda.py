@@ -1,10 +1,10 @@
 """``torch.cuda`` for an absent GPU, as a recorded cell sees it.
 
-While a cell is recorded for such a card, ``torch.cuda`` answers for it, and tensors sent there
-are pending tensors that say ``cuda:N``; to C++ they are on another device (see
-:mod:`lazyviz.torch_internals.cuda`), which this module maps back where an op reaches the recorder.
-Which kernels a GPU would choose is told by :mod:`lazyviz.record.fake_cuda.kernels` and
-:mod:`lazyviz.record.fake_cuda.autocast`.  Nothing here is in place where CUDA is present.
+While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
+tensors whose device is ``cuda:N``.  For C++, they are on another device (see
+:mod:`lazyviz.torch_internals.cuda`), which this module maps back when an op reaches the recorder.
+:mod:`lazyviz.record.fake_cuda.kernels` and :mod:`lazyviz.record.fake_cuda.autocast` choose the kernels that a
+GPU would use.  Nothing here is active if CUDA is present.
 """
 
 from __future__ import annotations

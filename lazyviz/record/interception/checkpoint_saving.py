@@ -1,7 +1,7 @@
 """Checkpoint saving: tensors that are saved together are evaluated at one sync point.
 
-``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, past the
-dispatcher.  What else they are about to read is in the arguments of the functions that are running.
+``torch.save``, ``safetensors.save_file``, and ``save_pretrained`` read one tensor after the other without the
+dispatcher.  The tensors that they will read next are in the arguments of the running functions.
 """
 
 from __future__ import annotations

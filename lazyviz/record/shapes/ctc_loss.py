@@ -1,6 +1,7 @@
 """Shape rule of ``_ctc_loss`` and its backward, for which PyTorch has none.
 
-After ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the CUDA kernel's results are alike.
+It follows ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the results of the CUDA kernel are
+alike.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Shape inference with a cache: the result of an op from the metadata of its arguments.
 
-FakeTensor knows every op but takes many times as long as a look-up, since many of its rules are
-Python references: it is asked where :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
-themselves, so answers are kept, keyed by all they depend on.  What depends on tensor data is never cached: it
-raises :class:`DataDependent`.
+FakeTensor knows every op but takes many times as long as a look-up, because many of its rules are Python
+references.  It is used if :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
+themselves, so results are cached, keyed by everything that they depend on.  Results that depend on tensor
+data are never cached; these ops raise :class:`DataDependent`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernel probes: a kernel is called on small known tensors if its shape rule is unreliable.
 
-Shape rules word errors in their own way, take dtypes that no kernel has, and do not mind
-operands that overlap.  A probe has the metadata of what was recorded, on memory shared in
-the same way, and holds zeros or ones.
+Shape rules raise errors with their own messages, accept dtypes that no kernel supports, and ignore
+overlapping operands. A probe has the recorded metadata, on memory that is shared in the same way, and
+contains zeros or ones.
 """
 
 from __future__ import annotations

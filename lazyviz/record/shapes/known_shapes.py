@@ -1,6 +1,6 @@
 """Known shapes: rules for views and common kernels that avoid PyTorch's Python shape rules.
 
-``find`` says ``None`` where there is any doubt; then FakeTensor is asked.
+``find`` returns ``None`` if there is any doubt; then FakeTensor is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The saved page: one HTML file with the widget, which finds all its data in the file.
 
-Every question that needs no kernel is asked here beforehand, of a widget of this process, and the
-answers are kept as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part when
-it is first needed.  Nothing is loaded from anywhere: a content security policy forbids it.
+Every question that needs no kernel is asked in advance, of a widget in this process, and the answers are
+stored as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part on first use.  Nothing
+is loaded from elsewhere: a content security policy forbids it.
 """
 
 from __future__ import annotations

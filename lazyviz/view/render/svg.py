@@ -1,8 +1,8 @@
 """SVG renderer: one self-contained picture, for saved notebooks, exports, and previews.
 
-A saved notebook shows it wherever the widget cannot run, so it has an opaque card of its
-own and reads the same on dark and on light pages.  No scripts, no links, no fonts to load;
-every string from the user's program is escaped.
+A saved notebook shows it wherever the widget cannot run, so it has an opaque background and looks the same on
+dark and light pages.  It has no scripts, links, or fonts to load; every string from the user's program is
+escaped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory chart: the memory of the run over time, by category.
 
-Positions are those of the plan's timeline: in a run of pieces those of its own order.
+Positions are those of the plan's timeline; for a split run, in the order of that run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optional numbers in boxes: FLOPs, projected time, and the user's annotations.
 
-Each goes by a key: ``"flops"``, ``"time"``, and ``"note:NAME"`` of an annotation.
+Each has a key: ``"flops"``, ``"time"``, or ``"note:NAME"`` for an annotation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests of the page that run nothing, and the responses.
 
-Each question is an action with an id; nothing else of a message is read.  None of them runs
-the graph.  That is the widget's own business (:mod:`lazyviz.view.widget.widget`).
+Each request is an action with an id; nothing else of a message is read.  None of them runs the graph, which
+is done by :mod:`lazyviz.view.widget.widget`.
 """
 
 from __future__ import annotations

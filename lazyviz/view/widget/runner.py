@@ -1,8 +1,8 @@
 """Runner: runs a graph from its widgets, and follows all its runs.
 
-Evaluate starts one worker thread and returns, so that the kernel goes on hearing Cancel.  The run itself
-only counts; another thread looks at it ten times a second and tells the widgets how far it is.  All
-widgets of one graph share one of these, so that what one starts another can stop.
+Evaluate starts one worker thread and returns, so that the kernel still receives Cancel.  The run itself only
+counts; another thread reads the counts ten times per second and updates the widgets.  All widgets of one
+graph share one runner, so that one widget can stop what another one started.
 """
 
 from __future__ import annotations
