@@ -58,7 +58,7 @@ def unfit(node: Node, device: torch.device, captures: CaptureDevice) -> str:
         return "computes partly on the CPU"
     for value in (*node.inputs, *node.outputs):
         if value.meta.device != device or not captures.takes(value.meta):
-            return f"uses the {value.meta.device.type} besides {device}"
+            return f"uses the {value.meta.device.type} in addition to {device}"
     if not node.inputs and not node.outputs:
         return "has no tensor arguments or results"
     if name in _INDEXED_WRITES and any(

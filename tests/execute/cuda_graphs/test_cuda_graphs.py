@@ -295,7 +295,7 @@ def test_a_capture_that_fails_loses_nothing(graphs, captures):
     captures.broken = True
     reports = both(SGD, 4)
     assert reports[1].share == 0
-    assert "cannot be captured: the capture was invalidated" in reports[1].fallbacks[0]
+    assert "capture failed: the capture was invalidated" in reports[1].fallbacks[0]
     # Forward, backward and optimizer are tried each by itself, and nothing of it for ever.
     assert graphs.counters["captures"] == graphs.counters["failed captures"] == 3
     assert all(report.share == 0 and report.fallbacks for report in reports)
@@ -316,7 +316,7 @@ def test_a_capture_that_fails_after_others_loses_nothing(graphs, captures):
         result, report = evaluate(step, x, total)
         assert torch.equal(result, step(x, expected)) and torch.equal(total, expected)
     assert graphs.counters["failed captures"] == 1 and report.cache_hit
-    assert any("beside cpu" in why for why in report.fallbacks)
+    assert any("in addition to cpu" in why for why in report.fallbacks)
 
 
 def test_ops_elsewhere_feed_what_is_captured(graphs):

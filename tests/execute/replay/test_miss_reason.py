@@ -116,7 +116,7 @@ def test_a_program_of_other_ops_is_the_first_of_its_kind():
     ("first", "second", "words"),
     [
         ((X,), (torch.ones(5, 4),), "an input is [5, 4] float32 cpu, was [3, 4] float32 cpu"),
-        ((X,), (torch.ones(4, 3).t(),), "of strides [1, 3], was [4, 1]"),
+        ((X,), (torch.ones(4, 3).t(),), "with strides [1, 3], was [4, 1]"),
         ((X, 0), (X, 0, (1, 0)), "dim0 is 1, was 0"),
         ((X,), (X, 0, (0, 1), "sum"), "reduction is 2, was not given"),
         ((X,), (X.double(),), "[4] float64 cpu, was [4] float32 cpu"),
@@ -136,4 +136,4 @@ def test_metadata_that_reads_alike_is_told_apart():
         forms_differ(plain, plain._replace(flags=1))
         == "[2] float32 cpu, with another conjugate or negative bit"
     )
-    assert forms_differ(plain, plain._replace(stride=(2,))) == "[2] float32 cpu of strides [2], was [1]"
+    assert forms_differ(plain, plain._replace(stride=(2,))) == "[2] float32 cpu with strides [2], was [1]"

@@ -80,7 +80,7 @@ def test_an_exception_in_the_block_leaves_nothing():
 def test_groups_of_other_users_are_in_the_way_or_fit(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        with pytest.raises(RuntimeError, match="initialized already, by gloo as rank 0 of 1"):
+        with pytest.raises(RuntimeError, match="already initialized, with backend gloo as rank 0 of 1"):
             lazyviz.lazy(device="cpu", mesh=(8,)).__enter__()
         assert dist.get_backend() == "gloo"
     finally:
