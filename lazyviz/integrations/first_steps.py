@@ -93,7 +93,7 @@ class FirstSteps:
             graph.save(Path(folder) / self._picture)
         if self._budget is not None and need > self._budget:
             self._left = 0
-            over = f"{format_bytes(need - self._budget)} more than the {format_bytes(self._budget)} allowed"
+            over = f"{format_bytes(need - self._budget)} above the limit of {format_bytes(self._budget)}"
             first = f"{plan.device} would need {format_bytes(need)}, {over}."
             raise PeakExceeded("\n".join([first, *essence(plan)]), plan)
         if self._need is None or need > self._need[0]:
