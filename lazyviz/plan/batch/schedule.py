@@ -121,7 +121,7 @@ class _Scheduler:
         for node in self.nodes:
             self.level[node] = self.levelled(node)
             if self.level[node] > MOST_PASSES:
-                reason = "too many ops, one after the other, need results over the whole batch"
+                reason = "it is one of too many successive ops that need the whole batch"
                 raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
             if node in self.spread:
                 for storage in node.writes:
