@@ -48,7 +48,7 @@ nb_mime_priority_overrides = [
 
 # Kernels are children of this process.
 os.environ["LAZYVIZ_WIDGET"] = "0"
-os.environ["LAZYVIZ_PROGRESS"] = "0"  # progress bars are widgets, whose code a page would load from another site
+os.environ["LAZYVIZ_PROGRESS"] = "0"  # progress bars are widgets, which pages would load from other sites
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
