@@ -1,5 +1,5 @@
-# Two commands do everything from a fresh clone: `make demo` and `make test`.
-# The work is in scripts/, in Python, so that every step has a log, a time and a clear error.
+# In a fresh clone, `make demo` and `make test` set up everything they need.
+# The work is done by scripts/, in Python, so that every step has a log, a time, and a clear error.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,15 +9,15 @@ OPEN ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all lint format bench docs docs-links release-check picture clean
 
-help: ## this list
+help: ## show this list
 	@echo "lazyviz: see what a PyTorch cell will do before it does it"
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: ## set up, run notebooks/quickstart.ipynb, show what it made (OPEN=0: do not open JupyterLab)
+demo: ## set up, run notebooks/quickstart.ipynb, show its results (OPEN=0: do not open JupyterLab)
 	@$(PYTHON) scripts/environment.py demo
 	@$(IN_VENV) scripts/demo.py --open=$(OPEN)
 
-check: ## what one runs while one works, in minutes: lint, types, unit tests, a sample of the conformance tests
+check: ## for daily work, takes minutes: lint, types, unit tests, a sample of the conformance tests
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py --daily
 
@@ -33,31 +33,31 @@ lint: ## only the linters and the type checkers
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py --only lint
 
-format: ## let ruff rewrite what it can
+format: ## apply ruff's automatic fixes
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) -m ruff check --fix . && $(IN_VENV) -m ruff format .
 
-bench: ## every figure of speed and memory beside its peers (QUICK=1: a look in three minutes)
+bench: ## measure speed and memory, also of other tools (QUICK=1: a short run)
 	@$(PYTHON) scripts/environment.py bench
 	@$(IN_VENV) benchmarks/run.py $(if $(QUICK),--quick)
 
-docs: ## build the documentation site into out/docs, executing its cells; a warning is an error
+docs: ## build the documentation site in out/docs, executing its cells; a warning is an error
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py --only documentation
 	@echo "open out/docs/index.html"
 
-docs-links: ## ask every address that the docs name whether it is there; needs the network
+docs-links: ## check all external links of the docs; needs the network
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) -m sphinx -q -b linkcheck -D nb_execution_mode=off docs out/docs-links
 
-release-check: ## build sdist and wheel, install each into an empty environment, and try it there
+release-check: ## build sdist and wheel, install each into an empty environment, and test it there
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/release_check.py
 
-picture: ## draw the README's picture again, with the installed lazyviz
+picture: ## redraw the README's picture with the installed lazyviz
 	@$(PYTHON) scripts/environment.py demo
 	@$(IN_VENV) scripts/readme_picture.py
 
-clean: ## remove everything that make made, the virtual environment too
+clean: ## remove everything that these commands created, including the virtual environment
 	rm -rf $(VENV) out dist build js/node_modules lazyviz/static/widget.js lazyviz/static/widget.css
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

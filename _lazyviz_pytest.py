@@ -1,4 +1,4 @@
-"""The pytest marker ``lazyviz_peak``: a test fails where the projected peak of what it does is too high.
+"""The pytest marker ``lazyviz_peak``: a test fails if its projected memory peak is too high.
 
 ::
 

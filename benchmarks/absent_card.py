@@ -1,4 +1,4 @@
-"""What planning Llama-3-70B's training step for eight known cards takes, on a machine without a GPU.
+"""Planning Llama-3-70B's training step for eight known GPUs, on a machine without a GPU: time and memory.
 
 One record (float32 parameters, AdamW, one sequence of 2048 tokens, nothing checkpointed), then a plan
 for each card::

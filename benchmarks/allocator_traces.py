@@ -1,4 +1,4 @@
-"""What PyTorch's own CUDA caching allocator does with our events: the data behind the simulator's test.
+"""Runs lazyviz's events through PyTorch's own CUDA caching allocator: data for the simulator's test.
 
 The allocator is C++ that needs a GPU only for ``cudaMalloc`` and its kin.  Here it is the compiled
 library of a CUDA build of PyTorch, on a CUDA runtime of our own that only counts

@@ -1,4 +1,4 @@
-"""lazyviz beside torchview, TorchLens, torchviz and Model Explorer, on the same models and training step.
+"""Compares lazyviz with torchview, TorchLens, torchviz, and Model Explorer on the same training steps.
 
     pip install 'lazyviz[compare]'      # and Graphviz's `dot`, for the first three
     python benchmarks/compare.py [--models mlp,resnet18,gpt2,lstm] [--out benchmarks/results/compare.json]

@@ -1,4 +1,4 @@
-"""The plan's eager timeline against what eager PyTorch allocates on the CPU, over many architectures.
+"""Compares the plan's eager timeline with the CPU allocations of eager PyTorch, over many architectures.
 
 Measured: the profiler's allocator events, replayed in time order, for two training steps with AdamW
 or SGD, or one forward without gradients.  Compared: the peak of the whole, and of each phase, the

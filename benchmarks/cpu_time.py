@@ -1,4 +1,4 @@
-"""Projected against measured seconds on this CPU, over small and middle-sized models: ratios and orders.
+"""Compares projected with measured time on this CPU, over small and medium models.
 
 Calibrates first, and keeps nothing of it: run it on an idle machine::
 

@@ -1,4 +1,4 @@
-"""Generation by a model of 8B parameters, planned for an absent card: seconds, and the KV cache's bytes.
+"""Text generation by an 8B model, planned for an absent GPU: seconds, and bytes of the KV cache.
 
 transformers' ``generate`` is recorded as it is, with the cache that grows and with the static one.  Written
 are the seconds of the whole and of a decode step (the median of the differences between two tokens), and

@@ -1,4 +1,4 @@
-"""``plan.max_batch_size``, tried: programs recorded afresh at that size and at one sample more.
+"""Checks ``plan.max_batch_size`` by recording programs at that size and with one sample more.
 
 A training step is recorded for a card with a small batch, and the plan is asked for the largest that fits.
 Then the same step is recorded as people would run it with that batch, and with one sample more, and the

@@ -1,4 +1,4 @@
-"""Puts the table of speed and memory, made from ``benchmarks/results/speed.json``, into docs/performance.md.
+"""Writes the table of speed and memory from ``benchmarks/results/speed.json`` to docs/performance.md.
 
     python benchmarks/performance_table.py
 

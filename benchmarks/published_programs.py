@@ -1,4 +1,4 @@
-"""The programs of published memory figures, written down again: each trains two steps as its run did.
+"""The programs of published memory figures, rewritten: each trains two steps like the original run.
 
 Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned card, with the
 arguments of its row in ``data/published_memory.csv``.  What the source says of the run is in the row; what

@@ -1,4 +1,4 @@
-"""What recomputing costs and saves: training steps under budgets from what they need to the least there is.
+"""Cost and savings of recomputation: training steps under budgets from their full need to the minimum.
 
     python benchmarks/recompute.py [--rounds N] [--layers N]
 

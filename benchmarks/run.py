@@ -1,4 +1,4 @@
-"""Every figure of lazyviz's speed and memory beside its peers', in one run: ``make bench``.
+"""All figures of lazyviz's speed and memory, and those of other tools, in one run: ``make bench``.
 
     python benchmarks/run.py [PART ...] [--quick] [--device cuda] [--rounds N] [--threads N] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""The plan of one rank of N against what that rank's process takes in a real gloo group, on the CPU.
+"""Compares the plan of one rank of N with that rank's process in a real gloo group, on the CPU.
 
 Measured: the profiler's allocator events of eager PyTorch in each of N processes, which build a model, shard
 it and train it for two steps.  Planned: the same program recorded in one process, with

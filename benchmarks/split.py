@@ -1,4 +1,4 @@
-"""A step in pieces: its memory and time beside those of the whole, and of a micro-batch loop by hand.
+"""A split step: memory and time compared with the whole batch, and with a hand-written micro-batch loop.
 
     python benchmarks/split.py [--pieces 8] [--rounds 5] [--out benchmarks/results/split.json]
 

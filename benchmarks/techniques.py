@@ -1,4 +1,4 @@
-"""Ways to save memory in training: the plan against what eager PyTorch allocates on the CPU.
+"""Techniques that save memory in training: plans compared with CPU allocations of eager PyTorch.
 
 Each program of ``models/techniques.py`` is measured by the profiler's allocator events, planned for the CPU
 (where what it compiles is not known) and planned for a card that is not there.  A card's figure is beside the

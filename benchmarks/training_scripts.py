@@ -1,4 +1,4 @@
-"""Training scripts of tests/cli/scripts through ``lazyviz run`` and ``lazyviz plan``, unmodified.
+"""Unmodified training scripts of tests/cli/scripts through ``lazyviz run`` and ``lazyviz plan``.
 
     python benchmarks/training_scripts.py [NAME ...] [--rounds N] [--page]
 

@@ -1,4 +1,4 @@
-"""How fast the widget is in a real JupyterLab, in a Chromium that renders in software.
+"""Speed of the widget in a real JupyterLab, in a Chromium with software rendering.
 
     python benchmarks/widget.py [--out benchmarks/results/widget.json]
 

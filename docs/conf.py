@@ -39,8 +39,8 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
-nb_output_stderr = "remove"  # what libraries say about their own settings
-# A static site has no kernel: the pictures that saved notebooks keep, and pages.interactive() for the rest.
+nb_output_stderr = "remove"  # messages of libraries about their settings
+# A static site has no kernel: show the pictures of saved notebooks; pages.interactive() embeds the rest.
 nb_mime_priority_overrides = [
     ("html", "text/html", 0),
     ("html", "application/vnd.jupyter.widget-view+json", None),
@@ -48,13 +48,13 @@ nb_mime_priority_overrides = [
 
 # Kernels are children of this process.
 os.environ["LAZYVIZ_WIDGET"] = "0"
-os.environ["LAZYVIZ_PROGRESS"] = "0"  # bars are widgets, whose code a page would load from elsewhere
+os.environ["LAZYVIZ_PROGRESS"] = "0"  # progress bars are widgets, which pages would load from other sites
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 
 
-# Pages that are files of the repository, beside the folder of the docs.
+# Pages that are files of the repository outside the docs folder.
 SHOWN = {
     "project/architecture": "ARCHITECTURE.md",
     "project/contributing": "CONTRIBUTING.md",
@@ -65,7 +65,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def read(app, docname, source):
-    """Show the repository's own pages; point links to files of it to the site's pages, where there are."""
+    """Insert the repository's own pages, and redirect links to its files to pages of the site."""
     shown = SHOWN.get(docname)
     if shown is not None:
         source[0] = (ROOT / shown).read_text(encoding="utf-8")
@@ -79,16 +79,24 @@ def read(app, docname, source):
             return f"[{text}]({pages[path]}{anchor if path.name != 'README.md' else ''})"
         if path.is_relative_to(HERE) and path != HERE:
             return f"[{text}](/{path.relative_to(HERE).as_posix()}{anchor})"
-        # A file of the repository, which is no part of the site: its name will do.
+        # A file of the repository that is not part of the site: keep only its name.
         return text if path.exists() else match[0]
 
     source[0] = LINK.sub(point, source[0])
 
 
+def without_constructor(app, what, name, obj, options, signature, returns):
+    """Leave out the signature of a class whose `__init__` is excluded: users do not construct it."""
+    if what == "class" and "__init__" in (getattr(options, "exclude_members", None) or ()):
+        return "", None
+    return None
+
+
 def setup(app):
-    """Tell kernels where the interactive pages of graphs are to be written."""
+    """Tell kernels where to write the interactive pages of graphs."""
     graphs = Path(app.outdir) / "graphs"
     graphs.mkdir(parents=True, exist_ok=True)
     os.environ["LAZYVIZ_DOCS_GRAPHS"] = str(graphs)
     app.connect("source-read", read)
+    app.connect("autodoc-process-signature", without_constructor)
     return {"parallel_read_safe": True}

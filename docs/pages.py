@@ -1,4 +1,4 @@
-"""What the pages of the site import: a graph's interactive page beside the text.
+"""Helper for pages of the site: embeds a graph's interactive page.
 
 Outside a build (in a notebook of one's own) graphs are written into the current folder.
 """

@@ -1,4 +1,4 @@
-"""``python -m lazyviz``: the command, as ``torchrun -m lazyviz`` and its kind start it."""
+"""``python -m lazyviz``: entry point of the command line, also for ``torchrun -m lazyviz``."""
 
 from __future__ import annotations
 

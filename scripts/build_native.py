@@ -1,4 +1,4 @@
-"""Compiles the modules that lazyviz records and replays faster with, and works without.
+"""Compiles the optional native modules that speed up recording and replay.
 
 python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
 python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors
@@ -46,4 +46,4 @@ if __name__ == "__main__":
     for file in files:
         print(file)
     if missing:
-        sys.exit("lazyviz works without what is not compiled, more slowly: " + "; ".join(missing))
+        sys.exit("Not compiled (lazyviz works without, but more slowly): " + "; ".join(missing))

@@ -1,4 +1,4 @@
-"""Every check of `make test`; what fails is shown, the rest still runs.
+"""Runs every check of `make test`; failures are shown, and the other checks still run.
 
 Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
 last, one after another, with PyTorch's own number of threads.
@@ -154,7 +154,7 @@ def main(args: list[str]) -> int:
     """Run the checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint", DOCUMENTATION], help="only these checks")
-    parser.add_argument("--daily", action="store_true", help="what one runs while one works, in minutes")
+    parser.add_argument("--daily", action="store_true", help="the checks for daily work, which take minutes")
     parser.add_argument("--all", action="store_true", help="every sample and library; takes over an hour")
     options = parser.parse_args(args)
     checks = chosen(options)

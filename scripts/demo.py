@@ -28,7 +28,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 # The tags by which the notebook marks what is worth printing here.
 SHOWN = {
-    "lazyviz-plan": "the plan, made before anything ran",
+    "lazyviz-plan": "the plan, before anything ran",
     "lazyviz-report": "the report, after evaluating",
     "lazyviz-accuracy": "what it printed",
     "lazyviz-equal": "what it found",
@@ -102,7 +102,7 @@ def main(args: list[str]) -> int:
     except CellExecutionError as error:
         executed, _ = save(notebook)
         say(ANSI.sub("", str(error)))
-        say(f"make demo: a cell of the notebook failed; it stands in {relative(executed)}")
+        say(f"make demo: a cell of the notebook failed; see {relative(executed)}")
         return 1
     say(f"   done in {time.monotonic() - begin:.0f} s")
     executed, page = save(notebook)

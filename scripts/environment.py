@@ -1,4 +1,4 @@
-"""Makes ``.venv`` ready for a target of the Makefile; quick when it already is.
+"""Prepares ``.venv`` for a target of the Makefile; quick if it is up to date.
 
     python3 scripts/environment.py demo|test|test-all|bench
 
@@ -45,8 +45,8 @@ Could not make a virtual environment with {python}. On Debian or Ubuntu:
 then run the same command again."""
 
 NO_CHROMIUM = """\
-The browser test needs Chromium, which is not installed, and I am not root (nor is `sudo` free of a
-password). Install it and run again:
+The browser test needs Chromium, which is not installed, and this user cannot install it (no root, and
+`sudo` needs a password). Install it and run again:
   apt-get install chromium          (or set CHROMIUM=/path/to/chromium)"""
 
 
@@ -251,7 +251,7 @@ def main(target: str) -> int:
         say(f"make {target}: {error}")
         return 1
     except KeyboardInterrupt:
-        say(f"make {target}: interrupted; run it again to go on from here")
+        say(f"make {target}: interrupted; run it again to continue")
         return 130
     return 0
 

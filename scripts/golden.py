@@ -1,4 +1,4 @@
-"""Makes the golden pictures of the widget anew; look at each of them before you commit it.
+"""Regenerates the golden pictures of the widget; look at each of them before you commit it.
 
     .venv/bin/python scripts/golden.py [mlp gpt2 ...]
 
@@ -24,7 +24,7 @@ def main(names: list[str]) -> int:
 
     unknown = [name for name in names if name not in pictures.PICTURES]
     if unknown:
-        say(f"no such picture: {', '.join(unknown)}; there are {', '.join(pictures.PICTURES)}")
+        say(f"no such picture: {', '.join(unknown)}; available: {', '.join(pictures.PICTURES)}")
         return 2
     structure: dict[str, Any] = goldens.known() if goldens.STRUCTURE.exists() else {}
     total = 0

@@ -1,4 +1,4 @@
-"""Builds the widget's JavaScript, and finds a Node to do it with.
+"""Builds the widget's JavaScript, and finds a Node.js for it.
 
 Standard library only: the build hook runs this in pip's bare build environment.
 

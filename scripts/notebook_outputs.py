@@ -1,4 +1,4 @@
-"""Makes a notebook fit to be committed: run it, keep only outputs that are the same everywhere.
+"""Prepares a notebook for commit: runs it, and keeps only outputs that are the same on all machines.
 
     .venv/bin/python scripts/notebook_outputs.py notebooks/*.ipynb
 

@@ -1,4 +1,4 @@
-"""Draws the README's picture: the first lazy step of the quickstart, by the product itself.
+"""Draws the README's picture with lazyviz: the first lazy step of the quickstart.
 
 make picture        # or: .venv/bin/python scripts/readme_picture.py
 .venv/bin/python scripts/readme_picture.py --check      # whether it is as it would be drawn now

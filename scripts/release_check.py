@@ -1,4 +1,4 @@
-"""Builds sdist and wheel, and proves in empty environments that each installs and works.
+"""Builds sdist and wheel, and checks in empty environments that each installs and works.
 
 .venv/bin/python scripts/release_check.py [--python 3.12 ...] [--torch 2.13.0 ...] [--no-compile] [--keep]
                                           [--tests tests/record ...]
@@ -152,7 +152,7 @@ def build() -> list[Path]:
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):
-        raise StepFailed("the wheel is not one of Python alone")
+        raise StepFailed("the wheel is not pure Python")
     return made
 
 

@@ -1,4 +1,4 @@
-"""Runs tests of recording and evaluating with our C++ and Cython watched by AddressSanitizer and UBSan.
+"""Runs recording and evaluation tests with the C++ and Cython modules under AddressSanitizer and UBSan.
 
 python scripts/sanitize.py                    # builds, then runs TESTS; needs g++ and its sanitizers
 python scripts/sanitize.py tests/record -k views    # the same with other arguments for pytest
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
     if failed or own:
         say(f"{failed or 'the tests passed'}; {len(own)} reports of sanitizers, in {relative(REPORTS)}/")
         return 1
-    say("   the sanitizers have nothing to say of our modules")
+    say("   the sanitizers found no problem in lazyviz's modules")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Runs commands as named steps: one short line each, a log file, and the end of the log on failure.
+"""Runs commands as named steps: one short line each, a log file, and its end on failure.
 
 Standard library only: used before anything is installed.
 """
@@ -102,7 +102,7 @@ def run(
             say("\n".join(lines[-TAIL_LINES:] if status else lines[-1:]))
     if status:
         if quiet_failure:
-            say("   did not work here, there is another way")
+            say("   did not work here; trying another way")
         raise StepFailed(f"{title}: failed (exit {status}), the whole output is in {relative(log)}")
     if among is None:
         say(f"   done in {seconds:.0f} s" if seconds >= 1 else "   done")

@@ -1,4 +1,4 @@
-"""Programs that are run twice from one seed, by eager PyTorch and in a lazy block, and do the same."""
+"""Runs programs twice from one seed, in eager mode and in a lazy block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equality to the last bit, with the first difference in words."""
+"""Bitwise equality, with the first difference as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One program, run by eager PyTorch and in a lazy block, must come out the same to the last bit."""
+"""Runs a program in eager mode and in a lazy block, and requires bit-equal results."""
 
 from __future__ import annotations
 

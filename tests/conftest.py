@@ -1,4 +1,4 @@
-"""Every test starts and ends with nothing pending and PyTorch as it was."""
+"""Every test starts and ends with no pending ops and an unmodified PyTorch."""
 
 from __future__ import annotations
 

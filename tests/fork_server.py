@@ -1,4 +1,4 @@
-"""A process that has imported PyTorch once, and forks a child for each program that it is asked to run.
+"""A process that has imported PyTorch once, and forks a child for each program to run.
 
 It is the other end of :mod:`.warm_python`, and imports nothing of the tests.  A request is a line of JSON
 with ``argv`` (as after ``python``), ``env``, ``cwd`` and the paths ``stdin``, ``stdout`` and ``stderr``.

@@ -1,4 +1,4 @@
-"""Running the same step whole and in pieces, to be compared."""
+"""Runs the same step whole and split, for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice: strategies and cards compared, every row from recordings."""
+"""``lazyviz.advise``: strategies and GPUs compared, every row from recordings."""
 
 from __future__ import annotations
 
@@ -156,4 +156,4 @@ def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
     for name in ("one card", "DDP x 2", "FSDP2 x 2"):
         assert rows[f"{name}, 8-bit optimizer"].peak_bytes < rows[name].peak_bytes
         assert rows[f"{name}, 8-bit optimizer"].seconds is None and rows[name].seconds
-    assert any("8-bit optimizers are planned as eager" in note for note in found.notes)
+    assert any("8-bit optimizers are planned as run by eager" in note for note in found.notes)

@@ -1,4 +1,4 @@
-"""The layout of the package: data flows one way, and imports with it; folders, functions and the map."""
+"""Architecture rules: data flow and imports, sizes of folders and functions, and the folder map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own promises: what is compared takes turns, and what was not met is told."""
+"""Benchmarks: alternatives are measured in turns, and unmet criteria are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled module is used where it was made of its source as it is, for the PyTorch that is there."""
+"""A compiled module is used only if it matches its source and the installed PyTorch."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The ``%%lazy`` and ``%lazy`` magics in an IPython shell."""
+
 from __future__ import annotations
 
 import re
@@ -523,9 +525,9 @@ def test_no_sync_makes_a_sync_point_an_error_at_its_line(run):
         ("--batch x-y", "NAME or NAME:DIM"),
         ("--split 4", "name its tensors"),
         ("--split auto", "name its tensors"),
-        ("--split 0 --batch x", "off, auto or a number"),
-        ("--split maybe", "off, auto or a number"),
-        ("--recompute much", "recompute is 'off', 'auto' or a size"),
+        ("--split 0 --batch x", "off, auto, or a number"),
+        ("--split maybe", "off, auto, or a number"),
+        ("--recompute much", "recompute must be 'off', 'auto', or a size"),
         ("--recompute 2GiB --split 2 --batch x", "recompute and split can be combined only"),
         ("--assume 3", "LINE=VALUE"),
         ("--assume x=1", "LINE=VALUE"),
@@ -548,9 +550,9 @@ def test_a_bad_option_is_one_line_and_the_cell_does_not_run(run, options, word):
         ("imges,labels", "there is no variable 'imges'; did you mean images?"),
         ("images,label", "there is no variable 'label'; did you mean labels?"),
         ("nothing_like_it", "there is no variable 'nothing_like_it'"),
-        ("number", "'number' is no tensor but a int"),
-        ("net", "'net' is no tensor but a Linear"),
-        ("images,labels:1", "labels has 1 dimensions, and no dimension 1"),
+        ("number", "'number' is not a tensor but a int"),
+        ("net", "'net' is not a tensor but a Linear"),
+        ("images,labels:1", "labels has 1 dimensions, but no dimension 1"),
     ],
 )
 def test_an_unknown_name_of_the_batch_is_one_line_and_the_cell_does_not_run(run, names, words):
@@ -579,7 +581,7 @@ def test_a_batch_can_be_made_by_the_cell_itself(run, body):
 
 def test_a_batch_that_the_cell_could_have_made_and_has_not_is_said(run):
     run("%%lazy --batch x\nif torch is None:\n    x = torch.rand(6, 2)\ny = torch.rand(2)")
-    assert "--batch x: the cell has given x no tensor." in run.output
+    assert "--batch x: the cell assigned no tensor to x." in run.output
 
 
 def test_a_budget_that_cannot_be_met_is_said_by_the_cell_in_a_sentence(run):
@@ -599,8 +601,8 @@ def test_a_split_that_cannot_be_is_said_by_the_cell_in_a_sentence(run):
     run("x = torch.randn(6, 3)")
     for split in ("2", "auto"):
         assert run(f"%%lazy --batch x --split {split}\ny = x.softmax(0)").success
-        assert "The batch cannot be split as asked for: " in run.output
-        assert "softmax runs along the batch" in run.output
+        assert "The batch cannot be split: " in run.output
+        assert "softmax computes along the batch" in run.output
     run("%%lazy --batch x --split auto\ny = x * 2")
     assert "cannot" not in run.output
 
@@ -707,7 +709,7 @@ def test_status_plan_explain_why_and_devices_answer_in_text_and_run_nothing(run)
 def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
     run("%%lazy --device L4-24GB\na = torch.ones(512, 512, device='cuda')\nb = a @ a")
     run("%lazy devices --time")
-    assert "Projected time of the last step on each card" in run.output
+    assert "Projected time of the last step on each GPU" in run.output
     assert "RTX-4090" in run.output
     prices = tmp_path / "my prices.csv"
     prices.write_text("H100-80GB,3.5\n")
@@ -715,8 +717,8 @@ def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
     assert "cost of 1,000 steps" in run.output
     assert run["_lazy"].pending == 2
     for line, says in {
-        "--price x": "are of --time",
-        "--time nothing": "is no lazy graph",
+        "--price x": "need --time",
+        "--time nothing": "is not a lazy graph",
         "--time --price /nowhere.csv": "No such file",
         "--time --epoch 10": "needs a batch",
     }.items():
@@ -799,7 +801,7 @@ def test_a_failed_op_names_its_cell_and_fails_no_other_evaluation(run):
     assert run("print(loss)").success
     run("%%lazy\nother = torch.rand(3)")
     assert run("%lazy evaluate").success
-    assert "failed before, and again: index_" in run.output and "at cell [3], line 2" in run.output
+    assert "failed again: index_" in run.output and "at cell [3], line 2" in run.output
     run("%lazy status")
     assert "failed: index_" in run.output
     assert isinstance(run("print(worse)").error_in_exec, IndexError)
@@ -852,7 +854,7 @@ def test_plan_and_explain_name_what_would_lower_the_peak_with_the_cell_s_own_nam
     assert "Alive" not in run.output
     run("%lazy explain")
     assert "1. del out after its last use at cell [5], line" in run.output
-    assert "kept by out" in run.output and "made by line:" in run.output
+    assert "kept by out" in run.output and "by line that allocated it:" in run.output
     assert run["_lazy"].pending == len(run["_lazy"].nodes)
 
 
@@ -1076,7 +1078,7 @@ def test_a_batch_that_cannot_be_split_is_a_sentence_and_no_traceback(run, how):
     if how != "--now":
         result = run(how)
     assert isinstance(result.error_in_exec, UsageError)
-    assert "softmax runs along the batch" in run.output
+    assert "softmax computes along the batch" in run.output
     assert "Traceback" not in run.output
     assert run["_lazy"].pending
 
@@ -1091,8 +1093,8 @@ def test_a_cell_is_recorded_as_one_rank_of_several(run):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--world 4 --rank 4", "--rank is from 0 to 3 with --world 4, got 4"),
-        ("--rank 2", "--rank 2 of how many? Add --world N"),
+        ("--world 4 --rank 4", "--rank must be from 0 to 3 with --world 4, got 4"),
+        ("--rank 2", "--rank 2 needs the number of ranks: add --world N"),
         ("--world 0", "--world takes the number of ranks, got 0"),
     ],
 )
@@ -1117,10 +1119,10 @@ def test_a_cell_is_planned_for_an_older_release(run):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--device V100-16GB --torch-version 0.3", "takes a release of PyTorch from 1.4 to"),
+        ("--device V100-16GB --torch-version 0.3", "must be a PyTorch release from 1.4 to"),
         ("--device V100-16GB --torch-version newest", "not 'newest'"),
-        ("--torch-version 1.13", "torch_version is for a card that is not in this machine"),
-        ("--device cpu --torch-version 1.13", "torch_version is for a card that is not in this machine"),
+        ("--torch-version 1.13", "torch_version is only for a GPU that is not on this machine"),
+        ("--device cpu --torch-version 1.13", "torch_version is only for a GPU that is not on this machine"),
     ],
 )
 def test_a_release_that_cannot_be_planned_is_one_sentence(run, options, words):
@@ -1139,6 +1141,6 @@ def test_values_are_assumed_one_after_the_other(run):
     assert run(f"%%lazy --device H100-80GB --assume 4=False*3,True\n{cell}").success
     assert run["rounds"] == 3
     result = run(f"%%lazy --device H100-80GB --assume 4=False*3\n{cell}")
-    assert "read more often than values are assumed" in str(result.error_in_exec)
+    assert "read more often than the number of values assumed" in str(result.error_in_exec)
     result = run(f"%%lazy --device H100-80GB --assume 4=False*x\n{cell}")
     assert isinstance(result.error_in_exec, UsageError)

@@ -1,4 +1,4 @@
-"""The build: what is in a wheel and an sdist, and how a Node is found to build them with."""
+"""Packaging: contents of wheel and sdist, and how Node.js is found to build them."""
 
 from __future__ import annotations
 

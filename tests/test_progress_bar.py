@@ -1,4 +1,4 @@
-"""Bars for runs that take longer than a second, where somebody looks on."""
+"""Progress bars for runs that take longer than a second, if they are visible."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_environment_says_whether_bars_are_shown():
     assert Options({}).progress is None
     assert Options({"LAZYVIZ_PROGRESS": "off"}).progress is False
     assert Options({"LAZYVIZ_PROGRESS": "1"}).progress is True
-    with pytest.raises(ValueError, match="LAZYVIZ_PROGRESS=maybe: progress is True, False or None"):
+    with pytest.raises(ValueError, match="LAZYVIZ_PROGRESS=maybe: progress must be True, False, or None"):
         Options({"LAZYVIZ_PROGRESS": "maybe"}).progress
-    with pytest.raises(ValueError, match="progress is True, False or None, not 3"):
+    with pytest.raises(ValueError, match="progress must be True, False, or None, not 3"):
         lazyviz.options.progress = 3

@@ -1,4 +1,4 @@
-"""Published memory figures: what is written down of them, the page made of them, and rows recorded again."""
+"""Published memory figures: the data, the generated page, and rows that are recorded again."""
 
 from __future__ import annotations
 

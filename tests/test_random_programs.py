@@ -1,4 +1,4 @@
-"""Random programs come out as in eager PyTorch: values, gradients, generators, errors, sharing of memory."""
+"""Random programs agree with eager PyTorch: values, gradients, generators, errors, shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing lazyviz is quick: what takes long to import waits for whoever needs it."""
+"""Importing lazyviz is fast: slow imports are deferred until they are needed."""
 
 from __future__ import annotations
 

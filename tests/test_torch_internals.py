@@ -1,4 +1,4 @@
-"""Each private torch API lazyviz uses does what the modules of ``PRIVATE`` say it does."""
+"""Each private torch API that lazyviz uses behaves as documented in the modules of ``PRIVATE``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What :mod:`lazyviz.torch_internals.process_groups` relies on is in the installed PyTorch as it says."""
+"""The private APIs of :mod:`lazyviz.torch_internals.process_groups` behave as documented."""
 
 from __future__ import annotations
 

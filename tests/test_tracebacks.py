@@ -1,4 +1,4 @@
-"""Errors show the user's frames and one of ours, whoever shows them; and a failed op fails nothing else."""
+"""Errors show the user's frames and one of lazyviz; a failed op fails no unrelated op."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_evaluating_everything_runs_the_rest_and_then_reports_a_failed_op_once()
     report = lazyviz.sync()
     assert type(later) is torch.Tensor and later.item() == 2
     assert len(report.left) == 1 and "test_tracebacks.py:" in report.left[0]
-    assert "failed before, and again: index_" in str(report)
+    assert "failed again: index_" in str(report)
     with pytest.raises(IndexError, match="out of bounds"):
         bad.tolist()  # who needs it is told each time
 

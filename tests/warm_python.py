@@ -1,4 +1,4 @@
-"""``python ARGUMENTS`` in a process of its own, forked from one that has imported PyTorch already.
+"""``python ARGUMENTS`` in a separate process, forked from one that has already imported PyTorch.
 
 The program finds what it would find in a fresh process, except for the modules that are imported already.
 Use :func:`subprocess.run` to test imports, their time, or the outermost frames of a traceback.

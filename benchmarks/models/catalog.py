@@ -1,4 +1,4 @@
-"""Every architecture of the benchmarks: its family, and how to make the model and a batch."""
+"""All architectures of the benchmarks: family, and functions that create the model and a batch."""
 
 from __future__ import annotations
 

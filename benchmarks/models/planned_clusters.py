@@ -1,4 +1,4 @@
-"""Training steps of large models on cards that are not there, as one rank runs them; nothing is loaded.
+"""Training steps of large models on absent GPUs, as run by one rank; no weights are loaded.
 
 python benchmarks/models/planned_clusters.py [llama-70b|mixtral|llama-8b-2d|gpt2-ddp ...]
 """

@@ -1,4 +1,4 @@
-"""The models of published memory figures that no installed package has: same layers, same parameters.
+"""Models of published memory figures that no installed package has: same layers, same parameters.
 
 Written after the public descriptions of the architectures; checked by their number of parameters.
 """

@@ -1,4 +1,4 @@
-"""Training programs for several devices: each is one rank's, and builds all that it needs.
+"""Training programs for several devices, as run by one rank; each builds everything it needs.
 
 They are written as for ``torchrun``: ``torch.distributed`` is initialized, the device is given.
 """

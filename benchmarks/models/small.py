@@ -1,4 +1,4 @@
-"""Architectures written by hand: convolutional, recurrent, graph, mixtures of experts, and others."""
+"""Hand-written architectures: convolutional, recurrent, graph, mixtures of experts, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to save memory in training, as people write them: each builds what it needs and trains for two steps.
+"""Techniques that save memory in training, as people write them; each trains for two steps.
 
 ``PROGRAMS[name](device)``.  Those of :data:`LIBRARIES` need a library that may not be installed.
 """

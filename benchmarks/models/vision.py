@@ -1,4 +1,4 @@
-"""A vision transformer as timm's are: one product for queries, keys and values, SDPA, a class token."""
+"""A vision transformer like timm's: fused query-key-value projection, SDPA, and a class token."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What ``benchmarks/run.py`` measures: each part a module, each module one subject."""
+"""The parts of ``benchmarks/run.py``, one module per subject."""

@@ -1,4 +1,4 @@
-"""Loops of ``lazyviz.steps``, whose rounds run while the next one is recorded, beside plain eager loops.
+"""Loops of ``lazyviz.steps``, whose iterations run while the next is recorded, compared with eager loops.
 
 It takes two cores: one that records, one that runs kernels.
 """

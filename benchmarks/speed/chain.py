@@ -1,4 +1,4 @@
-"""Recording a chain of small operators: the price of one, beside eager PyTorch and other recorders."""
+"""Recording a chain of small operators: cost per operator, compared with eager and other recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: the small transformer's step launched as a CUDA Graph, beside eager PyTorch and plain replay.
+"""On a GPU: a small transformer's step as a CUDA Graph, compared with eager PyTorch and plain replay.
 
 Also beside the same step captured by hand, by PyTorch's own recipe, which records nothing and leaves results
 in the graph's memory, for the next replay to overwrite.

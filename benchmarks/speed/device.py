@@ -1,4 +1,4 @@
-"""What a GPU itself takes for a step: by CUDA events, without the gaps in which it waits for the CPU."""
+"""GPU time of a step, measured with CUDA events, without gaps in which the GPU waits for the CPU."""
 
 from __future__ import annotations
 

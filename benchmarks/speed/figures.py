@@ -1,4 +1,4 @@
-"""A figure: what was measured, in which case, what it was to be, and whether it is.
+"""A figure: what was measured, in which case, its criterion, and whether it is met.
 
 Only the standard library, since the process that collects figures measures nothing itself.
 """

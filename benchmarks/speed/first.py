@@ -1,4 +1,4 @@
-"""The first recording of a training step in a process that has recorded nothing: what a notebook's cell is.
+"""The first recording of a training step in a new process, like the first cell of a notebook.
 
 Each is measured in a process of its own, several times: model, batch and optimizer are there, and no shape is
 known, no module imported and no patch in place that a block needs.  Timed is the whole ``with`` block.

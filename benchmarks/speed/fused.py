@@ -1,4 +1,4 @@
-"""A loop of tiny elementwise operators, where compiling pays most: recorded and fused, beside eager."""
+"""A loop of tiny elementwise operators, where compilation helps most: fused, compared with eager."""
 
 from __future__ import annotations
 

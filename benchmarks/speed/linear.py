@@ -1,4 +1,4 @@
-"""The cost of an operator when there are many in one block: recording, planning, evaluating, memory."""
+"""Cost per operator in large blocks: recording, planning, evaluating, memory."""
 
 from __future__ import annotations
 

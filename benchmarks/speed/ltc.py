@@ -1,4 +1,4 @@
-"""PyTorch's own lazy tensors, Lazy Tensor Core with the TorchScript backend, as a peer."""
+"""PyTorch's Lazy Tensor Core with the TorchScript backend, for comparison."""
 
 from __future__ import annotations
 

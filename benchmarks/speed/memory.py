@@ -1,4 +1,4 @@
-"""The peak of memory while a graph is evaluated, beside that of the same step run eagerly.
+"""Peak memory of evaluating a graph, compared with the same step in eager mode.
 
 Both are measured in the same way: on a CPU by the profiler's events of the allocator, in order of time,
 on a GPU by the allocator's own counter; from the level at the start of the step, in a process where the same

@@ -1,4 +1,4 @@
-"""Recording beside other tools that make a graph of a model; each by the operators of its own graph.
+"""Recording compared with other tools that create a graph of a model; per operator of their graphs.
 
 They record other things: ``torch.export``, torchview and TorchLens the forward pass (torchview and
 TorchLens run it, too), as calls of functions or as ATen operators, lazyviz the whole training step.  So what

@@ -1,4 +1,4 @@
-"""The plot of a run: how far each figure is from its criterion, and the cost by the number of operators."""
+"""Plot of a run: each figure relative to its criterion, and cost by number of operators."""
 
 from __future__ import annotations
 

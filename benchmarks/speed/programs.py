@@ -1,4 +1,4 @@
-"""What is measured: models with their batch and loss, as training steps of plain PyTorch.
+"""The measured programs: models with their batch and loss, as training steps of ordinary PyTorch.
 
 The models of :func:`small` are written with operators that Lazy Tensor Core has itself, so that all
 recorders can be given the same program.  What it lacks: ``split``, ``chunk`` and ``unbind`` (fused

@@ -1,4 +1,4 @@
-"""Blocks in which values are read: what a step, and what a read, costs however long the block is.
+"""Blocks in which values are read: cost per step and per read, by the length of the block.
 
 A training loop that reads its loss in each step, a read after every operator, and a ``Trainer`` of the
 library transformers, each inside one lazy block, beside the same in eager mode.

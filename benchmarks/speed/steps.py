@@ -1,4 +1,4 @@
-"""Recording training steps that come again: beside Lazy Tensor Core, ``make_fx`` and eager PyTorch."""
+"""Recording repeated training steps, compared with Lazy Tensor Core, ``make_fx``, and eager PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table in docs/performance.md of speed and memory, made from the results of a run."""
+"""The table of speed and memory in docs/performance.md, generated from the results of a run."""
 
 from __future__ import annotations
 

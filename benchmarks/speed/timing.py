@@ -1,4 +1,4 @@
-"""Times of things that are compared: taken in turns, so that a machine's drift meets all of them."""
+"""Timing of alternatives in turns, so that drift of the machine affects all of them equally."""
 
 from __future__ import annotations
 

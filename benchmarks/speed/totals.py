@@ -1,4 +1,4 @@
-"""Warm lazy totals, recording, plan look-up and run, beside plain eager PyTorch."""
+"""Total time of warm lazy steps (recording, plan look-up, and run), compared with eager PyTorch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command ``lazyviz``: scripts planned, shown and run as they are."""
+"""The ``lazyviz`` command line: plan, view, and run unmodified scripts."""

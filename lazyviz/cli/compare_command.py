@@ -1,4 +1,4 @@
-"""``lazyviz compare``: two plans that ``lazyviz plan --json`` has written, side by side."""
+"""``lazyviz compare``: compare two plans written by ``lazyviz plan --json``."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from .show import console, table
 _MOST_LINES = 10
 _FIGURES = {
     "needed_bytes": "needed",
-    "eager_peak_bytes": "peak of tensors",
-    "eager_reserved_bytes": "held by CUDA's allocator",
+    "eager_peak_bytes": "peak of the tensors",
+    "eager_reserved_bytes": "reserved by the CUDA allocator",
     "ops": "operators",
 }
 
 
 def read(path: str) -> Data:
-    """A plan from a file.
+    """Read a plan from a file.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the file cannot be read, or is not a plan.
     """
     try:
         data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError:
-        raise UsageError(f"{path} is no JSON: write plans with lazyviz plan --json FILE") from None
+        raise UsageError(f"{path} is not a JSON file: write plans with lazyviz plan --json FILE") from None
     if not isinstance(data, dict) or "format" not in data or "needed_bytes" not in data:
-        raise UsageError(f"{path} is no plan: write plans with lazyviz plan --json FILE")
+        raise UsageError(f"{path} does not contain a plan: write plans with lazyviz plan --json FILE")
     if data["format"] != FORMAT:
         raise UsageError(f"{path} was written by another version of lazyviz (format {data['format']})")
     return data
 
 
 def compare(first: str, second: str) -> int:
-    """Print what is other in the second plan; the exit code."""
+    """Print the differences between two plans; return the exit code."""
     a, b = read(first), read(second)
     to = console()
     to.print(Text(f"{_name(a, first)} -> {_name(b, second)}", style="bold"))
     _figures(a, b, to)
     _sizes("Alive at the peak", "what", a["by_category"], b["by_category"], to)
-    _sizes("The lines that made it", "line", _by_line(a), _by_line(b), to)
+    _sizes("Lines that allocated it", "line", _by_line(a), _by_line(b), to)
     if a["verdict"] != b["verdict"]:
         to.print()
         to.print(f"before: {a['verdict']}")
@@ -77,7 +77,7 @@ def _sizes(title: str, what: str, a: dict[str, int], b: dict[str, int], to: Cons
     changed.sort(key=lambda name: -abs(b.get(name, 0) - a.get(name, 0)))
     to.print()
     if not changed:
-        to.print(f"{title}: the same.")
+        to.print(f"{title}: no change.")
         return
     rows = [
         (
@@ -92,7 +92,7 @@ def _sizes(title: str, what: str, a: dict[str, int], b: dict[str, int], to: Cons
 
 
 def _by_line(data: Data) -> dict[str, int]:
-    """By the line's place and text: a line that has moved is the same as long as its text is alone."""
+    """Bytes by file and text of each line, without line numbers, so that moved lines still match."""
     found: dict[str, int] = {}
     for line in data["by_line"]:
         key = f"{place_of(line).rpartition(':')[0]}: {line['text']}"

@@ -1,4 +1,4 @@
-"""``lazyviz devices`` and ``lazyviz doctor``: what is here, what is missing, what would be faster."""
+"""``lazyviz devices`` and ``lazyviz doctor``: list devices, and check the installation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "nump
 
 
 def show_devices() -> int:
-    """Print the devices of this machine and the known cards; the exit code."""
+    """Print the devices of this machine and the known GPU profiles; return the exit code."""
     found = devices()
     to = console()
     to.print(f"NVIDIA: {found.cuda_state}")
@@ -42,12 +42,12 @@ def show_devices() -> int:
             )
         else:
             rows.append((item.name, format_bytes(item.total_bytes), "profile", item.source))
-    to.print(table("", ("device", "memory", "state", "what it is"), rows, 0))
+    to.print(table("", ("device", "memory", "state", "description"), rows, 0))
     return FINE
 
 
 def examine(*, gpu: bool) -> int:
-    """Print what lazyviz finds of itself, and with ``gpu`` check it on a card; the exit code."""
+    """Print a diagnosis of the installation; with ``gpu``, test lazyviz on a GPU. Return the exit code."""
     to = console()
     diagnosis = doctor()
     for title, lines in {
@@ -55,8 +55,8 @@ def examine(*, gpu: bool) -> int:
         "Native modules": _native(diagnosis),
         "Devices": _devices(diagnosis),
         "Widget": _widget(),
-        "Fonts of pictures": _fonts(),
-        "What would be faster, or work": _faster(diagnosis),
+        "Fonts for pictures": _fonts(),
+        "Possible improvements": _faster(diagnosis),
         "Left behind in this process": [str(each) for each in diagnosis.leftovers] or ["nothing"],
     }.items():
         to.print(f"{title}:", style="bold")
@@ -81,8 +81,8 @@ def _versions(diagnosis: Diagnosis) -> list[str]:
             continue
     return [
         ", ".join(f"{name} {version}" for name, version in found.items()),
-        f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} processors, "
-        f"{torch.get_num_threads()} threads of PyTorch, {torch.backends.cpu.get_cpu_capability()}",
+        f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, "
+        f"{torch.get_num_threads()} PyTorch threads, {torch.backends.cpu.get_cpu_capability()}",
         f"lazyviz in {Path(lazyviz.__file__).parent}",
     ]
 
@@ -94,7 +94,7 @@ def _native(diagnosis: Diagnosis) -> list[str]:
     if rest:
         lines.append(f"not in use: {', '.join(rest)}")
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
-        lines.append("LAZYVIZ_PURE_PYTHON is set: none of them is used")
+        lines.append("LAZYVIZ_PURE_PYTHON is set, so none is used")
     return lines
 
 
@@ -109,23 +109,25 @@ def _widget() -> list[str]:
     folder = Path(lazyviz.__file__).parent / "static"
     missing = [name for name in _WIDGET_FILES if not (folder / name).exists()]
     if missing:
-        return [f"its files are missing: {', '.join(missing)} in {folder}; install lazyviz again"]
+        return [f"files are missing in {folder}: {', '.join(missing)}; reinstall lazyviz"]
     lines = [
-        f"files of {sum((folder / name).stat().st_size for name in _WIDGET_FILES) // 1024:,} KiB are there"
+        f"all files found, {sum((folder / name).stat().st_size for name in _WIDGET_FILES) // 1024:,} KiB"
     ]
     if find_spec("jupyterlab") is None and find_spec("notebook") is None:
         lines.append(
-            "JupyterLab and Notebook are not in this environment (another one may serve its kernels)"
+            "JupyterLab and Notebook are not installed in this environment (another one may serve its "
+            "kernels)"
         )
     return lines
 
 
 def _fonts() -> list[str]:
-    """What pictures in files are set in; in a browser it is the browser's."""
+    """The fonts that pictures in files use; in a browser, the browser chooses."""
     program = shutil.which("fc-match")
     if program is None:
         return [
-            "fontconfig is not installed; .svg and .html take the viewer's fonts, .png and .pdf need some"
+            "fontconfig is not installed; .svg and .html use the viewer's fonts, .png and .pdf need "
+            "installed fonts"
         ]
     lines = []
     for family in ("sans-serif", "monospace"):
@@ -147,10 +149,12 @@ def _faster(diagnosis: Diagnosis) -> list[str]:
             how = f"pip install {needed}; {how}"
         if compiler is None:
             how = f"install a C++ compiler; {how}"
-        lines.append(f"recording and small steps, a few times: {how}")
+        lines.append(f"faster recording and small steps: {how}")
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
-        lines.append("recording and small steps, a few times: unset LAZYVIZ_PURE_PYTHON")
+        lines.append("faster recording and small steps: unset LAZYVIZ_PURE_PYTHON")
     if torch.version.cuda is None and shutil.which("nvidia-smi") is not None:
-        lines.append("there is an NVIDIA driver, and a PyTorch without CUDA: see pytorch.org/get-started")
+        lines.append(
+            "an NVIDIA driver is installed, but PyTorch is built without CUDA: see pytorch.org/get-started"
+        )
     lines += list(diagnosis.missing)
-    return lines or ["nothing that is known"]
+    return lines or ["none found"]

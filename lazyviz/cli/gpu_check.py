@@ -1,7 +1,7 @@
-"""``lazyviz doctor --gpu``: whether lazyviz does on this card what it does where it was tested.
+"""``lazyviz doctor --gpu``: test lazyviz on this GPU, and print a report for a bug report.
 
-Operators and small training steps, lazily and in plain PyTorch, bit by bit; projected memory beside measured;
-CUDA Graphs; times.  It ends with a report to paste into an issue.
+It compares operators and small training steps with eager PyTorch bit by bit, compares projected with measured
+memory, tests CUDA Graphs, and measures times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS, ROUNDS = 3, 7
 
 @dataclass
 class Findings:
-    """Rows of the report: what was checked, whether it is well (``None``: a figure), and what was found."""
+    """Rows of the report: the check, whether it passed (``None``: only a figure), and details."""
 
     rows: list[tuple[str, bool | None, str]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Findings:
 
 
 def operators(device: str) -> dict[str, Callable[[], Any]]:
-    """Calls of common operators, each on tensors that it makes itself from a seed."""
+    """Calls of common operators; each creates its inputs from a seed."""
 
     def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=torch.float32).to(dtype)
@@ -132,7 +132,7 @@ def _transformer() -> nn.Module:
 
 
 def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
-    """Small networks and the shape of a batch of each."""
+    """Small networks, each with the shape of its input batch."""
     mlp = lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 10))  # noqa: E731
     return {
         "MLP": (mlp, (64, 256)),
@@ -143,7 +143,7 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
 
 
 class Training:
-    """A network of :func:`models` with its optimizer and data, all from one seed."""
+    """A network of :func:`models` with its optimizer and data, all created from one seed."""
 
     def __init__(
         self, make: Callable[[], nn.Module], shape: tuple[int, ...], device: str, autocast: bool
@@ -179,7 +179,7 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
 
 
 def same_bits(first: Any, second: Any) -> bool:
-    """Whether two results hold the same tensors, to the last bit."""
+    """Whether two results hold bit-equal tensors."""
     a, b = list(_tensors(first)), list(_tensors(second))
     return len(a) == len(b) and all(
         x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)) for x, y in zip(a, b)
@@ -191,7 +191,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(device: str, to: Console) -> bool:
-    """Check lazyviz on ``device`` and print a report; whether all was well."""
+    """Check lazyviz on ``device`` and print a report; return whether everything passed."""
     found = Findings()
     begin = time.perf_counter()
     for title, part in (
@@ -234,8 +234,10 @@ def _check_operators(device: str, found: Findings) -> None:
             graph.evaluate()
             return same_bits(plain, recorded)
 
-        well += _attempt(found, f"operator {name}", compare, "other bits than plain PyTorch")
-    found.add("operators, bit by bit", well == len(calls), f"{well} of {len(calls)} as plain PyTorch")
+        well += _attempt(found, f"operator {name}", compare, "not bit-equal to eager PyTorch")
+    found.add(
+        "operators, bit by bit", well == len(calls), f"{well} of {len(calls)} bit-equal to eager PyTorch"
+    )
 
 
 def _check_models(device: str, found: Findings) -> None:
@@ -255,12 +257,12 @@ def _check_models(device: str, found: Findings) -> None:
             return same_bits([losses, plain.state()], [lazily, recorded.state()])
 
         what = f"{STEPS} steps of {name}{', autocast' if autocast else ''}"
-        well += _attempt(found, what, compare, "other bits than plain PyTorch")
-    found.add("training steps, bit by bit", well == len(cases), f"{well} of {len(cases)} as plain PyTorch")
+        well += _attempt(found, what, compare, "not bit-equal to eager PyTorch")
+    found.add("training steps, bit by bit", well == len(cases), f"{well} of {len(cases)} bit-equal to eager")
 
 
 def _check_memory(device: str, found: Findings) -> None:
-    """Projected beside measured, of the second step: the first makes the optimizer's state."""
+    """Compare projected with measured memory in the second step; the first one allocates optimizer state."""
     on_card = torch.device(device).type == "cuda"
     for name, (make, shape) in models().items():
         training = Training(make, shape, device, False)
@@ -299,8 +301,8 @@ def _check_graphs(device: str, found: Findings) -> None:
             graph.evaluate()
         return same_bits([losses, plain.state()], [captured, recorded.state()])
 
-    if _attempt(found, "CUDA Graphs", compare, "other bits than plain PyTorch"):
-        found.add("CUDA Graphs", True, "6 steps, bit by bit")
+    if _attempt(found, "CUDA Graphs", compare, "not bit-equal to eager PyTorch"):
+        found.add("CUDA Graphs", True, "6 steps, bit-equal")
 
 
 def _check_times(device: str, found: Findings) -> None:
@@ -326,12 +328,12 @@ def _check_times(device: str, found: Findings) -> None:
             recorded()
         plain = statistics.median(seconds(training.step) for _ in range(ROUNDS))
         lazily = statistics.median(seconds(recorded) for _ in range(ROUNDS))
-        text = f"{1e3 * plain:.2f} ms plain, {1e3 * lazily:.2f} ms lazily ({lazily / plain:.2f} times)"
+        text = f"{1e3 * plain:.2f} ms eager, {1e3 * lazily:.2f} ms lazy ({lazily / plain:.2f} times)"
         found.add(f"a step of {name}", None, text)
 
 
 def _report(device: str, found: Findings, seconds: float) -> Iterator[str]:
-    """Markdown, to be pasted as it is."""
+    """The report, in Markdown."""
     target = torch.device(device)
     name = torch.cuda.get_device_name(target) if target.type == "cuda" else platform.processor() or "a CPU"
     yield "Paste this into an issue:"
@@ -342,7 +344,7 @@ def _report(device: str, found: Findings, seconds: float) -> Iterator[str]:
     cuda = torch.version.cuda or "none"
     yield f"torch {torch.__version__}, CUDA {cuda}, Python {python}, {system}; {seconds:.0f} s"
     yield ""
-    yield "| checked | well | found |"
+    yield "| check | passed | details |"
     yield "|---|---|---|"
     for what, well, text in found.rows:
         yield f"| {what} | {'' if well is None else 'yes' if well else '**no**'} | {text} |"

@@ -1,7 +1,7 @@
-"""The command ``lazyviz`` and its options.
+"""The ``lazyviz`` command, its subcommands, and their options.
 
-What a subcommand does begins once the command line has been read and click is done: a script may use click
-itself, and its traceback is to show its own frames.
+A subcommand starts only after click has parsed the command line and returned, because a script may use click
+itself, and because its tracebacks should show only its own frames.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ Command = Callable[..., Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code: 0 fine, 1 the script failed, 2 usage, 3 above the budget."""
+    """Run the command and return its exit code: 0 success, 1 script failed, 2 usage error, 3 above the
+    budget.
+    """
     try:
         task = cli.main(
             args=None if arguments is None else list(arguments), prog_name="lazyviz", standalone_mode=False
         )
         return task() if callable(task) else int(task or FINE)
     except click.NoSuchOption as error:
-        sentence = f"There is no option {error.option_name}; arguments of the script come after --."
+        sentence = f"There is no option {error.option_name}; put the script's arguments after --."
         click.UsageError(sentence, error.ctx).show()
     except click.ClickException as error:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):
         return plan_command.INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has gone; Python would complain of it at its end, too
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has exited; without this, Python reports it at exit, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return plan_command.FAILED
     except UsageError as error:
@@ -51,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="lazyviz %(version)s")
 def cli() -> None:
-    """What a PyTorch script would do, and what memory it would take.
+    """Plan, view, and run PyTorch scripts: their graph, memory, and time.
 
-    Scripts are run as they are: their arguments come after "--".
+    Scripts need no changes. Put a script's own arguments after "--".
     """
 
 
 class Size(click.ParamType):
-    """Bytes, or text such as 38GiB."""
+    """A size: bytes, or text such as 38GiB."""
 
     name = "size"
 
@@ -70,7 +74,7 @@ class Size(click.ParamType):
 
 
 class Assumed(click.ParamType):
-    """LINE=VALUE, FILE:LINE=VALUE or *=VALUE."""
+    """An assumed value: LINE=VALUE, FILE:LINE=VALUE, or *=VALUE."""
 
     name = "LINE=VALUE"
 
@@ -97,16 +101,16 @@ class Assumed(click.ParamType):
 
 
 def of_script(command: Command) -> Command:
-    """The script, and its arguments."""
+    """Add the arguments that name the script and its arguments."""
     command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")(
         command
     )
     command = click.argument("script", metavar="SCRIPT")(command)
-    return click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as of python -m.")(command)
+    return click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m.")(command)
 
 
 def of_recording(steps: int) -> Callable[[Command], Command]:
-    """For what the script is recorded, and how far."""
+    """Add the options for the device to record for, and for how many steps."""
 
     def decorate(command: Command) -> Command:
         for option in (
@@ -114,26 +118,27 @@ def of_recording(steps: int) -> Callable[[Command], Command]:
                 "--assume",
                 multiple=True,
                 type=Assumed(),
-                help="What a read of a value gives on a card that is absent: at that line of the script, at "
-                "FILE:LINE, or with *=VALUE anywhere. May be repeated.",
+                help="The value that a read at that line of the script (or FILE:LINE, or * for "
+                "anywhere) returns if "
+                "only an absent GPU could compute it. Can be repeated.",
             ),
             click.option(
                 "--steps",
                 type=click.IntRange(min=1),
                 default=steps,
                 show_default=True,
-                help="Stop after so many steps of the optimizer that steps first.",
+                help="Stop after this many steps of the first optimizer that steps.",
             ),
             click.option(
                 "--device",
                 metavar="DEVICE",
-                help="Plan for this device: cpu, cuda, or a card such as A100-80GB, present or not "
-                "(lazyviz devices). Default: where the script runs.",
+                help="Plan for this device: cpu, cuda, or a GPU such as A100-80GB, present or not "
+                "(see lazyviz devices). Default: the device that the script uses.",
             ),
             click.option(
                 "--torch-version",
                 metavar="VERSION",
-                help="The PyTorch release that is to run on an absent card, such as 1.13. Default: the "
+                help="The PyTorch release that will run on the absent GPU, such as 1.13. Default: the "
                 "installed one.",
             ),
         ):
@@ -147,21 +152,21 @@ def of_recording(steps: int) -> Callable[[Command], Command]:
 @of_script
 @of_recording(steps=2)
 @click.option(
-    "--fail-above", type=Size(), metavar="SIZE", help="Exit with 3 if more is needed: 38GiB, 800MB."
+    "--fail-above", type=Size(), metavar="SIZE", help="Exit with 3 if more memory is needed: 38GiB, 800MB."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON (- is stdout).")
+@click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON (- for stdout).")
 @click.option(
     "--annotations/--no-annotations",
     default=None,
-    help="Print the peak as annotations of GitHub Actions; default: where GITHUB_ACTIONS is set.",
+    help="Print the peak as GitHub Actions annotations. Default: on if GITHUB_ACTIONS=true.",
 )
 def plan(
     script: str, arguments: Sequence[str], module: bool, annotations: bool | None, **options: Any
 ) -> Task:
-    """Run SCRIPT under recording, stop after some optimizer steps, and print its plan.
+    """Record SCRIPT, stop after some optimizer steps, and print its plan.
 
-    Shown are the peak of memory, whether it fits, what is alive then, the lines that made it, and what would
-    lower it. What the script reads of its own values is evaluated, as in any lazy block.
+    The plan shows the memory peak, whether it fits, which tensors are alive at the peak, which lines
+    allocated them, and what would lower it. Values that the script reads are evaluated, as in any lazy block.
     """
     if annotations is None:
         annotations = os.environ.get("GITHUB_ACTIONS") == "true"
@@ -187,10 +192,10 @@ def plan(
     default=("graph.html",),
     show_default=True,
     metavar="FILE",
-    help="Where to write it: .html (interactive), .svg, .png, .pdf, .dot, .json, .pickle. May be repeated.",
+    help="Output file: .html (interactive), .svg, .png, .pdf, .dot, .json, .pickle. Can be repeated.",
 )
 def view(script: str, arguments: Sequence[str], module: bool, output: Sequence[str], **options: Any) -> Task:
-    """Run SCRIPT under recording, and write the picture of its graph."""
+    """Record SCRIPT, and write a picture of its graph."""
     return functools.partial(
         plan_command.view,
         Script(script, arguments, module),
@@ -204,9 +209,9 @@ def view(script: str, arguments: Sequence[str], module: bool, output: Sequence[s
 
 @cli.command()
 @of_script
-@click.option("--backend", metavar="NAME", help="What evaluates: eager (the default), inductor, ...")
-@click.option("--recompute", metavar="SIZE", help="Stay below SIZE by computing activations again; or auto.")
-@click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
+@click.option("--backend", metavar="NAME", help="Backend to run with: eager (the default), inductor, ...")
+@click.option("--recompute", metavar="SIZE", help="Stay below SIZE (or auto) by recomputing activations.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no summary at the end.")
 def run(
     script: str,
     arguments: Sequence[str],
@@ -215,9 +220,9 @@ def run(
     recompute: str | None,
     quiet: bool,
 ) -> Task:
-    """Run SCRIPT recorded, and evaluate it after each optimizer step and where it reads values.
+    """Run SCRIPT lazily: record it, and evaluate after each optimizer step and where it reads values.
 
-    Its results, what it prints and its exit code are those of python SCRIPT; a summary goes to stderr.
+    Results, output, and exit code are those of python SCRIPT. A summary goes to stderr.
     """
     made = Script(script, arguments, module)
     return functools.partial(run_command.run, made, backend=backend, recompute=recompute, quiet=quiet)
@@ -227,55 +232,57 @@ def run(
 @click.argument("first", metavar="BEFORE.json")
 @click.argument("second", metavar="AFTER.json")
 def compare(first: str, second: str) -> Task:
-    """What differs between two plans that lazyviz plan --json has written."""
+    """Compare two plans written by lazyviz plan --json."""
     return functools.partial(compare_command.compare, first, second)
 
 
 @cli.command()
 @click.option(
-    "--time", "timed", metavar="SCRIPT", help="Record SCRIPT, and tell its time on each known card."
+    "--time", "timed", metavar="SCRIPT", help="Record SCRIPT, and print its projected time on each known GPU."
 )
 @click.option(
     "--device",
     default="H100-80GB",
     show_default=True,
     metavar="DEVICE",
-    help="With --time: the card that SCRIPT is recorded for, which decides what its kernels are.",
+    help="With --time: the GPU that SCRIPT is recorded for; it determines the kernels.",
 )
-@click.option("--price", metavar="FILE", help="With --time: CSV, a card and its price an hour a line.")
-@click.option("--assume", multiple=True, type=Assumed(), help="With --time: as of lazyviz plan.")
+@click.option(
+    "--price", metavar="FILE", help="With --time: a CSV file; each line has a GPU and its price per hour."
+)
+@click.option("--assume", multiple=True, type=Assumed(), help="With --time: as for lazyviz plan.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
 def devices(
     timed: str | None, device: str, price: str | None, assume: Sequence[Any], arguments: Sequence[str]
 ) -> Task:
-    """The devices of this machine, and the cards that can be planned for without being here.
+    """List the devices of this machine, and the profiles of GPUs that plans can use without having them.
 
-    With --time SCRIPT: whether its second optimizer step fits each card, how long it would take there, and
-    with --price what a thousand such steps cost.
+    With --time SCRIPT: whether its second optimizer step fits on each GPU, how long it would take there, and
+    with --price what a thousand such steps would cost.
     """
     if timed is None:
         if price or assume or arguments:
-            raise click.UsageError("Prices, assumptions and arguments are of --time SCRIPT.")
+            raise click.UsageError("--price, --assume, and script arguments need --time SCRIPT.")
         return doctor_command.show_devices
     made = Script(timed, arguments, False)
     return functools.partial(plan_command.on_each_card, made, device=device, price=price, assume=dict(assume))
 
 
 @cli.command()
-@click.option("--gpu", is_flag=True, help="Check lazyviz on a GPU, too, for some minutes.")
+@click.option("--gpu", is_flag=True, help="Also test lazyviz on a GPU; takes a few minutes.")
 def doctor(gpu: bool) -> Task:
-    """What is installed, compiled and missing, and what would be faster.
+    """Show what is installed, compiled, and missing, and possible improvements.
 
-    With --gpu operators and training steps are compared with plain PyTorch on a card, bit by bit, projected
-    memory with measured; it ends with a report to paste into an issue.
+    With --gpu, also compare operators and training steps with eager PyTorch on a GPU, bit by bit, and
+    projected with measured memory, and print a report to paste into an issue.
     """
     return functools.partial(doctor_command.examine, gpu=gpu)
 
 
 @cli.command("compile")
-@click.option("--force", is_flag=True, help="Anew, also what is there for this PyTorch.")
+@click.option("--force", is_flag=True, help="Recompile modules that are up to date, too.")
 def compile_modules(force: bool) -> Task:
-    """Compile the native modules for the PyTorch that is installed."""
+    """Compile the native modules for the installed PyTorch."""
     return functools.partial(compile_command.compile_modules, force=force)
 
 

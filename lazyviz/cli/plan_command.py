@@ -1,4 +1,4 @@
-"""``lazyviz plan`` and ``lazyviz view``: a script recorded, and what it would need told or drawn."""
+"""``lazyviz plan`` and ``lazyviz view``: record a script, and print its plan or draw its graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUFFIXES = ("html", "svg", "png", "pdf", "dot", "json", "pickle")
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Of ``lazyviz plan``."""
+    """Options of ``lazyviz plan``."""
 
     device: str | None = None
     steps: int = 2
@@ -38,16 +38,18 @@ class PlanOptions:
 
 
 class UsageError(ValueError):
-    """The command cannot begin; the message is a sentence."""
+    """The command cannot start; the message is a sentence for the user."""
 
 
 def is_silent() -> bool:
-    """Whether another process of the same launch tells: of `torchrun`'s and its kind's the first."""
+    """Whether this process should print nothing, because it is not rank 0 of `torchrun` or a similar
+    launcher.
+    """
     return os.environ.get("RANK", "0") not in ("", "0")
 
 
 def loaded(script: Script) -> bool:
-    """Read it; False, and Python's own words, if it is no Python."""
+    """Load the script. On a syntax error, show it as Python does and return False."""
     try:
         script.load()
     except NoScript as error:
@@ -59,12 +61,12 @@ def loaded(script: Script) -> bool:
 
 
 def of_lines(script: Script, assume: Mapping[int | str, Any]) -> dict[int | str, Any]:
-    """``assume`` with numbers of lines as lines of the script."""
+    """``assume``, with line numbers as lines of the script."""
     return {f"{script.file}:{key}" if isinstance(key, int) else key: item for key, item in assume.items()}
 
 
 def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapping[int | str, Any]) -> int:
-    """Record a script's first two steps and tell the second's time on each known card; the exit code."""
+    """Record two steps of a script, print the time of the second on each known GPU, return the exit code."""
     try:
         prices = read_prices(price) if price else None
     except (OSError, ValueError) as error:
@@ -87,7 +89,7 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
 
 
 def plan(script: Script, options: PlanOptions) -> int:
-    """Record a script and tell its plan; the exit code."""
+    """Record a script and print its plan; return the exit code."""
     if not loaded(script):
         return FAILED
     assume = of_lines(script, options.assume)
@@ -126,7 +128,7 @@ def plan(script: Script, options: PlanOptions) -> int:
 
 
 def told_end(recorded: Recorded[Any]) -> int:
-    """Show an exception as Python does; the exit code that it stands for."""
+    """Show the script's exception, if any, as Python does; return the exit code."""
     if recorded.error is not None and recorded.how in ("failed", "interrupted"):
         show(recorded.error)
         return INTERRUPTED if recorded.how == "interrupted" else FAILED
@@ -134,33 +136,36 @@ def told_end(recorded: Recorded[Any]) -> int:
 
 
 def _how_far(script: Script, recorded: Recorded[Data], options: PlanOptions) -> list[str]:
-    """Sentences on how far the script was followed, where that is not to the steps asked for."""
+    """Sentences that say where recording stopped, if that was before the requested number of steps."""
     steps = f"{recorded.steps:,} of {options.steps:,} optimizer steps"
     if not recorded.result["ops"]:
-        return [f"{script.name} has called no PyTorch operator that was recorded: there is nothing to plan."]
+        return [f"No PyTorch operator of {script.name} was recorded, so there is nothing to plan."]
     if recorded.how == "out of reach":
-        return [f"The plan is of what comes before ({steps}): {_of_command_line(str(recorded.error))}"]
+        return [
+            f"The plan covers only what was recorded before this ({steps}): "
+            f"{_of_command_line(str(recorded.error))}"
+        ]
     if recorded.how == "failed":
-        return [f"The plan is of what the script did before its {type(recorded.error).__name__} ({steps})."]
+        return [f"The plan covers what the script did before its {type(recorded.error).__name__} ({steps})."]
     if recorded.how == "interrupted":
-        return [f"The plan is of what the script did before it was interrupted ({steps})."]
+        return [f"The plan covers what the script did before it was interrupted ({steps})."]
     if recorded.exit_code:
-        return [f"The script has ended with exit code {recorded.exit_code} after {steps}."]
+        return [f"The script exited with code {recorded.exit_code} after {steps}."]
     if recorded.how == "ended":
-        return [f"The script has ended by itself after {steps}."]
+        return [f"The script ended after {steps}."]
     return []
 
 
 def _of_command_line(sentence: str) -> str:
-    """What says how to go on in a notebook, for a command."""
-    before, sign, _ = sentence.partition(" To go on, say what is read there")
+    """Replace the hint for notebooks at the end of an error message by one for the command line."""
+    before, sign, _ = sentence.partition(" To continue, give the value")
     if not sign:
         return sentence
-    return f"{before} To go on, say what is read there: --assume LINE=VALUE, or --assume '*=VALUE' anywhere."
+    return f"{before} To continue, give the value: --assume LINE=VALUE, or --assume '*=VALUE' for any line."
 
 
 def _judged(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
-    """The exit code by the budget, if there is one, with a sentence where it is not met."""
+    """Compare the plan with the budget, if there is one; return the exit code, and say if it is exceeded."""
     if options.budget is None:
         return FINE
     need, budget = data["needed_bytes"], options.budget
@@ -168,15 +173,15 @@ def _judged(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
     if need > budget:
         more = format_bytes(need - budget)
         print(
-            f"lazyviz: {format_bytes(need)} needed on {data['device']}, {more} more than the "
+            f"lazyviz: {format_bytes(need)} needed on {data['device']}, {more} above the "
             f"{format_bytes(budget)} of --fail-above.",
             file=told,
         )
         return ABOVE
     if recorded.how == "out of reach":
         print(
-            "lazyviz: --fail-above cannot be judged: the plan is only of what comes before a value that the "
-            "absent card would have to compute.",
+            "lazyviz: --fail-above cannot be checked: the plan ends before a value that only the absent GPU "
+            "could compute.",
             file=told,
         )
         return FAILED
@@ -204,12 +209,10 @@ def view(
     assume: Mapping[int | str, Any],
     torch_version: str | None = None,
 ) -> int:
-    """Record a script and write its picture into files; the exit code."""
+    """Record a script and write pictures of its graph; return the exit code."""
     for path in outputs:
         if (suffix := Path(path).suffix.removeprefix(".")) not in _SUFFIXES:
-            raise UsageError(
-                f"{path}: a picture's name ends in one of .{', .'.join(_SUFFIXES)}, not .{suffix}"
-            )
+            raise UsageError(f"{path}: the suffix must be one of .{', .'.join(_SUFFIXES)}, not .{suffix}")
     if not loaded(script):
         return FAILED
 
@@ -231,10 +234,12 @@ def view(
         return code
     to = console(sys.stderr)
     if not recorded.result:
-        to.print(f"{script.name} has called no PyTorch operator that was recorded: there is nothing to draw.")
+        to.print(f"No PyTorch operator of {script.name} was recorded, so there is nothing to draw.")
         return code or FAILED
     if recorded.how == "out of reach":
-        to.print(f"The picture is of what comes before: {_of_command_line(str(recorded.error))}")
+        to.print(
+            f"The picture shows only what was recorded before this: {_of_command_line(str(recorded.error))}"
+        )
     for path in outputs:
         to.print(f"{path}: {recorded.result:,} operators, {recorded.steps:,} optimizer steps")
     return code

@@ -1,4 +1,4 @@
-"""A script under recording: from its start to its N-th optimizer step, or as far as it goes."""
+"""Recording of a script, from its start to its Nth optimizer step or its end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ How = Literal["stopped", "ended", "failed", "out of reach", "interrupted"]
 
 @dataclass
 class Recorded(Generic[R]):
-    """What became of a script.
+    """How the recording of a script ended.
 
     Attributes:
-        how: it was ``"stopped"`` after its steps, has ``"ended"`` before, has ``"failed"``, needed a value of
-            a card that is not there (``"out of reach"``), or was ``"interrupted"`` by the user.
-        steps: optimizer steps taken, of the optimizer that stepped first.
-        result: what was made of the graph.
-        error: what it has raised and not caught.
-        exit_code: its own, as far as it has ended by itself.
+        how: the script was ``"stopped"`` after its steps, ``"ended"`` earlier, ``"failed"``, needed a value
+            that only an absent GPU could compute (``"out of reach"``), or was ``"interrupted"`` by the user.
+        steps: steps of the first optimizer that stepped.
+        result: what ``finish`` returned for the graph.
+        error: the exception that the script raised and did not catch.
+        exit_code: the script's exit code, if it ended by itself.
     """
 
     how: How
@@ -43,14 +43,14 @@ class Recorded(Generic[R]):
 
 
 class UnknownDevice(ValueError):
-    """A device of that name, or a release of PyTorch for it, is not known; the message says so."""
+    """The name of a device, or of a PyTorch release for it, is unknown; the message says so."""
 
 
 class StepCount:
-    """Counts the steps of the optimizer that steps first.
+    """Counts the steps of the first optimizer that steps.
 
-    Of several optimizers, as in a GAN, it is that one's steps; what a step calls in turn (a closure, an
-    optimizer that wraps another one) is a part of it.
+    With several optimizers, as in a GAN, only that one counts. Steps inside a step (of a closure, or of an
+    optimizer that another one wraps) belong to the outer step.
     """
 
     def __init__(self, stepped: Callable[[int], None], refuse: Callable[[], None] = lambda: None) -> None:
@@ -89,10 +89,10 @@ def record(
 ) -> Recorded[R]:
     """Run ``script`` under recording until it has taken ``steps`` optimizer steps.
 
-    ``finish`` is called with the graph where the script is then, before anything of it is unwound.
+    ``finish`` is called with the graph at that point, before the script's stack is unwound.
 
     Raises:
-        UnknownDevice: there is none of that name, or no such release of PyTorch for it.
+        UnknownDevice: the device, or its PyTorch release, is unknown.
     """
     try:
         block = lazy(device=device, assume=assume, torch_version=torch_version)
@@ -109,7 +109,7 @@ def record(
         try:
             result = finish(graph)
             finished.append(lambda: result)
-        except Exception as error:  # of ours, which is not to be the script's
+        except Exception as error:  # ours: the script must not catch it
             finished.append(functools.partial(_raise, error))
 
     def stepped(count: int) -> None:
@@ -118,7 +118,7 @@ def record(
             raise Stopped
 
     def refuse() -> None:
-        if finished:  # the script has caught what stopped it
+        if finished:  # the script has caught the exception that stops it
             raise Stopped
 
     count = StepCount(stepped, refuse)

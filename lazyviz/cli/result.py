@@ -1,4 +1,4 @@
-"""What a planned script would need, as plain data: what is shown, written as JSON, held against a budget."""
+"""The plan of a script as plain data: for printing, for JSON, and to compare with a budget."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..plan.planner import make_plan
 from ..session.lazy_graph import LazyGraph
 
 FORMAT = 1
-HERE = os.getcwd()  # where the command was given; a script may go elsewhere
+HERE = os.getcwd()  # where the command was started; a script may change its directory
 MOST_LINES, MOST_TENSORS, MOST_REMEDIES = 20, 10, 20
 
 Data = dict[str, Any]
 
 
 def plan_of(graph: LazyGraph) -> Plan:
-    """The plan of a script's graph, blocks of its own included."""
+    """The plan of a script's graph, including lazy blocks that the script opens itself."""
     whole = flattened(graph.ir)
     return graph.plan() if whole is graph.ir else make_plan(whole, device=graph.device)
 
 
 def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
-    """The plan of ``graph`` (or ``plan``, another one of it) as data, which refers to nothing of it."""
+    """The plan of ``graph`` (or ``plan``, another plan of it) as data without references to either."""
     plan = plan_of(graph) if plan is None else plan
     context = plan.needed_bytes - plan.reserved_bytes if plan.reserved_bytes is not None else 0
     held = plan.eager_reserved_bytes
@@ -44,7 +44,8 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "device": plan.device,
         "capacity_bytes": plan.capacity_bytes,
         "ops": len(graph.nodes),
-        # Of plain PyTorch, which is what runs the script: on a GPU what its allocator holds, and the context.
+        # Of eager PyTorch, because that will run the script: on a GPU, the allocator's memory and the
+        # context.
         "needed_bytes": plan.eager_peak_bytes if held is None else held + context,
         "eager_peak_bytes": plan.eager_peak_bytes,
         "eager_peak_range": list(plan.eager_peak_range),
@@ -83,7 +84,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
 
 
 def _time(plan: Plan) -> Data | None:
-    """Of the last training step: seconds, what bounds them, and what would change them in words."""
+    """Projected time of the last training step: seconds, their bounds, and text about bottlenecks."""
     found = time_of_a_step(plan)
     if found is None:
         return None
@@ -110,12 +111,12 @@ def _lines(by_line: Mapping[SourceLine, int]) -> Sequence[Data]:
 
 
 def place_of(line: Mapping[str, Any] | None) -> str:
-    """``"train.py:12"``, as a reader may open it from here."""
+    """``"train.py:12"``, relative to the current directory."""
     return f"{relative(line['file'])}:{line['line']}" if line else ""
 
 
 def relative(file: str) -> str:
-    """A path below this folder without what comes before; of an installed library without where it is."""
+    """A path relative to this directory or, for an installed library, to its installation directory."""
     library = file.replace(os.sep, "/").rpartition("-packages/")
     if library[1]:
         return library[2]

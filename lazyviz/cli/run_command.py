@@ -1,4 +1,4 @@
-"""``lazyviz run``: a script recorded from optimizer step to optimizer step, and evaluated after each."""
+"""``lazyviz run``: run a script lazily, evaluating after each optimizer step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_SITES = 5
 
 @dataclass
 class Account:
-    """What has been recorded and run so far."""
+    """Counts of what has been recorded and run so far."""
 
     begin: float = field(default_factory=time.perf_counter)
     ops: int = 0
@@ -31,10 +31,12 @@ class Account:
     seconds: float = 0.0
     peak_bytes: int = 0
     largest: Report | None = None
-    reads: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # a place: how often, and its ops
+    reads: dict[tuple[Any, ...], list[int]] = field(
+        default_factory=dict
+    )  # by place: number of reads, and of ops
 
     def add(self, graph: LazyGraph, report: Report | None) -> None:
-        """Count a block that has been left, and its evaluation."""
+        """Count a closed block and its evaluation."""
         self.blocks += 1
         self.ops += len(graph.nodes)
         for site in sites(graph.sync_points):
@@ -47,11 +49,11 @@ class Account:
                 self.peak_bytes, self.largest = report.peak_bytes, report
 
     def sentences(self, script: Script, steps: int) -> list[str]:
-        """What is told when the script has ended."""
+        """The summary that is printed when the script has ended."""
         took = time.perf_counter() - self.begin
         first = (
             f"lazyviz: {script.name}: {steps:,} optimizer step{'' if steps == 1 else 's'}, {self.ops:,} "
-            f"operators in {took:.1f} s, {self.seconds:.1f} s of it evaluating after steps"
+            f"operators in {took:.1f} s, of which {self.seconds:.1f} s in evaluations after steps"
         )
         if self.largest is not None:
             first += f"; peak {format_bytes(self.peak_bytes)}"
@@ -62,14 +64,14 @@ class Account:
         for (cause, source, reader), (count, ops) in order[:_MOST_SITES]:
             site = SyncSite(cause, source, reader, count, ops, 0.0, 0)
             text = f": {site.text}" if site.text else ""
-            lines.append(f"  read: {site}, ran {ops:,} ops{text}")
+            lines.append(f"  sync point: {site}, ran {ops:,} ops{text}")
         if len(order) > _MOST_SITES:
-            lines.append(f"  and {len(order) - _MOST_SITES:,} other lines that read values")
+            lines.append(f"  and {len(order) - _MOST_SITES:,} other lines with sync points")
         return lines
 
 
 class Blocks:
-    """Lazy blocks one after the other: each ends with a step and is evaluated then."""
+    """A sequence of lazy blocks, each of which ends with an optimizer step and is then evaluated."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
@@ -82,12 +84,12 @@ class Blocks:
         self._graph = self._block.__enter__()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Leave the block that is open and, unless the script has failed in it, evaluate it."""
+        """Close the open block and, unless the script failed in it, evaluate it."""
         block, graph = self._block, self._graph
         self._block = self._graph = None
         if block is None or graph is None:
             return
-        block.ends_in = {}  # nobody sees the graph, and to look for names takes as long as a step
+        block.ends_in = {}  # the graph is not shown, and searching for names takes as long as a step
         if error is None:
             block.__exit__(None, None, None)
         else:
@@ -101,7 +103,7 @@ class Blocks:
 
 
 def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bool) -> int:
-    """Run a script lazily; its own exit code."""
+    """Run a script lazily; return its exit code."""
     if not loaded(script):
         return FAILED
     blocks = Blocks({"backend": backend, "recompute": recompute or "off"})

@@ -1,7 +1,7 @@
-"""A Python script, run in this process as ``python train.py`` runs it.
+"""Run a Python script in this process as ``python train.py`` would.
 
-It is ``__main__``, finds its own arguments in ``sys.argv`` and its folder in ``sys.path``; what it prints,
-raises and exits with is its own.
+The script is ``__main__``, ``sys.argv`` holds its arguments, and ``sys.path`` starts with its folder. Output,
+exceptions, and exit code are the script's own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..process.tracebacks import leave_out_ours
 
 
 class NoScript(ValueError):
-    """There is nothing of that name to run; the message is a sentence."""
+    """The script or module does not exist or cannot be run; the message is a sentence for the user."""
 
 
 class Stopped(SystemExit):
-    """Raised in the script where it has been seen far enough: it unwinds as after ``sys.exit()``."""
+    """Raised in the script to stop it after enough steps; it unwinds the stack like ``sys.exit()``."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -33,7 +33,7 @@ class Stopped(SystemExit):
 
 @dataclass
 class Script:
-    """A file, or with ``-m`` a module, and its arguments."""
+    """A script (or, with ``-m``, a module) and its arguments."""
 
     name: str
     arguments: Sequence[str] = ()
@@ -44,20 +44,20 @@ class Script:
     _spec: ModuleSpec | None = field(init=False, default=None)
 
     def load(self) -> None:
-        """Read and compile it.
+        """Read and compile the script.
 
         Raises:
-            NoScript: there is none.
-            SyntaxError: it is no Python.
+            NoScript: it does not exist or cannot be read.
+            SyntaxError: it is not valid Python.
         """
         if self.is_module:
             self._load_module()
             return
         self._file = os.path.abspath(self.name)
         if os.path.isdir(self._file):
-            raise NoScript(f"{self.name} is a folder: name the script in it, or a module with -m")
+            raise NoScript(f"{self.name} is a directory: name a script in it, or a module with -m")
         if self.name.endswith(".ipynb"):
-            raise NoScript(f"{self.name} is a notebook: put %%lazy on top of its cells, or name a .py script")
+            raise NoScript(f"{self.name} is a notebook: begin its cells with %%lazy, or name a .py script")
         try:
             with io.open_code(self._file) as source:
                 text = source.read()
@@ -78,13 +78,13 @@ class Script:
             get_code: Any = getattr(spec.loader, "get_code", None) if spec is not None else None
             code = get_code(spec.name) if spec is not None and get_code is not None else None
             if spec is None or code is None or spec.origin is None:
-                raise NoScript(f"there is no module {self.name} that can be run")
+                raise NoScript(f"the module {self.name} does not exist or cannot be run")
         finally:
             del sys.path[0]
         self._spec, self._code, self._file = spec, code, spec.origin
 
     def enter(self) -> None:
-        """Make this process look as if Python had been started with the script."""
+        """Set up this process as if Python had been started with the script."""
         main = self.main = ModuleType("__main__")
         main.__file__ = self._file
         vars(main)["__builtins__"] = builtins
@@ -101,24 +101,24 @@ class Script:
             sys.path[0] = folder
 
     def run(self) -> None:
-        """Run it; raises what it raises."""
+        """Run the script; its exceptions propagate."""
         exec(self._code, vars(self.main))
 
     @property
     def file(self) -> str:
-        """Its whole path."""
+        """The absolute path of the script."""
         return self._file
 
 
 def show(error: BaseException) -> None:
-    """What Python shows of an exception that a script has not caught."""
+    """Show an exception that the script did not catch, as Python does."""
     sys.stdout.flush()
     leave_out_ours(error)
     sys.excepthook(type(error), error, error.__traceback__)
 
 
 def exit_code(error: SystemExit) -> int:
-    """What the interpreter makes of ``sys.exit(...)``: a number, or a message on stderr and 1."""
+    """The exit code for ``sys.exit(...)``: its number, or 1 after printing its message to stderr."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     sys.stdout.flush()

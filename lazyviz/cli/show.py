@@ -1,4 +1,4 @@
-"""Plans on a terminal, aligned; and in the form that GitHub shows beside the code."""
+"""Output of plans: aligned tables for terminals, and GitHub Actions annotations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WIDE = 120
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Where results are printed; as wide as they need where nobody says how wide it is."""
+    """The console that results are printed to; wide if the width of the output is unknown."""
     file = file or sys.stdout
     is_terminal = file.isatty() or bool(os.environ.get("COLUMNS"))
     return Console(file=file, width=None if is_terminal else _WIDE, highlight=False, markup=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 1) -> Table:
-    """An aligned table, of which the first ``numbers`` columns are numbers."""
+    """An aligned table whose first ``numbers`` columns are numbers."""
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -45,9 +45,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num
 
 
 def show_plan(data: Data, to: Console) -> None:
-    """A plan as :func:`lazyviz.cli.result.described` has it."""
+    """Print a plan in the form that :func:`lazyviz.cli.result.described` returns."""
     to.print(Text(_heading(data), style="bold"))
-    to.print(f"Peak of plain PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
+    to.print(f"Peak of eager PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
     if data["peak_bytes"] != data["eager_peak_bytes"]:
         to.print(f"Evaluated by lazyviz: {_peak(data['peak_bytes'], data['peak_range'])}")
     for sentence in data["release"]:
@@ -59,7 +59,7 @@ def show_plan(data: Data, to: Console) -> None:
     if data["eager_reserved_bytes"] is not None:
         held, context = format_bytes(data["eager_reserved_bytes"]), format_bytes(data["context_bytes"])
         need = format_bytes(data["needed_bytes"])
-        to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in all.")
+        to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in total.")
     to.print(data["verdict"])
     total = sum(data["by_category"].values())
     rows: list[Sequence[str]]
@@ -69,17 +69,17 @@ def show_plan(data: Data, to: Console) -> None:
         (format_bytes(line["bytes"]), _share(line["bytes"], total), place_of(line), line["text"])
         for line in data["by_line"][:_MOST_LINES]
     ]
-    _print(to, table("The lines that made it", ("bytes", "share", "line", "code"), rows, 2))
+    _print(to, table("Lines that allocated it", ("bytes", "share", "line", "code"), rows, 2))
     rows = [
         (format_bytes(each["bytes"]), each["what"], each["kept_by"])
         for each in data["largest"][:_MOST_TENSORS]
     ]
-    _print(to, table("Largest tensors", ("bytes", "what", "why it is there"), rows))
+    _print(to, table("Largest tensors", ("bytes", "what", "why it is alive"), rows))
     rows = [
         (format_bytes(each["saves_bytes"]), format_bytes(each["peak_bytes"]), each["text"], each["costs"])
         for each in cheapest_of_kinds(data["remedies"])
     ]
-    _print(to, table("What would lower the peak", ("less", "peak then", "change", "costs"), rows, 2))
+    _print(to, table("What would lower the peak", ("saves", "peak then", "change", "cost"), rows, 2))
     if data.get("time"):
         to.print()
         to.print(Text("A step's time", style="bold"))
@@ -88,11 +88,11 @@ def show_plan(data: Data, to: Console) -> None:
     for sentence in data["sync_points"]:
         to.print(sentence[:1].upper() + sentence[1:])
     if data["not_recorded"]:
-        to.print(f"Not counted: what these threads have computed: {', '.join(data['not_recorded'])}.")
+        to.print(f"Not counted: ops of these threads: {', '.join(data['not_recorded'])}.")
 
 
 def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The best remedy of each of the cheapest kinds."""
+    """The best remedy of each kind, for the kinds that cost least."""
     found: dict[str, Mapping[str, Any]] = {}
     for remedy in remedies:
         found.setdefault(remedy["kind"], remedy)
@@ -128,14 +128,14 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def github_lines(data: Data, budget: int | None) -> list[str]:
-    """Lines that GitHub Actions shows at the lines of the code: the peak, and what would lower it."""
+    """GitHub Actions annotations for lines of code: the peak, and what would lower it."""
     above = budget is not None and data["needed_bytes"] > budget
     text = f"{format_bytes(data['needed_bytes'])} needed on {data['device']}"
     if budget is not None:
         text += f", {'above' if above else 'within'} the budget of {format_bytes(budget)}"
     found = [_annotation("error" if above else "notice", data["peak_line"], "Projected peak", text)]
     for remedy in cheapest_of_kinds(data["remedies"]) if above else ():
-        text = f"{remedy['text']}: {format_bytes(remedy['saves_bytes'])} less; costs {remedy['costs']}"
+        text = f"{remedy['text']}: saves {format_bytes(remedy['saves_bytes'])}; costs {remedy['costs']}"
         found.append(_annotation("notice", remedy["line"], "Would lower the peak", text))
     return found
 

@@ -1,4 +1,4 @@
-"""Backend protocol: what a backend is given, a segment of nodes, and what it returns, a callable."""
+"""Backend protocol: a backend receives a segment of nodes and returns a callable."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..graph.ir import Node, Value
 class Segment:
     """Nodes to run together, in program order.
 
-    ``inputs`` are the values they read from outside the segment, ``outputs`` those that
-    later nodes or the user need.  Nodes that write mutate their arguments in place.  ``open``, where it is
-    known, is equal for two recordings of one structure that differ in nothing but their tensors.
+    ``inputs`` are the values that the nodes read from outside the segment, ``outputs`` the values that later
+    nodes or the user need.  Nodes that write mutate their arguments in place.  ``open``, if known, is equal
+    for two recordings of the same structure that differ only in their tensors.
     """
 
     nodes: Sequence[Node]
@@ -27,22 +27,21 @@ class Segment:
 
 
 class Refused(RuntimeError):
-    """What a backend's ``compile`` raises for a segment that it cannot run: the segment runs op by op."""
+    """Raised by a backend's ``compile`` for a segment that it cannot run; the segment then runs op by op."""
 
 
 def first_line(error: BaseException) -> str:
-    """What the error of a compiler or a device says first."""
+    """The first line of an error of a compiler or device."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled segment that says whether its code was there already.
+    """A compiled segment, and whether its code came from a cache.
 
-    ``cache_miss_reason`` names what was new about it.  ``reuse``, if there is one, is asked when a segment
-    comes that differs in nothing but its tensors and the numbers that recording knows by their type
-    alone; it gives None where that needs ``compile``.  ``left``, if there is one, tells after a run how
-    many of the ops ran one by one all the same, and why.
+    ``cache_miss_reason`` says what was new about it.  ``reuse``, if set, is called for a later segment that
+    differs only in its tensors and in numbers of which recording knows only the type; it returns None if the
+    segment must be compiled.  ``left``, if set, returns after a run how many ops ran one by one, and why.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
@@ -57,11 +56,11 @@ class Compiled:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Turns a segment into a callable from its input tensors to its output tensors, in order.
+    """Compiles a segment into a callable from its input tensors to its output tensors, in order.
 
-    ``compile`` may raise :class:`Refused`.  A backend with an attribute ``draws = True`` is given random
-    operators, too: the default generators then stand where the segment's first draw begins.  One with a
-    method ``refuses(node)``, which gives a reason or None, is spared the nodes it cannot run.
+    ``compile`` may raise :class:`Refused`.  A backend with an attribute ``draws = True`` also receives random
+    operators; the default generators then have the state at which the segment's first draw begins.  A backend
+    with a method ``refuses(node)``, which returns a reason or None, does not receive nodes that it refuses.
     """
 
     def compile(

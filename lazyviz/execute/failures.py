@@ -1,4 +1,4 @@
-"""Failed nodes: what is recorded when a kernel raises, and the lines that its error message gets."""
+"""Failed nodes: their state after a kernel error, and the source lines in error messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ..graph.ir import Failure, NodeError, failure_of
 from ..record.storage import PARTIAL_WRITE, TrackedNode
 
 STAYS = (
-    "It stays pending, as does what needs it: %lazy reset, or lazyviz.reset(), forgets all that is pending."
+    "This op and those that depend on it stay pending. %lazy reset or lazyviz.reset() drops all pending ops."
 )
 
 
 def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> None:
-    """``node``'s kernel has raised ``error``; ``midway``: it had begun to write what cannot be put back."""
+    """The kernel of ``node`` raised ``error``; ``midway``: after it started writes that cannot be undone."""
     if midway:
         where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
         node.state = "failed"

@@ -1,4 +1,4 @@
-"""Least-recently-used cache: a dictionary that drops what was not used for longest once it is full."""
+"""Least-recently-used cache: a dictionary that evicts the entry that was unused for longest."""
 
 from __future__ import annotations
 

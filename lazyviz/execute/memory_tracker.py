@@ -116,7 +116,9 @@ class ResidentMemory:
         self.now -= nbytes
 
     def beside(self, storage: Storage, size: int) -> None:
-        """``size`` bytes more, or less, beside ``storage`` itself: of a piece, or made once more."""
+        """Add ``size`` bytes (or subtract) in addition to ``storage``: of a piece, or of a recomputed
+        copy.
+        """
         if size > 0:
             self._came(storage, size)
         else:
@@ -227,7 +229,7 @@ class KnownMemory:
         self.now = self._levels.after[count]
 
     def stop(self, count: int) -> None:
-        """No more than so many nodes have run; the next one may have been tried."""
+        """At most this many nodes have run; the next one may have been tried."""
         self._finished = count + 1
         self.reach(count)
         self.peak = max([self._levels.after[0], *self._levels.marks[: count + 1]])

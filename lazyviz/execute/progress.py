@@ -1,4 +1,4 @@
-"""Progress of a run: ops done, bytes held, the estimated time that is left."""
+"""Progress of a run: ops done, bytes held, and the estimated remaining time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` ops after ``seconds``; ``label`` names where the run is.
+    """``done`` of ``total`` ops after ``seconds``; ``label`` says where the run is.
 
-    While a backend compiles, ``compiling`` is true and the label says what, and for how long.
+    While a backend compiles, ``compiling`` is true, and the label says what it compiles and for how long.
 
-    ``allocated_bytes`` are in the tensors that the run holds at this moment.  A run in pieces is at
-    ``piece`` (from 1) of ``pieces``, or at 0 while it runs nodes that are not cut.  ``share`` is the part of
-    the run's time that is over, as far as can be foreseen; ``None``: of the ops, as many as are done.
+    ``allocated_bytes`` is the current memory of the run's tensors.  A split run is at ``piece`` (from 1) of
+    ``pieces``, or at 0 while it runs whole nodes.  ``share`` is the estimated fraction of the run's time that
+    has passed; ``None``: use the fraction of ops that are done.
     """
 
     done: int
@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from what has run so far; None before the first op."""
+        """Remaining seconds, estimated from the ops that have run; None before the first op."""
         if not self.done or not self.total:
             return None
         share = self.done / self.total if self.share is None else self.share
@@ -46,10 +46,10 @@ class Progress:
 
 
 class Run:
-    """A run that is under way, for whoever watches it from another thread.
+    """The state of a run in progress, for observers on other threads.
 
-    The run itself does no more than count and append: ``ended`` has the nodes in the order in which they
-    ran, in pieces once for each piece.
+    The run itself only counts and appends: ``ended`` has the nodes in the order in which they ran, in a split
+    run once per piece.
     """
 
     __slots__ = ("_compiling", "_forecast", "_started", "done", "ended", "memory", "nodes", "split", "total")
@@ -76,14 +76,14 @@ class Run:
 
     @property
     def running(self) -> TrackedNode | None:
-        """The node at hand: in a run in pieces the last one that ran, else the first that has not."""
+        """The current node: in a split run the last node that ran, otherwise the first that has not run."""
         if self.split is not None:
             return self.ended[-1] if self.ended else None
         done = self.done
         return self.nodes[done] if done < len(self.nodes) else None
 
     def now(self, *, foresee: bool = False) -> Progress:
-        """Where the run is; to ``foresee`` the share of its time takes a look at every node."""
+        """The progress of the run.  With ``foresee``, estimates ``share``, which visits every node."""
         done, total = self.done, self.total
         share = None
         if foresee and self.split is None:

@@ -1,4 +1,4 @@
-"""Backend registry: built-in and registered backends and those of installed packages, by name."""
+"""Backend registry: built-in and registered backends, and those of installed packages, by name."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ _COMPILERS: dict[str, Callable[[], Backend]] = {
     "xla": _xla,
 }
 PACKAGES = {"ipyparallel": ("ipyparallel",), "ray": ("ray",), "xla": ("jax", "torchax")}
-"""What backends need beside PyTorch; the extra of a backend's name has them."""
+"""Packages that backends need in addition to PyTorch, installed by the extra of the same name."""
 EXTRAS: dict[str, Callable[[], Cluster]] = {"ipyparallel": IPyParallelBackend, "ray": RayBackend}
-"""Made when first asked for, as compilers are; the extra of that name has what they need."""
+"""Created on first use, because they import compilers."""
 
 
 def missing(name: str) -> str:
-    """What the built-in backend of that name lacks here, and how to get it; "" if it lacks nothing."""
+    """What a built-in backend needs that is not installed, and how to install it; "" if nothing is
+    missing.
+    """
     if name == "cudagraphs":
         return missing_cuda()
     lacking = [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
@@ -61,12 +63,12 @@ def missing(name: str) -> str:
 def register_backend(name: str, backend: Backend | Cluster) -> None:
     """Make ``backend`` available as ``backend=name``.
 
-    One with a method ``compile`` runs segments of a graph, one with ``workers`` (a
-    :class:`lazyviz.execute.microbatch.clusters.Cluster`) the pieces of a split batch.
+    A backend with a method ``compile`` runs segments of a graph; one with ``workers`` (a
+    :class:`lazyviz.execute.microbatch.clusters.Cluster`) runs the pieces of a split batch.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: the name is taken by the built-in backend.
+        TypeError: ``backend`` has neither.
+        ValueError: the name is that of the built-in backend.
     """
     if name == "eager":
         raise ValueError("the name 'eager' is taken by the built-in backend")
@@ -82,38 +84,38 @@ def register_backend(name: str, backend: Backend | Cluster) -> None:
 def offered() -> dict[str, str]:
     """The backends of installed packages (entry points ``lazyviz.backends``), each with its module.
 
-    Looked up once: it reads the metadata of everything that is installed.
+    Looked up only once, because this reads the metadata of all installed packages.
     """
     return {point.name: point.module for point in entry_points(group="lazyviz.backends")}
 
 
 def backend_names() -> list[str]:
-    """Backends built in or registered, and those that installed packages offer."""
+    """The names of built-in and registered backends, and of those in installed packages."""
     return sorted({*_backends, *_COMPILERS, *EXTRAS, *offered()})
 
 
 def is_loaded(name: str) -> bool:
-    """Whether :func:`find_backend` has it without importing anything."""
+    """Whether :func:`find_backend` can return it without importing anything."""
     return name in _backends or (name in _COMPILERS and name not in PACKAGES and not missing(name))
 
 
 def compiled_programs() -> dict[str, int]:
-    """How many programs each backend in use keeps compiled: those that have them in ``programs``."""
+    """The number of compiled programs that each backend in use caches (its ``programs``, if it has any)."""
     held = {name: getattr(backend, "programs", None) for name, backend in _backends.items()}
     return {name: len(programs) for name, programs in held.items() if isinstance(programs, Sized)}
 
 
 def backend_counters() -> dict[str, dict[str, int]]:
-    """What each backend in use counts, of those that have ``counters``."""
+    """The ``counters`` of each backend in use that has them."""
     found = {name: getattr(backend, "counters", None) for name, backend in _backends.items()}
     return {name: dict(counters) for name, counters in found.items() if isinstance(counters, Mapping)}
 
 
 def find_backend(name: str) -> Backend | Cluster | None:
-    """The backend of that name; None stands for the built-in eager one.
+    """The backend of that name; None stands for the built-in eager backend.
 
     Raises:
-        ValueError: there is none, and the message names those there are; or it lacks a package.
+        ValueError: the backend is unknown (the message lists the available ones), or it needs a package.
     """
     if name not in _backends:
         for point in entry_points(group="lazyviz.backends"):
@@ -123,6 +125,6 @@ def find_backend(name: str) -> Backend | Cluster | None:
         else:
             make = _COMPILERS.get(name) or EXTRAS.get(name)
             if make is None:
-                raise ValueError(f"no backend {name!r}; there are: {', '.join(backend_names())}")
+                raise ValueError(f"unknown backend {name!r}; available: {', '.join(backend_names())}")
             _backends[name] = make()
     return _backends[name]

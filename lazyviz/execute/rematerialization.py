@@ -1,9 +1,9 @@
 """Rematerialized runs: activations are dropped and recomputed in the backward pass.
 
-The kernels and their order are those of the eager run; before some nodes others run once more, on the
-same inputs, from the same states of generators.  Between two nodes every value that a pending node
-reads is either there or can be made: where a run ends early, the nodes whose results were dropped are
-pending again, so that whatever is evaluated next makes them again.
+The kernels and their order are those of the eager run, except that some nodes run again before others, on the
+same inputs, and from the same generator states.  Between two nodes, every value that a pending node reads
+either exists or can be recomputed: if a run ends early, nodes whose results were dropped become pending
+again, so that the next evaluation recomputes them.
 """
 
 from __future__ import annotations
@@ -181,5 +181,5 @@ class RecomputeRun:
                 storage.readers.append(node)
         sequence = self._sequences.get(node)
         if sequence is not None and sequence.last is node:
-            sequence.last = None  # it has drawn: nobody who wants the generator waits for it
+            sequence.last = None  # it has drawn, so nothing that uses the generator waits for it
         self.tape.pending[node] = None

@@ -1,4 +1,4 @@
-"""Report of an evaluation: ops run, seconds, peak memory, backend, cache hits and fallbacks."""
+"""Report of an evaluation: ops run, seconds, peak memory, backend, cache hits, and fallbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..plan.units import format_bytes
 
 
 class Timeline(Sequence[tuple[int, int]]):
-    """Positions of nodes as they ran, each with the most bytes held while it did."""
+    """Positions of nodes in the order in which they ran, each with the peak memory while it ran."""
 
     def __init__(self, positions: Sequence[int], held: Sequence[int]) -> None:
         self._positions, self._held = positions, held
@@ -47,9 +47,9 @@ class Timeline(Sequence[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Where a run first met NaN, or an infinity that the program does not write itself, in program order.
+    """The first NaN in program order, or the first infinity that the program does not write itself.
 
-    ``came_in`` names an input from outside that has had it before; "" if ``node`` made it.
+    ``came_in`` names an outside tensor that already contained it; "" if ``node`` produced it.
     """
 
     node: Node
@@ -84,25 +84,24 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Report(Tabular):
-    """One evaluation.
+    """The result of one evaluation.
 
-    ``seconds`` is wall time; ``peak_bytes`` the measured peak of tensor memory (CUDA: the
-    allocator's counter; CPU: the real sizes of the storages the run held; of pieces that ran on workers,
-    what this process held; ``None`` with a compiled backend there).  ``projected_bytes``
-    is what was foreseen of it (``None``: not asked, at sync points, which are to be quick),
-    ``projected_total_bytes`` the same with kernels' scratch memory, which on the CPU no run can measure, and
-    ``difference`` says per category by how many bytes the measured peak is higher; ``"other"`` is
-    what the run's own tensors do not explain.  ``share`` is the share of ops that the named
-    backend itself ran, ``recomputed`` how many ops ran again to save memory.  Of a compiled backend,
-    ``cache_hit``: nothing had to be compiled, else ``cache_miss_reason`` names what was new;
-    ``fallbacks`` says why ops ran op by op instead.
+    ``seconds`` is wall time.  ``peak_bytes`` is the measured peak of tensor memory (on CUDA the allocator's
+    counter; on the CPU the real sizes of the run's storages; for pieces on workers, the memory of this
+    process; ``None`` with a compiling backend on the CPU).  ``projected_bytes`` is its projection (``None``
+    at sync points, which must be fast), and ``projected_total_bytes`` the same plus the scratch memory of
+    kernels, which cannot be measured on the CPU.  ``difference`` has, by category, the bytes by which the
+    measured peak is higher; ``"other"`` is memory that the run's own tensors do not explain.  ``share`` is
+    the share of ops that the named backend itself ran, ``recomputed`` the number of ops that ran again to
+    save memory.  For a compiling backend, ``cache_hit`` is true if nothing had to be compiled; otherwise
+    ``cache_miss_reason`` says what was new.  ``fallbacks`` says why ops ran one by one instead.
 
-    ``timeline`` has the position of each node in the graph that was evaluated, in the order in which
-    they ran, with the most bytes that the run's tensors took while it did; of a run in pieces the first
-    two, as the plan's timeline.
+    ``timeline`` has the position of each node in the evaluated graph, in the order in which they ran, with
+    the peak memory of the run's tensors while it ran; for a split run only the first two pieces, as in the
+    plan's timeline.
 
-    ``first_nan`` and ``first_inf`` are known where ``summaries`` were asked for.  ``left`` says, of an
-    evaluation of everything, which ops have failed before, did so again and are pending still.
+    ``first_nan`` and ``first_inf`` are known if ``summaries`` were requested.  ``left`` lists, for an
+    evaluation of everything, ops that had failed before, failed again, and are still pending.
     """
 
     ops_run: int
@@ -126,21 +125,21 @@ class Report(Tabular):
     _record: weakref.ref[Graph] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_record": None}  # the graph is not a part of it
+        return {**self.__dict__, "_record": None}  # without the graph
 
     @property
     def projected_seconds(self) -> float | None:
-        """What the run was projected to take on the CPU, by the calibration of this machine.
+        """Projected time of the run on the CPU, from the calibration of this machine.
 
-        ``None`` without one (:func:`lazyviz.calibrate`), for runs on a card, by a compiling backend or in
-        pieces, and once the graph is gone.
+        ``None`` without a calibration (:func:`lazyviz.calibrate`), for runs on a GPU, with a compiling
+        backend, or in pieces, and when the graph has been deleted.
         """
         projection = self._projection()
         return projection.seconds if projection is not None else None
 
     @property
     def times(self) -> TimesCompared | None:
-        """Projected beside measured seconds, op by op; ``None`` where either is not known."""
+        """Projected and measured time of each op; ``None`` if either is unknown."""
         projection = self._projection()
         if projection is None:
             return None
@@ -162,7 +161,9 @@ class Report(Tabular):
 
     @classmethod
     def brief(cls, **known: Any) -> Report:
-        """A report of what is ``known``, by name: ``__init__`` would set each of the others by a call."""
+        """A report with only the ``known`` fields, by name; faster than ``__init__``, which sets all of
+        them.
+        """
         report = cls.__new__(cls)
         fields = report.__dict__
         fields["difference"] = {}
@@ -173,7 +174,7 @@ class Report(Tabular):
     def of_read(
         cls, ops_run: int, seconds: float, peak_bytes: int, cause: str, timeline: Sequence[tuple[int, int]]
     ) -> Report:
-        """:meth:`brief` of a known subgraph whose values were read."""
+        """:meth:`brief` for a cached subgraph whose values were read."""
         report = cls.__new__(cls)
         fields = report.__dict__
         fields["ops_run"], fields["seconds"], fields["peak_bytes"] = ops_run, seconds, peak_bytes
@@ -187,7 +188,7 @@ class Report(Tabular):
     _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
 
     def table(self) -> Table:
-        """What it did, a row each."""
+        """The report as a table, with one row per figure."""
         peak = "" if self.peak_bytes is None else format_bytes(self.peak_bytes)
         rows = [
             ("ops run", f"{self.ops_run:,}"),
@@ -200,26 +201,26 @@ class Report(Tabular):
             *(("fallback", reason) for reason in self.fallbacks),
             ("first NaN", str(self.first_nan) if self.first_nan is not None else ""),
             ("first infinity", str(self.first_inf) if self.first_inf is not None else ""),
-            *(("failed before, and again", what) for what in self.left),
+            *(("failed again", what) for what in self.left),
         ]
         return Table(f"Evaluated: {self.cause}", ("what", "found"), [row for row in rows if row[1]], 0)
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
-        """The first NaN or infinity, whichever comes first in the program; both: NaN."""
+        """The first NaN or infinity in program order; NaN if a node has both."""
         found = [each for each in (self.first_nan, self.first_inf) if each is not None]
         return min(found, key=lambda each: each.node.index, default=None)
 
     @property
     def error(self) -> float | None:
-        """How far the projection was off: projected over measured peak, less 1."""
+        """Relative error of the projection: projected over measured peak, minus 1."""
         if self.projected_bytes is None or not self.peak_bytes:
             return None
         return self.projected_bytes / self.peak_bytes - 1
 
     @property
     def comparison(self) -> str:
-        """The projected peak beside the measured one, in words; "" if it was not projected."""
+        """Text that compares the projected with the measured peak; "" if it was not projected."""
         if self.error is None or self.projected_bytes is None:
             return ""
         with_scratch = ""
@@ -244,7 +245,7 @@ class Report(Tabular):
 
     @property
     def _tensors_alone(self) -> bool:
-        """Whether more was projected than a run can measure."""
+        """Whether the projection includes memory that a run cannot measure."""
         return (self.projected_total_bytes or 0) > (self.projected_bytes or 0)
 
     def __str__(self) -> str:
@@ -253,9 +254,9 @@ class Report(Tabular):
             peak += " of tensors"
         if peak and self.comparison:
             peak += f" ({self.comparison})"
-        again = f", {self.recomputed} of them twice" if self.recomputed else ""
+        again = f", {self.recomputed} of them recomputed" if self.recomputed else ""
         text = f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
-        return "\n".join([text, *[f"  failed before, and again: {what}" for what in self.left]])
+        return "\n".join([text, *[f"  failed again: {what}" for what in self.left]])
 
 
 def difference(projected: Peak, measured: Peak, peak_bytes: int) -> dict[str, int]:

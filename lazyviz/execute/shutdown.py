@@ -1,7 +1,8 @@
-"""Shutdown: when the process ends, runs on daemon threads are stopped between two ops and waited for.
+"""Shutdown: at process exit, stops runs on daemon threads between two ops, and waits for them.
 
-Python ends such a thread where it stands as soon as it asks for the interpreter again.  Within PyTorch that
-is in C++ code which cannot be left so, and the process is aborted.  For other threads Python itself waits.
+Python ends a daemon thread immediately when it requests the interpreter lock during exit.  Inside PyTorch,
+this happens in C++ code that cannot be unwound, and the process aborts.  Python itself waits for other
+threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _AROUND = ("guarded_run",)  # around all of any thread, see record/interception/
 _TICK = 0.002
 
 _main = threading.main_thread().ident
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # beside the main one, that have used lazyviz
+_threads: weakref.WeakSet[threading.Thread] = (
+    weakref.WeakSet()
+)  # other than the main one, that have used lazyviz
 _runs: dict[int, list[Arrived]] = {}  # by thread: what arrives at its runs, the outermost first
 _ends = False
 
@@ -33,7 +36,7 @@ _ends = False
 def uses() -> None:
     """This thread is about to record or to evaluate; ``SystemExit`` if the process ends.
 
-    A thread that begins once the others were stopped is waited for by nobody.
+    A thread that starts after the others were stopped is not waited for.
     """
     if threading.get_ident() != _main:
         _threads.add(threading.current_thread())

@@ -1,7 +1,7 @@
 """Time estimates of ops: from earlier runs, otherwise from the bytes that they read and write.
 
-Ops differ by factors of thousands: an optimizer's many small ones at the end of a step take no time at
-all, a few products of matrices most of it.
+Times of ops differ by factors of thousands: the many small ops of an optimizer at the end of a step take
+almost no time, a few matrix products most of it.
 """
 
 from __future__ import annotations

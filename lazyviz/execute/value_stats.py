@@ -1,11 +1,11 @@
-"""Value statistics: minimum, maximum, mean, NaN, infinities and a histogram of each result.
+"""Value statistics: minimum, maximum, mean, NaN, infinities, and a histogram of each result.
 
-Tensors are read and nothing else: results, random numbers and the run's own memory stay as they are.
-What is kept of a tensor is a few numbers.  Large ones are read in chunks, so that it takes no more than
-:data:`SCRATCH_BYTES` beside the run.
+Tensors are only read: results, random numbers, and the run's own memory do not change.  For each tensor, a
+few numbers are stored.  Large tensors are read in chunks, with at most :data:`SCRATCH_BYTES` of additional
+memory.
 
-Infinities that the program writes down itself (``masked_fill(mask, -inf)``), or that a mask from outside
-brings along, are what it means; what they spread to raises no alarm.
+Infinities that the program writes itself (``masked_fill(mask, -inf)``), or that an outside mask contains, are
+intended; values computed from them raise no alarm.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _rebinned(parts: Sequence[Summary], least: float, largest: float) -> tuple[i
 
 
 def readable(node: TrackedNode) -> bool:
-    """Whether an output of ``node`` is still there to be looked at."""
+    """Whether an output of ``node`` still exists."""
     return node.state == "done" and any(_alive(value) is not None for value in node.outputs)
 
 

@@ -1,10 +1,10 @@
-"""Rollback of in-place writes: what a failed kernel wrote is restored, or running it again is refused.
+"""Rollback of in-place writes: writes of a failed kernel are undone, or running it again is refused.
 
-An elementwise kernel takes all memory that it needs before it writes, and one that overwrites without
-reading will write the same again.  Others may fail midway: batch norm, whose running statistics are written
-before its result, kernels that check an index when they come to it, those over lists of tensors, and the
-operators of others.  Of what these write, a little is copied before they run (:data:`MOST_COPIED`); of more,
-what is half written is refused (:mod:`lazyviz.record.partial_writes`).
+An elementwise kernel allocates all its memory before it writes, and a kernel that overwrites without reading
+will write the same again.  Others may fail midway: batch norm, whose running statistics are written before
+its result, kernels that check indices while running, kernels over lists of tensors, and operators of other
+libraries.  Small outputs of such kernels are copied before they run (:data:`MOST_COPIED`); larger ones cannot
+be used after a failure (:mod:`lazyviz.record.partial_writes`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _is_floating(value: TrackedValue) -> bool:
 
 
 def copied(node: TrackedNode) -> Sequence[TrackedValue]:
-    """What is to be copied before ``node``'s kernel runs."""
+    """The tensors to copy before the kernel of ``node`` runs."""
     values = _at_risk(node)
     return values if _is_little(node, values) else ()
 

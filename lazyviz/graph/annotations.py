@@ -1,4 +1,4 @@
-"""Annotations: numbers of the user's own for nodes and modules, which pictures show."""
+"""Annotations: the user's own numbers for nodes and modules, shown in pictures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def annotation(
         ValueError: a node of another graph, a module that ran no op here, a number that is not finite.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"values are a mapping of nodes or modules to numbers, not {_kind(values)}")
+        raise TypeError(f"values must be a mapping from nodes or modules to numbers, not {_kind(values)}")
     if not values:
-        raise ValueError(f"no values for {name!r}; None takes an annotation away")
+        raise ValueError(f"no values for {name!r}; pass None to remove an annotation")
     names = module_names(graph)
     nodes: dict[int, float] = {}
     modules: dict[str, float] = {}
@@ -44,7 +44,7 @@ def annotation(
             modules[_of_name(key, names)] = number
         else:
             raise TypeError(
-                f"{_kind(key)} cannot be annotated: take nodes of the graph, modules or names of modules"
+                f"{_kind(key)} cannot be annotated: use nodes of the graph, modules, or names of modules"
             )
     return Annotation(name, nodes, modules)
 

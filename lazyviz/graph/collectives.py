@@ -1,4 +1,4 @@
-"""What collectives of a recorded rank move: of which kind they are, in which group, how many bytes."""
+"""Collectives of a recorded rank: kind, process group, and bytes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Role = Literal["parameter", "gradient", "optimizer", "buffer", "input", "kv_cach
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """One line of code, as a rule of the user's; ``cell`` is the number of the notebook's cell it is in."""
+    """One line of code, usually the user's; ``cell`` is the number of its notebook cell, if any."""
 
     file: str
     line: int
@@ -45,18 +45,18 @@ class SourceLine:
 
     @property
     def in_cell(self) -> bool:
-        """Whether the line is a notebook cell's, whose file name (IPython's) says nothing to the user."""
+        """Whether the line is in a notebook cell, whose file name (IPython's) means nothing to the user."""
         return self.cell is not None or self.file.startswith("<") or f"{os.sep}ipykernel_" in self.file
 
     def __str__(self) -> str:
-        """``"cell [7], line 3"``, or the whole path with the line."""
+        """``"cell [7], line 3"``, or the full path with the line."""
         if self.cell is not None:
             return f"cell [{self.cell}], line {self.line}"
         return f"line {self.line}" if self.in_cell else f"{self.file}:{self.line}"
 
     @property
     def short(self) -> str:
-        """``"cell [7], line 3"``, ``"train.py:4"``, or ``"transformers/trainer.py:1893"`` of a library."""
+        """``"cell [7], line 3"``, ``"train.py:4"``, or, in a library, ``"transformers/trainer.py:1893"``."""
         return str(self) if self.in_cell else f"{_short_name(self.file)}:{self.line}"
 
 
@@ -67,7 +67,7 @@ def _short_name(file: str) -> str:
 
 
 def places(source: SourceLine | None, reader: SourceLine | None) -> list[str]:
-    """The user's line, and that of the library which read the value for it."""
+    """The user's line, and the line of the library that read the value."""
     return [
         *([source.short] if source is not None else []),
         *([f"in {reader.short}"] if reader is not None else []),
@@ -76,16 +76,16 @@ def places(source: SourceLine | None, reader: SourceLine | None) -> list[str]:
 
 @functools.lru_cache(maxsize=1000)
 def at(source: SourceLine | None, reader: SourceLine | None) -> str:
-    """``" at train.py:4, in transformers/trainer.py:1893"``, as far as it is known."""
+    """``" at train.py:4, in transformers/trainer.py:1893"``, or the known part of it."""
     return f" at {', '.join(found)}" if (found := places(source, reader)) else ""
 
 
 class TensorMeta:
     """Metadata of a tensor; interned, so that equal metadata is the same object.
 
-    ``offset`` and ``stride`` count elements; ``storage_nbytes`` is the size in bytes
-    of the smallest storage the tensor fits in, from the storage's start.  ``dense``: whether the
-    elements lie side by side, in some order of the dimensions.
+    ``offset`` and ``stride`` count elements; ``storage_nbytes`` is the size in bytes of the smallest storage
+    that the tensor fits in, from the start of the storage.  ``dense``: whether the elements are contiguous in
+    memory, in any order of the dimensions.
     """
 
     __slots__ = ("dense", "device", "dtype", "flags", "nbytes", "offset", "shape", "storage_nbytes", "stride")
@@ -120,7 +120,7 @@ class TensorMeta:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor's elements lie side by side, in some order of the dimensions."""
+    """Whether the elements of a tensor are contiguous in memory, in any order of the dimensions."""
     expected = 1
     for step, size in sorted((step, size) for size, step in zip(shape, stride) if size != 1):
         if step != expected:
@@ -136,12 +136,12 @@ _BY_ELEMENT.add("aten::leaky_relu")
 
 @functools.cache
 def works_by_element(op: OpOverload) -> bool:
-    """Whether PyTorch calls the operator ``pointwise``."""
+    """Whether PyTorch tags the operator as ``pointwise``."""
     return torch.Tag.pointwise in op.tags or op._schema.name in _BY_ELEMENT
 
 
 class Resize(NamedTuple):
-    """From node ``position`` on, of the graph with the identity ``graph``, a storage has ``nbytes`` bytes."""
+    """A storage has ``nbytes`` bytes from node ``position`` of the graph with id ``graph``."""
 
     graph: int
     position: int
@@ -151,16 +151,15 @@ class Resize(NamedTuple):
 class Storage:
     """One allocation, as eager PyTorch would make it.
 
-    Times are positions in the graph's program order: the storage exists from the
-    start of node ``created`` (-1: it existed before recording, an *external* storage);
-    user code (autograd included) dropped its last reference when ``dropped`` nodes
-    were recorded (``None``: still referenced).  ``variables`` are the user's expressions that
-    referred to it when recording ended (``"out.logits"``), if those are all that did.
-    If another block was being recorded then, such as a nested one, ``dropped_in`` is that block's graph
-    and the number of its nodes.  ``continues`` is the record's earlier one for the same memory: after
-    a sync point recording meets as outside memory what it made.  ``place`` is the address of outside
-    memory on a GPU, where the record knows it, else 0.  ``resized``: the sizes that it was given, the first
-    its own; it has ``nbytes``, the largest of them, at most.  Empty: it has them always.
+    Times are positions in the graph's program order.  The storage exists from the start of node ``created``
+    (-1: an *external* storage, which existed before recording).  User code (including autograd) dropped its
+    last reference when ``dropped`` nodes were recorded (``None``: still referenced).  If another block, such
+    as a nested one, was recording at that time, ``dropped_in`` is the graph of that block and its number of
+    nodes.  ``variables`` are the user's expressions that referred to it when recording ended
+    (``"out.logits"``), if there were no other references.  ``continues`` is an earlier storage of the graph
+    for the same memory, because after a sync point, recorded memory is seen as outside memory.  ``place`` is
+    the address of outside memory on a GPU if known, else 0.  ``resized`` lists the sizes after each resize,
+    starting with the original one; ``nbytes`` is the largest of them.  Empty: it was never resized.
     """
 
     __slots__ = (
@@ -191,7 +190,7 @@ class Storage:
         self.dropped: int | None = None
         self.dropped_in: tuple[Graph, int] | None = None
         self.continues: Storage | None = None
-        self._origin: Storage | None = None  # of one that continues another, once somebody has asked
+        self._origin: Storage | None = None  # of a storage that continues another; set on first use
         self.role: Role | None = None
         self.name = ""
         self.place = 0
@@ -200,11 +199,12 @@ class Storage:
 
     @property
     def origin(self) -> Storage:
-        """The first storage recorded for this memory: itself, unless a sync point came between."""
+        """The first storage recorded for this memory: itself, unless there was a sync point in between."""
         if self.continues is None:
             return self
         if self._origin is None:
-            # A loop that reads its loss meets its parameters anew in each round: a long way, taken once.
+            # A loop that reads its loss adds a storage per parameter in each iteration: follow the chain
+            # once.
             storage = self.continues
             while storage.continues is not None and storage._origin is None:
                 storage = storage.continues
@@ -260,12 +260,12 @@ class Failure(Enum):
     """Why a node has not run and may never run."""
 
     RAISED = "its kernel raised an error"
-    FORGOTTEN = "it was forgotten before it ran"
-    PARTIAL_WRITE = "it stopped midway, and what it writes in place may be partly written"
+    FORGOTTEN = "it was dropped before it ran"
+    PARTIAL_WRITE = "it failed midway, and its in-place writes may be incomplete"
 
 
 class NodeError(str):
-    """The text of a node's error, with what kind of failure it is."""
+    """The text of a node's error, with the kind of failure."""
 
     failure: Failure
 
@@ -286,7 +286,7 @@ def failure_of(error: str | None) -> Failure | None:
 
 
 class Work(Protocol):
-    """What an op has to do, as planning counts it."""
+    """The work of an op, as planning counts it."""
 
     @property
     def flops(self) -> int: ...
@@ -295,7 +295,7 @@ class Work(Protocol):
 
 
 class Timed(Protocol):
-    """What an op is projected to take, and what bounds it."""
+    """The projected time of an op, and what bounds it."""
 
     @property
     def seconds(self) -> float: ...
@@ -306,12 +306,12 @@ class Timed(Protocol):
 class Node:
     """One recorded operator call.
 
-    ``args`` and ``kwargs`` are those of the call with each tensor replaced by its
+    ``args`` and ``kwargs`` are those of the call, with each tensor replaced by its
     :class:`Value`.  ``inputs`` are the values read, in argument order; ``outputs`` the
     values returned (an in-place operator returns its own argument).  ``writes`` are
-    the storages it mutates.  ``after`` are further nodes that have to run first (write
-    orders on shared storages) beyond the producers of ``inputs``.  ``at_once``: why it ran while
-    the rest was recorded, "" for a node that was deferred.
+    the storages it mutates.  ``after`` are nodes that must run first in addition to the producers
+    of ``inputs``, because of writes to shared storages.  ``at_once``: the reason why it ran
+    during recording, "" for a node that was deferred.
     """
 
     __slots__ = (
@@ -373,19 +373,21 @@ class Node:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, as ``torch.utils.flop_counter`` counts them; 0 of what it leaves out."""
+        """Floating-point operations, as counted by ``torch.utils.flop_counter``; 0 if it does not count
+        them.
+        """
         return type(self).count_work(self).flops
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that its kernel has to read and write, at least: a view moves none."""
+        """Minimum number of bytes that its kernel reads and writes; 0 for a view."""
         return type(self).count_work(self).bytes_moved
 
     @property
     def seconds(self) -> float | None:
-        """Measured, once it has run with timing; before, projected on the device that it is recorded for.
+        """Measured time after a run with timings; before that, projected time on the recorded device.
 
-        ``None``: neither is known.
+        ``None`` if neither is known.
         """
         if self.measured_seconds is not None:
             return self.measured_seconds
@@ -398,13 +400,15 @@ class Node:
 
     @property
     def bound(self) -> Bound | None:
-        """What is projected to bound its time: arithmetic, memory traffic, or the host that issues it."""
+        """What bounds its projected time: arithmetic, memory traffic, or the kernel launch by the host."""
         found = type(self).project_time(self)
         return found.bound if found is not None else None
 
     @property
     def made(self) -> set[Storage]:
-        """The storages that it allocated: not those of its arguments, which may be of other graphs."""
+        """The storages that it allocated, without those of its arguments, which may belong to other
+        graphs.
+        """
         given = {value.storage for value in self.inputs}
         made = {value.storage for value in self.outputs if value.storage.created == self.index}
         return made - given
@@ -417,10 +421,9 @@ class Node:
 class SyncPoint:
     """A place where recording had to evaluate.
 
-    ``source`` is the user's line, ``reader`` that of the library which read the value for it, if one did.
-    ``ops`` is the number of nodes that ran, ``seconds`` how long they took, ``bytes``
-    the size of the tensor that was read.  ``index`` is the number of nodes recorded
-    before it.
+    ``source`` is the user's line, ``reader`` the line of the library that read the value, if any.
+    ``ops`` is the number of nodes that ran, ``seconds`` their time, ``bytes`` the size of the tensor that was
+    read, and ``index`` the number of nodes recorded before it.
     """
 
     cause: str
@@ -434,9 +437,9 @@ class SyncPoint:
 
 @dataclass(slots=True)
 class RefusedOp:
-    """An op that PyTorch does not take with these inputs; nothing was recorded of it.
+    """An op that PyTorch rejected with these inputs, so that it was not recorded.
 
-    ``error`` is the id of the exception: whether that ended the block is known later.
+    ``error`` is the id of the exception; whether it ended the block is known only later.
     """
 
     op: OpOverload
@@ -455,7 +458,7 @@ class RefusedOp:
 
 @dataclass(slots=True)
 class RaisedError:
-    """The error that ended a block, the user's line that raised it, and the op that was refused, if any."""
+    """The error that ended a block, the user's line that raised it, and the rejected op, if any."""
 
     message: str
     source: SourceLine | None
@@ -496,24 +499,30 @@ class Graph:
         self.sync_points: list[SyncPoint] = []
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
-        self.lost = False  # nobody can evaluate it as a whole any more
+        self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.card = ""  # the name of the absent card that it was recorded for
         self.torch_release: tuple[int, int] | None = None  # that is planned there; None: the installed one
         self.cudnn_benchmark = False  # torch.backends.cudnn.benchmark was on at its start or its end
-        self.release_differences: tuple[str, ...] = ()  # what it was recorded with of that release, in words
+        self.release_differences: tuple[
+            str, ...
+        ] = ()  # differences of that release that were recorded, as text
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
         self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
         self.outermost = id(self)  # tells the blocks that are nested in one from others
-        self.elsewhere: set[str] = set()  # names of threads whose ops ran meanwhile, unrecorded
-        self.in_parts: set[str] = set()  # layers recorded as ops where that card has a kernel
-        self.as_eager: set[str] = set()  # compiled functions that were recorded as eager PyTorch runs them
-        self.assumed: set[str] = set()  # of values that only an absent device could tell, in words
+        self.elsewhere: set[str] = set()  # names of threads whose ops ran unrecorded during the block
+        self.in_parts: set[str] = (
+            set()
+        )  # layers recorded as single ops although that GPU has a kernel for them
+        self.as_eager: set[str] = set()  # compiled functions that were recorded op by op, as in eager mode
+        self.assumed: set[str] = (
+            set()
+        )  # descriptions of assumed values that only an absent device could compute
         self.place: SourceLine | None = None  # where the block was opened
-        self.is_cell = False  # the block is all of a cell
+        self.is_cell = False  # the block is a whole cell
         self.refused: RefusedOp | None = None  # the last one
         self.raised: RaisedError | None = None  # what ended the block
         self.world_size = 1  # ranks of which it was recorded for one
@@ -522,7 +531,7 @@ class Graph:
 
     @property
     def where(self) -> str:
-        """``"cell [7]"`` of a whole cell, else the line where the block was opened."""
+        """``"cell [7]"`` if the block is a whole cell, else the line where the block was opened."""
         if self.place is None:
             return "a block"
         return (

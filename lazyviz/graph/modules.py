@@ -1,8 +1,8 @@
-"""Which module object an op or a weight belongs to, beside the name that it goes by.
+"""Module objects of ops and weights, attached to the names that are shown.
 
-A node's ``root`` is the class of the outermost module that was called, its ``module`` the path in there, and
-a weight's name is relative to that module, too.  Two models of one class have these in common.  So both are
-strings that know their module object, which learns what the user's variables call it.
+A node's ``root`` is the class of the outermost module that was called, its ``module`` the path in it, and the
+name of a weight is also relative to that module.  Two models of one class have the same names.  Therefore,
+both are strings that know their module object, which later receives the name of the user's variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nested blocks: a block with those inside it, as one program."""
+"""Nested blocks: a block and the blocks inside it, as one program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands: which arguments of an operator are numbers that take part in arithmetic as tensors do."""
+"""Operands: which number arguments of an operator take part in arithmetic like tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The op that PyTorch refused while a block was recorded: which sizes do not fit."""
+"""The op that PyTorch rejected while a block was recorded, and the sizes that do not match."""
 
 from __future__ import annotations
 

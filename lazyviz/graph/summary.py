@@ -1,4 +1,4 @@
-"""Summaries of tensor values: a few numbers in place of the tensor."""
+"""Summaries of tensor values: a few numbers instead of the tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync points as text: equal ones are listed together."""
+"""Sync points as text: equal ones are grouped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SyncSite:
 
 
 def sites(points: Iterable[SyncPoint]) -> list[SyncSite]:
-    """Where ``points`` are, each place once, in the order in which they were first met."""
+    """The distinct places of ``points``, in order of first occurrence."""
     found: dict[tuple[str, SourceLine | None, SourceLine | None], list[SyncPoint]] = {}
     for point in points:
         found.setdefault((point.cause, point.source, point.reader), []).append(point)

@@ -1,1 +1,1 @@
-"""Where people train already: callbacks for the Trainers of transformers and Lightning."""
+"""Integrations: callbacks for the Trainers of transformers and Lightning."""

@@ -1,4 +1,4 @@
-"""The first optimizer steps of a training loop, recorded, planned and evaluated: for all callbacks."""
+"""First optimizer steps of a training loop: recorded, planned, and evaluated, for all callbacks."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ logger = logging.getLogger("lazyviz")
 
 @dataclass(frozen=True)
 class Findings:
-    """What the first steps need and have needed.  ``numbers`` are for loggers: bytes, by name."""
+    """Projected and measured memory of the first steps.  ``numbers`` are for loggers: bytes, by name."""
 
     text: str
     numbers: dict[str, float] = field(default_factory=dict)
 
 
 class FirstSteps:
-    """Records each of the first steps from :meth:`begin` on; :meth:`stepped` plans it and evaluates it.
+    """Records each of the first steps, starting with :meth:`begin`; :meth:`stepped` plans and evaluates it.
 
     Args:
-        enabled: ``False`` does nothing.
-        fail_above: bytes, or text as ``"38GiB"``; more is a :class:`lazyviz.testing.PeakExceeded`, before
-            what is pending is evaluated.
-        device: plan for this card, present or not; default: the one that the training runs on.
-        steps: how many optimizer steps.  From the second on the optimizer's state is there all the time.
-        picture: a file for the picture of the last of them; its suffix says what kind.
+        enabled: ``False`` disables everything.
+        fail_above: bytes, or text such as ``"38GiB"``; if a step needs more, raise
+            :class:`lazyviz.testing.PeakExceeded` before evaluating it.
+        device: plan for this GPU, present or not; default: the device that the training runs on.
+        steps: number of optimizer steps.  From the second step, the optimizer state exists all the time.
+        picture: file for a picture of the last of these steps; the suffix selects the format.
 
     Raises:
-        ValueError: no size, or an unknown device.
+        ValueError: an invalid size, or an unknown device.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FirstSteps:
         picture: str | Path | None = None,
     ) -> None:
         if steps < 1:
-            raise ValueError(f"steps is at least 1, not {steps}")
+            raise ValueError(f"steps must be at least 1, got {steps}")
         if device is not None:
             planned(device)
         self._budget = parse_bytes(fail_above) if fail_above is not None else None
@@ -64,7 +64,7 @@ class FirstSteps:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a step to record, and it has not begun."""
+        """Whether there is another step to record that has not started."""
         return self._left > 0 and self._block is None
 
     def begin(self, title: str) -> None:
@@ -74,12 +74,12 @@ class FirstSteps:
             self._graph.title = title
 
     def stepped(self, folder: str | Path = ".") -> Findings | None:
-        """An optimizer step has ended; what was found, after the last of them.
+        """Handle the end of an optimizer step; return the findings after the last step.
 
-        ``folder`` is where a relative ``picture`` is written.
+        A relative ``picture`` is written to ``folder``.
 
         Raises:
-            PeakExceeded: more is needed than ``fail_above``.
+            PeakExceeded: the step needs more than ``fail_above``.
         """
         if self._block is None:
             return None
@@ -93,7 +93,7 @@ class FirstSteps:
             graph.save(Path(folder) / self._picture)
         if self._budget is not None and need > self._budget:
             self._left = 0
-            over = f"{format_bytes(need - self._budget)} more than the {format_bytes(self._budget)} allowed"
+            over = f"{format_bytes(need - self._budget)} above the limit of {format_bytes(self._budget)}"
             first = f"{plan.device} would need {format_bytes(need)}, {over}."
             raise PeakExceeded("\n".join([first, *essence(plan)]), plan)
         if self._need is None or need > self._need[0]:
@@ -104,7 +104,7 @@ class FirstSteps:
         return self._found(Path(folder)) if not self._left else None
 
     def abandon(self) -> None:
-        """The training has failed or ended: what was recorded stays pending."""
+        """Handle the end or failure of training: recorded ops stay pending."""
         self._left = 0
         self._leave()
 

@@ -25,11 +25,11 @@ else:
 
 
 class LazyvizCallback(Callback):
-    """Records the first optimizer steps, plans them, evaluates them, and goes out of the way.
+    """Records, plans, and evaluates the first optimizer steps, and then does nothing more.
 
-    What they need, and the projected beside the measured peak, goes to all loggers of the Trainer (as
-    ``lazyviz/needed_bytes`` and so on), and in a sentence to Python's logger ``lazyviz``.  Arguments are
-    those of :class:`lazyviz.integrations.first_steps.FirstSteps`; a relative ``picture`` is of the Trainer's
+    The memory that they need, and projected and measured peaks, go to all loggers of the Trainer (as
+    ``lazyviz/needed_bytes`` and so on), and as text to Python's logger ``lazyviz``.  Arguments are those of
+    :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative ``picture`` is relative to the Trainer's
     ``default_root_dir``.
     """
 

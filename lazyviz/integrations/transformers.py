@@ -21,15 +21,15 @@ from .first_steps import Findings, FirstSteps, logger
 
 
 class LazyvizCallback(TrainerCallback):
-    """Records the first optimizer steps, plans them, evaluates them, and goes out of the way.
+    """Records, plans, and evaluates the first optimizer steps, and then does nothing more.
 
-    What they need, and the projected beside the measured peak, goes to the Trainer's own loggers (as
-    ``lazyviz/needed_bytes`` and so on), to its ``state.log_history``, and in a sentence to Python's logger
-    ``lazyviz``.  Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`; a relative
-    ``picture`` is of the Trainer's ``output_dir``.
+    The memory that they need, and projected and measured peaks, go to the Trainer's loggers (as
+    ``lazyviz/needed_bytes`` and so on), to its ``state.log_history``, and as text to Python's logger
+    ``lazyviz``.  Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative
+    ``picture`` is relative to the Trainer's ``output_dir``.
 
-    Should the training fail within these steps, nothing tells a callback so: ``lazyviz.reset()`` then ends
-    the block that is open.
+    If training fails within these steps, the Trainer does not notify its callbacks; call ``lazyviz.reset()``
+    to close the open block.
     """
 
     def __init__(

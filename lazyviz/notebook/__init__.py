@@ -1,1 +1,1 @@
-"""The ``%%lazy`` and ``%lazy`` magics: the life of a notebook cell."""
+"""The ``%%lazy`` and ``%lazy`` magics: the life cycle of a notebook cell."""

@@ -16,7 +16,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Take everything back that loading put in place, once what is pending has been evaluated."""
+    """Evaluate what is pending, and undo everything that loading the extension did."""
     from . import magic
 
     magic.unload_ipython_extension(ipython)

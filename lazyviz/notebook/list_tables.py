@@ -1,6 +1,6 @@
-"""IPython display formatters for lists of plans, reports, moments and remedies: one table, a row for each.
+"""IPython display formatters for lists of plans, reports, moments, and remedies: one table each.
 
-Other lists are shown as before: by the formatter that was registered, which comes back when the extension is
+Other lists are shown as before, by the formatter that was registered, which is restored when the extension is
 unloaded.
 """
 
@@ -50,7 +50,7 @@ def _register(formatter: Any, make: Callable[[Any], Any], kind: type) -> Undo:
     formatter.for_type(kind, ours)
 
     def take_back() -> None:
-        if formatter.type_printers.get(kind) is not ours:  # somebody has registered another one since
+        if formatter.type_printers.get(kind) is not ours:  # another one has been registered since
             return
         if before is None:
             formatter.pop(kind)

@@ -1,8 +1,7 @@
 """The magics ``%%lazy`` and ``%lazy``: the life cycle of a cell, and what it displays.
 
-A ``%%lazy`` cell is compiled and run here the way ``%%time`` does it, under the name that
-IPython itself gives the cell: breakpoints, the recorder and tracebacks see the user's own
-lines, with ``%%lazy`` as line 1.
+A ``%%lazy`` cell is compiled and run here as ``%%time`` does it, under the file name that IPython gives the
+cell: breakpoints, the recorder, and tracebacks see the user's own lines, with ``%%lazy`` as line 1.
 """
 
 # IPython's decorators are untyped.
@@ -71,7 +70,7 @@ class LazyMagics(Magics):
         self._raw_cells: list[str] = []  # those that run now: a magic may run one inside another
         self._cell_id: str | None = None
         self._widgets: dict[str, Any] = {}  # the last one of each cell
-        # An exception of a cell, while IPython has yet to show it.
+        # An exception of a cell that IPython has not shown yet.
         self._raised: BaseException | None = None
         self.without_list_tables: list_tables.Undo = list_tables.register(shell)
 
@@ -80,7 +79,9 @@ class LazyMagics(Magics):
     @no_var_expand
     @output_can_be_silenced
     @magic_arguments("%lazy")
-    @argument("--as", dest="name", metavar="NAME", help="bind the LazyGraph to NAME (it is always _lazy too)")
+    @argument(
+        "--as", dest="name", metavar="NAME", help="bind the LazyGraph to NAME (it is also bound to _lazy)"
+    )
     @argument(
         "--device",
         metavar="DEVICE",
@@ -99,27 +100,29 @@ class LazyMagics(Magics):
         "--recompute",
         metavar="off|auto|SIZE",
         default="off",
-        help="stay below SIZE (2GiB, '2 GiB') by dropping activations and computing them again; auto: "
-        "below what the device has free",
+        help="stay below SIZE (2GiB, '2 GiB') by dropping and recomputing activations; auto: below the "
+        "device's free memory",
     )
     @argument(
         "--backend",
         metavar="NAME",
-        help="what runs the graph: eager, the default (or as lazyviz.options says); inductor, xla and "
+        help="what runs the graph: eager (the default, unless lazyviz.options sets another); inductor, "
+        "xla, and "
         "cudagraphs compile or capture it; ipyparallel and ray run pieces of the batch on workers",
     )
-    @argument("--now", action="store_true", help="evaluate at the end of the cell, still showing the graph")
+    @argument("--now", action="store_true", help="evaluate at the end of the cell, and still show the graph")
     @argument(
         "--async",
         dest="no_wait",
         action="store_true",
-        help="evaluate at the end of the cell without waiting: what has run before runs while the next cell "
-        "is recorded",
+        help="start the evaluation at the end of the cell without waiting: subgraphs that have run "
+        "before run "
+        "while the next cell is recorded",
     )
     @argument(
         "--loop",
         action="store_true",
-        help="evaluate each round of the cell's training loop while the next is recorded; show the last",
+        help="evaluate each iteration of the cell's training loop while the next is recorded; show the last",
     )
     @argument("--no-sync", action="store_true", help="make a sync point in this cell an error at its line")
     @argument(
@@ -127,25 +130,25 @@ class LazyMagics(Magics):
         metavar="LINE=VALUE",
         action="append",
         default=[],
-        help="what a read at that line of the cell gives, where only an absent device could tell; "
-        "False*127,True gives one value a read; repeatable",
+        help="the value that a read at that line of the cell returns if only an absent device could compute "
+        "it; False*127,True gives one value per read; can be repeated",
     )
     @argument(
         "--world",
         metavar="N",
         type=int,
-        help="record one rank of N: torch.distributed is initialized, the other ranks are not there",
+        help="record one rank of N: torch.distributed is initialized without the other ranks",
     )
-    @argument("--rank", metavar="R", type=int, default=0, help="which rank of --world it is; default: 0")
+    @argument("--rank", metavar="R", type=int, default=0, help="the rank to record, with --world; default: 0")
     @argument(
         "--torch-version",
         metavar="VERSION",
-        help="the PyTorch release that is to run on an absent card, such as 1.13; default: the installed one",
+        help="the PyTorch release that will run on an absent GPU, such as 1.13; default: the installed one",
     )
     @argument("--no-widget", action="store_true", help="text and static picture only")
     @ipython_cell_magic("lazy")  # type: ignore[arg-type]
     def lazy_cell(self, line: str, cell: str) -> Any:
-        """Record what PyTorch would do in this cell, without doing it, and show it.
+        """Record the PyTorch ops of this cell without running them, and show their graph.
 
         Nothing runs until a value is needed, the Evaluate button is pressed or
         ``%lazy evaluate`` is called.
@@ -235,11 +238,11 @@ class LazyMagics(Magics):
         """The cell has raised ``error``, which comes next."""
         self._bind(graph, options.name)
         self._begin_traceback_in_cell(error)
-        graph.title += f": what the cell did before its {type(error).__name__}"
+        graph.title += f": ops before the {type(error).__name__}"
         if graph.nodes:
             try:
                 self._show(graph, options.no_widget)
-            except Exception as trouble:  # must not stand before the user's own error
+            except Exception as trouble:  # must not hide the user's own error
                 warnings.warn(f"lazyviz could not show the graph: {trouble!r}")
 
     # --- running the cell -------------------------------------------------------------
@@ -275,7 +278,7 @@ class LazyMagics(Magics):
 
         try:
             error._render_traceback_ = render  # type: ignore[attr-defined]
-        except AttributeError:  # a class with slots: IPython's own traceback it is
+        except AttributeError:  # a class with slots: use IPython's own traceback
             return
         self._raised = error
 
@@ -331,20 +334,20 @@ class LazyMagics(Magics):
 
     @line_magic("lazy")  # type: ignore[arg-type]
     def lazy_line(self, line: str) -> None:
-        """What is pending, what it would take, and running it.
+        """Show, plan, and run pending ops.
 
-        ``%lazy VERB`` works on the latest graph, ``%lazy VERB NAME`` on the one called NAME; without a name
-        ``status`` tells of all that are pending, and ``evaluate`` runs them:
+        ``%lazy VERB`` uses the latest graph, ``%lazy VERB NAME`` the graph called NAME.  Without a name,
+        ``status`` and ``evaluate`` cover all pending graphs:
 
-        * ``status``    ops recorded and pending, sync points, what has failed
-        * ``evaluate``  run what is pending (NAME may also be a tensor: what it needs)
+        * ``status``    recorded and pending ops, sync points, failed ops
+        * ``evaluate``  run pending ops (NAME can also be a tensor: run the ops that it needs)
         * ``plan``      peak memory, what would lower it, and whether it fits
-        * ``explain``   the plan in full: what is alive at the peak, by category, module and line, and why
-        * ``why``       what caused the last evaluation
-        * ``reset``     forget everything pending, unevaluated, and restore PyTorch from any state
+        * ``explain``   the full plan: what is alive at the peak, by category, module, and line, and why
+        * ``why``       the cause of the last evaluation
+        * ``reset``     drop all pending ops, and restore PyTorch from any state
         * ``devices``   the devices of this machine and the known profiles; ``devices --time [NAME]``: the
-          record's last step on each known card, with ``--price FILE`` the cost by a CSV file of cards and
-          prices an hour, with ``--epoch N`` that of N samples
+          projected time of the graph's last step on each known GPU, with ``--price FILE`` its cost by a CSV
+          file of GPUs and prices per hour, with ``--epoch N`` the cost of N samples
         """
         verb, _, rest = line.strip().partition(" ")
         if verb == "devices" and rest:
@@ -354,7 +357,7 @@ class LazyMagics(Magics):
         if verb not in VERBS:
             known = ", ".join(VERBS)
             raise UsageError(
-                f"%lazy {verb}: unknown, use one of {known}." if verb else f"%lazy needs one of {known}."
+                f"%lazy {verb}: unknown verb, use one of {known}." if verb else f"%lazy needs one of {known}."
             )
         if len(names) > (0 if verb in ("why", "reset", "devices") else 1):
             raise UsageError(f"%lazy {verb}: too many names.")
@@ -364,7 +367,7 @@ class LazyMagics(Magics):
             print(lazy_graph.why())
         elif verb == "reset":
             lazy_graph.reset()
-            print("Everything pending was forgotten.")
+            print("All pending ops were dropped.")
         elif verb == "evaluate" and not names and tape.pending:
             self._evaluate_everything()
         elif verb == "status" and not names and tape.pending:
@@ -373,18 +376,18 @@ class LazyMagics(Magics):
             self._on_graph(verb, names[0] if names else None)
 
     @magic_arguments("%lazy devices")
-    @argument("--time", action="store_true", help="the time of the latest record on each known card")
-    @argument("--price", metavar="FILE", help="a CSV file with a card and its price an hour a line")
-    @argument("--epoch", metavar="N", type=int, help="samples of an epoch, to tell what one costs")
+    @argument("--time", action="store_true", help="the projected time of the latest graph on each known GPU")
+    @argument("--price", metavar="FILE", help="a CSV file; each line has a GPU and its price per hour")
+    @argument("--epoch", metavar="N", type=int, help="the number of samples in an epoch, to show its cost")
     @argument("name", nargs="?", help="the graph, by default the latest")
     def _devices_in_time(self, line: str) -> None:
         options = parse_argstring(self._devices_in_time, line)
         if not options.time:
-            raise UsageError("%lazy devices: prices and epochs are of --time, as is the name of a graph.")
+            raise UsageError("%lazy devices: --price, --epoch, and the name of a graph need --time.")
         name = options.name or _LATEST
         target = self.shell.user_ns.get(name)
         if not isinstance(target, lazy_graph.LazyGraph):
-            missing = f"{name!r} is no lazy graph." if options.name else _NO_GRAPH
+            missing = f"{name!r} is not a lazy graph." if options.name else _NO_GRAPH
             raise UsageError(f"%lazy devices --time: {missing}")
         try:
             prices = read_prices(unquoted(options.price)) if options.price else None
@@ -404,7 +407,7 @@ class LazyMagics(Magics):
                 print(_evaluated(target))
         elif not isinstance(target, lazy_graph.LazyGraph):
             raise UsageError(
-                f"%lazy {verb}: {name or _LATEST} is no lazy graph but a {type(target).__name__}."
+                f"%lazy {verb}: {name or _LATEST} is not a lazy graph but a {type(target).__name__}."
             )
         elif verb == "status":
             print(status_of(target))
@@ -541,10 +544,10 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Take everything back that loading put in place.
+    """Undo everything that loading the extension did.
 
-    What is pending is evaluated first: tensors that were promised a value get it, and
-    PyTorch is left without a hook of ours.
+    Pending ops are evaluated first, so that all tensors get their values, and no hook of lazyviz is left in
+    PyTorch.
     """
     magics = _loaded.pop(ipython, None)
     if magics is None:

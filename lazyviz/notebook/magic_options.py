@@ -44,7 +44,7 @@ def check(options: Any) -> None:
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
     if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
-        raise UsageError(f"%%lazy: --split takes off, auto or a number, got {options.split!r}.")
+        raise UsageError(f"%%lazy: --split must be off, auto, or a number, got {options.split!r}.")
     try:
         if options.device is None:
             options.device = defaults.device
@@ -64,11 +64,11 @@ def _check_rank(options: Any) -> None:
     """``UsageError`` for a world or a rank that cannot be."""
     world, rank = options.world, options.rank
     if world is None and rank:
-        raise UsageError(f"%%lazy: --rank {rank} of how many? Add --world N.")
+        raise UsageError(f"%%lazy: --rank {rank} needs the number of ranks: add --world N.")
     if world is not None and world < 1:
         raise UsageError(f"%%lazy: --world takes the number of ranks, got {world}.")
     if world is not None and not 0 <= rank < world:
-        raise UsageError(f"%%lazy: --rank is from 0 to {world - 1} with --world {world}, got {rank}.")
+        raise UsageError(f"%%lazy: --rank must be from 0 to {world - 1} with --world {world}, got {rank}.")
 
 
 def _check_loop(options: Any, *, is_absent: bool) -> None:

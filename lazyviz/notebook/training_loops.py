@@ -1,4 +1,4 @@
-"""The training loops of a cell, for ``%%lazy --loop``: which they are, and the hook in each round."""
+"""Training loops of a cell, for ``%%lazy --loop``: finds them, and adds a hook to each iteration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from IPython.core.error import UsageError
 
 _NO_LOOP = (
-    "%%lazy --loop: the cell itself has no `for` loop. In a function, write "
+    "%%lazy --loop: the cell has no `for` loop at its top level. In a function, write "
     "`for batch in lazyviz.steps(loader):` and leave out --loop."
 )
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -1,4 +1,4 @@
-"""Capacity search: the largest size that fits, where every trial takes a plan."""
+"""Capacity search: finds the largest size that fits, with one plan per trial."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def largest_fitting(
         turn += 1
         middle = (low + high) // 2
         if not low:
-            middle = 1  # what is there without any sample
+            middle = 1  # memory that does not depend on samples
         elif turn % 3 and need_low < room < need_high:
             middle = low + int((room - need_low) * (high - low) / (need_high - need_low))
             middle = min(max(middle, low + 1), high - 1)

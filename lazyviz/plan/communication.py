@@ -1,11 +1,12 @@
-"""What one rank of several sends to the others while it runs a graph, in bytes.
+"""Communication: bytes that one rank sends to the others while it runs a graph.
 
-By the ring algorithm, in which every rank has the same share of the work: of ``n`` ranks each sends
-``2 (n - 1) / n`` of the tensor for an all-reduce and ``(n - 1) / n`` of the gathered or scattered tensor for
-an all-gather, a reduce-scatter and an all-to-all.  By these factors NCCL's own tests turn time into the
-bandwidth of the bus (nccl-tests, ``doc/PERFORMANCE.md``); of a broadcast or a reduce, whose factor is 1, a
-rank passes the whole tensor on.  A root that scatters sends every other rank its part, one that gathers
-sends nothing.  What a rank receives is as much, but for rooted collectives and messages.
+Bytes are computed for the ring algorithm, in which every rank has the same share of the work: each of ``n``
+ranks sends ``2 (n - 1) / n`` of the tensor for an all-reduce, and ``(n - 1) / n`` of the gathered or
+scattered tensor for an all-gather, a reduce-scatter, and an all-to-all.  NCCL's own tests use these factors
+to compute bus bandwidth from time (nccl-tests, ``doc/PERFORMANCE.md``).  For a broadcast or a reduce, whose
+factor is 1, a rank passes on the whole tensor.  The root of a scatter sends every other rank its part, the
+root of a gather sends nothing.  A rank receives as much as it sends, except for rooted collectives and
+point-to-point messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Device plan: timelines, peak, reserved memory and verdict for one device."""
+"""Device plan: timelines, peak, reserved memory, and verdict for one device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from .workspace.table import lifetime_of, scratch
 class DevicePlan:
     """One device of a :class:`~lazyviz.plan.plan.Plan`; the fields are the plan's, sizes are bytes.
 
-    ``device`` is the device whose tensors are counted, by its name in the record.  ``of``: whose run the
-    peak, the timeline, what is reserved and ``fits`` are of; ``lazyviz_peak_bytes`` is always of lazyviz's.
+    ``device`` is the device whose tensors are counted, by its recorded name.  ``of`` is the kind of run that
+    the peak, timeline, reserved memory, and ``fits`` describe; ``lazyviz_peak_bytes`` always describes
+    lazyviz's.
     """
 
     device: str
@@ -138,17 +139,17 @@ def _reserve_calls(
 def _room(
     target: Device | DeviceProfile, spans: Sequence[Lifetime], segments: Sequence[Segment]
 ) -> int | None:
-    """The bytes that a plan of ``spans`` may use; ``None`` if nobody knows."""
+    """The bytes that a plan of ``spans`` may use; ``None`` if unknown."""
     if segments and isinstance(target, Device) and target.free_bytes is not None:
         return target.free_bytes + nbytes_of(segments)
-    # Of another batch size what is there is still what was recorded.
+    # For another batch size, existing memory is still as recorded.
     return capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
 
 
 class DevicePlans(Mapping[str, DevicePlan]):
-    """The plans of a graph's devices by name: the plan's own first, the others made when asked for.
+    """The plans of a graph's devices by name: the plan's own first, the others computed on demand.
 
-    Tensors on further CUDA devices are taken to live on further cards of the planned kind.
+    Tensors on other CUDA devices are assumed to be on other GPUs of the planned kind.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class DevicePlans(Mapping[str, DevicePlan]):
 
 
 def target_of(recorded: torch.device) -> Device | DeviceProfile:
-    """The device the graph was recorded on, also one whose memory nobody can tell (``meta``)."""
+    """The device that the graph was recorded on, including devices of unknown memory (``meta``)."""
     try:
         return planned(recorded)
     except ValueError as error:
@@ -222,7 +223,7 @@ def _range(
     eager: bool,
     card: bool,
 ) -> tuple[int, int]:
-    """The least and the most that the peak may be; of a card at the level of :mod:`.uncertainty`."""
+    """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
     found = []
     for which in (1, 2):
         level = totals
@@ -287,7 +288,7 @@ def roomy(plan: DevicePlan) -> bool | None:
 
 
 def needed(plan: DevicePlan) -> int:
-    """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+    """Memory that must fit: on a GPU, reserved memory and the CUDA context; otherwise the peak."""
     if plan.reservation is None:
         return plan.peak_bytes
     return plan.reservation.reserved_bytes + plan.reservation.context_bytes

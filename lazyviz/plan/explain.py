@@ -1,4 +1,4 @@
-"""Explanation of a plan as text: the peak, what is alive there and what keeps it, whether it fits."""
+"""Explanation of a plan as text: the peak, what is alive there and why, and whether it fits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PYTORCHS = frozenset({
 
 
 def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
-    """The projected time of the last training step, and what limits it in words; ``None``: not known."""
+    """The projected time of the last training step, and its bottlenecks as text; ``None`` if unknown."""
     nodes = last_step(plan._nodes)
     time = plan.time_of(nodes)
     if time is None or not time.ops:
@@ -38,7 +38,7 @@ def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
 
 
 def explain(plan: Plan) -> str:
-    """All that the plan knows, in a page of text."""
+    """The complete plan as text."""
     lines = [*_peak(plan), *_recomputed(plan), other_run(plan)]
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
@@ -61,29 +61,31 @@ def explain(plan: Plan) -> str:
         lines.append(line + ".")
     if inside := _not_known(plan):
         lines.append(
-            f"Ran at once, at a sync point: {inside}. What they made is counted; "
-            "what they took while they ran is not known, and no range above allows for it."
+            f"Ran immediately, at a sync point: {inside}. Their results are counted. The memory that they "
+            "used while running is unknown, and the ranges above do not include it."
         )
     if operators := _of_others(plan):
         lines.append(
-            f"Operators of other libraries: {operators}. What they return is counted; what their kernels "
-            "take while they run is not known, and no range above allows for it."
+            f"Operators of other libraries: {operators}. Their results are counted. The memory that their "
+            "kernels use while running is unknown, and the ranges above do not include it."
         )
     if layers := sorted(plan._graph.in_parts):
         lines.append(
-            f"{', '.join(layers)}: recorded cell by cell with the CPU's operators, since cuDNN does not take "
-            f"it; {plan.device} would run each cell as one kernel, which no range above allows for."
+            f"{', '.join(layers)}: recorded cell by cell with CPU operators, because cuDNN does not "
+            "support it. "
+            f"{plan.device} would run each cell as one kernel, which the ranges above do not include."
         )
     if functions := sorted(plan._graph.as_eager):
         lines.append(
-            f"{', '.join(functions)}: planned as eager PyTorch runs it; compiled by torch.compile "
-            "it would take other memory, mostly less, which no range above allows for."
+            f"{', '.join(functions)}: planned as run by eager PyTorch. Compiled by torch.compile it "
+            "would take "
+            "another amount of memory, usually less, which the ranges above do not include."
         )
     lines += of_release(plan)
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
-            f"The tensors are those recorded on {plan.recorded_device}; {plan.device} may choose "
+            f"The ops were recorded on {plan.recorded_device}; {plan.device} may use "
             "other kernels that save other tensors."
         )
     lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
@@ -91,15 +93,15 @@ def explain(plan: Plan) -> str:
 
 
 def of_release(plan: Plan) -> list[str]:
-    """Of a plan for another PyTorch release, what is known to differ there."""
+    """Known differences of the planned PyTorch release, if it is not the installed one."""
     if plan._graph.torch_release is None:
         return []
-    differences = "; ".join(plan._graph.release_differences) or "nothing is known to take other memory"
-    return [f"As PyTorch {plan.torch_version} runs it: {differences}."]
+    differences = "; ".join(plan._graph.release_differences) or "no known difference in memory"
+    return [f"Differences in PyTorch {plan.torch_version}: {differences}."]
 
 
 def of_batch(plan: Plan) -> list[str]:
-    """The batch: its size, in which pieces it runs or what forbids that, and the largest that fits."""
+    """The batch: its size, its pieces or what prevents a split, and the largest batch that fits."""
     if plan.batch_size is None:
         return []
     text = f"Batch of {plan.batch_size:,} samples, {plan.split.explain()}"
@@ -112,12 +114,12 @@ def of_batch(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """The peak and its place, the remedies, the verdict: the plan in a few lines."""
+    """A short version of the plan: the peak and its place, the remedies, and the verdict."""
     return [*_peak(plan), *_recomputed(plan), other_run(plan), *_remedies(plan), verdict(plan)]
 
 
 def other_run(plan: Plan) -> str:
-    """The peak of the run that the plan is not of: an evaluation's, or plain PyTorch's."""
+    """The peak of the kind of run that the plan does not describe: an evaluation, or eager PyTorch."""
     if plan.verdict_of == "eager":
         return f"Evaluated by lazyviz: {format_bytes(plan.lazyviz_peak_bytes)}"
     return f"Plain eager PyTorch {plan.torch_version}: {format_bytes(plan.eager_peak_bytes)}"
@@ -129,7 +131,7 @@ def essence(plan: Plan) -> list[str]:
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     if plan.alive_at_peak:
-        lines += ["Alive then, largest first:", *_largest(plan.alive_at_peak)]
+        lines += ["Alive at the peak, largest first:", *_largest(plan.alive_at_peak)]
     return lines + _remedies(plan)
 
 
@@ -140,7 +142,8 @@ def _peak(plan: Plan) -> list[str]:
     if between := _between(plan.peak_range):
         if plan._reservation is not None:
             lines.append(
-                f"  {between} in {plan.range_level:.0%} of runs, by published measurements{_unsure(plan)}"
+                f"  {between} in {plan.range_level:.0%} of runs, according to published "
+                f"measurements{_unsure(plan)}"
             )
         else:
             lines.append(f"  {between}{_unsure(plan)}")
@@ -154,18 +157,20 @@ def _peak(plan: Plan) -> list[str]:
 
 
 def _unsure(plan: Plan) -> str:
-    """What of the record itself is an estimate."""
+    """Which sizes of the graph are estimates."""
     if plan.estimated:
-        return ": some kernels' scratch memory and what cuDNN keeps for the backward pass are an estimate"
+        return (
+            ": the scratch memory of some kernels, and what cuDNN saves for the backward pass, are estimates"
+        )
     if all(need.exact for need in plan.scratch.values()):
         return ""
     if plan._graph.cudnn_benchmark and plan._reservation is not None:
-        return ": cudnn.benchmark tries algorithms that may take many times the operands"
-    return ": some kernels' scratch memory is an estimate"
+        return ": cudnn.benchmark tries algorithms whose workspace may be many times as large as the operands"
+    return ": the scratch memory of some kernels is an estimate"
 
 
 def _not_known(plan: Plan) -> str:
-    """What took memory that nobody counts: kernels at sync points, and all of a compiled function."""
+    """Ops whose scratch memory is not counted: kernels at sync points, and compiled functions."""
     places: dict[str, None] = {}
     for node in plan._nodes:
         if node.at_once and node.index not in plan.scratch:
@@ -176,7 +181,7 @@ def _not_known(plan: Plan) -> str:
 
 
 def _of_others(plan: Plan) -> str:
-    """Operators that are not PyTorch's, whose kernels nobody here knows."""
+    """Operators of other libraries, whose kernels are unknown."""
     names = {
         f"{namespace}.{name}": None
         for node in plan._nodes
@@ -204,7 +209,7 @@ def _remedies(plan: Plan) -> list[str]:
 
 
 def _then(plan: Plan, remedy: Remedy) -> str:
-    """Whether what does not fit would with the remedy."""
+    """Whether a plan that does not fit would fit with the remedy."""
     if plan.fits is not False or remedy.fits is None:
         return ""
     if not remedy.fits:
@@ -213,15 +218,15 @@ def _then(plan: Plan, remedy: Remedy) -> str:
 
 
 def of_moment(moment: Moment, when: str) -> list[str]:
-    """What is alive at one moment: by category, module and line, and the largest one by one."""
+    """The live set at one moment: by category, module, and line, and the largest allocations."""
     total = moment.nbytes
     lines = [f"Alive {when}, by category:"]
     lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
     lines.append("by module:")
-    by_module = {module or "(outside of a module)": size for module, size in moment.by_module.items()}
+    by_module = {module or "(outside of modules)": size for module, size in moment.by_module.items()}
     lines += table(fold(by_module), total, MODULES)
     if by_line := moment.by_line:
-        lines.append("made by line:")
+        lines.append("by line that allocated it:")
         lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
     return [*lines, "largest:", *_largest(moment.alive)]
 
@@ -236,7 +241,7 @@ def _largest(alive: Sequence[Allocation]) -> list[str]:
 
 
 def keeper(allocation: Allocation) -> str:
-    """What keeps it alive after it was made: a backward node, the user's variable, or nothing to tell."""
+    """What keeps an allocation alive: a backward node, a variable of the user, or "" if unknown."""
     if allocation.variables:
         return f"kept by {', '.join(allocation.variables)}"
     last = allocation.saved_for
@@ -258,10 +263,10 @@ def verdict(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     if plan.capacity_bytes is None:
         why = f" ({plan.device_state})" if plan.device_state not in ("", "ready") else ""
-        return f"Whether it fits is unknown: {plan.device} does not tell its memory{why}."
+        return f"Whether it fits is unknown: {plan.device} does not report its memory{why}."
     room = format_bytes(plan.capacity_bytes)
     if plan._profile is None:
-        room += " free (tensors already there included)"
+        room += " free (including tensors of this process)"
     counted = _counted(plan)
     need, reservation = plan.needed_bytes, plan._reservation
     probably = needs = ""
@@ -270,8 +275,9 @@ def verdict(plan: Plan) -> str:
     if plan.fits:
         if reservation is not None and reservation.retries:
             needs += (
-                "; only since the caching allocator gives cached memory back when there is no more, which "
-                f"waits for the GPU ({reservation.retries:,} times)"
+                "; only because the caching allocator frees cached memory when it runs out, which "
+                "waits for the "
+                f"GPU ({reservation.retries:,} times)"
             )
         return f"It {probably}fits: {plan.device} has {room}{needs}. {_both(plan)}{counted}"
     text = f"It {probably}does not fit: {plan.device} has {room}{needs}"
@@ -284,18 +290,18 @@ def verdict(plan: Plan) -> str:
 
 
 def needed(plan: Plan) -> str:
-    """What has to fit, best figure and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
+    """The memory that must fit, as estimate and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
     return f"{text} ({format_range(low, high)})" if low != high else text
 
 
 def _both(plan: Plan) -> str:
-    """What either run needs; first the one that the verdict is of."""
+    """The memory that both kinds of run need, starting with the one that the verdict is about."""
     ours, eager = format_bytes(plan.lazyviz_needed_bytes), format_bytes(plan.eager_needed_bytes)
     if plan.verdict_of == "eager":
-        return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz it would be {ours}."
-    where = f"Evaluated by lazyviz on {plan.device} it" if plan.borrowed else "Evaluate here"
+        return f"Plain PyTorch {plan.torch_version} needs {eager}; evaluated by lazyviz, it needs {ours}."
+    where = f"Evaluated by lazyviz on {plan.device}, it" if plan.borrowed else "Evaluating it"
     text = f"{where} needs {ours}; plain PyTorch {plan.torch_version} {eager}"
     if plan.fits and plan.eager_fits is False:
         text += ", which would not fit"
@@ -303,12 +309,13 @@ def _both(plan: Plan) -> str:
 
 
 def _counted(plan: Plan) -> str:
-    """What the verdict leaves out: a profile that names no CUDA context is compared with tensors alone."""
+    """A note if the verdict counts only tensors, because the profile has no CUDA context."""
     if plan._profile is None or plan._profile.context_bytes:
         return ""
     return (
-        " Only tensors were counted: the profile has no context_bytes, with which what PyTorch's "
-        "allocator and the CUDA context take would be, too."
+        " Only tensors were counted. To include PyTorch's allocator and the CUDA context, set "
+        "context_bytes in "
+        "the profile."
     )
 
 
@@ -317,11 +324,9 @@ def _reserved(plan: Plan) -> str:
     assert reservation is not None
     text = f"PyTorch's caching allocator would reserve {format_bytes(reservation.reserved_bytes)}"
     if reservation.workspace_bytes:
-        text += f", {format_bytes(reservation.workspace_bytes)} of it cuBLAS's workspace"
+        text += f", {format_bytes(reservation.workspace_bytes)} of it for cuBLAS's workspace"
     if reservation.foreign_bytes:
-        text += (
-            f", {format_bytes(reservation.foreign_bytes)} of it tensors of yours that this graph does not use"
-        )
+        text += f", {format_bytes(reservation.foreign_bytes)} of it for tensors that this graph does not use"
     if reservation.context_bytes:
         text += f"; the CUDA context takes about {format_bytes(reservation.context_bytes)} more"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):

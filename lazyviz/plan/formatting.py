@@ -1,4 +1,4 @@
-"""Formatting of nodes, lines and modules for the user."""
+"""Formatting of nodes, lines, and modules for the user."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The plan: how much memory a graph needs, when, and for what.
 
-Sizes are those of the tensors' storages, to the byte, and during a node what its kernel takes
-beside them (:mod:`lazyviz.plan.workspace.table`).  On a GPU more is needed: what the caching allocator
-adds (rounding, fragments) and library workspaces make ``reserved_bytes``, which decides whether
-a graph fits, beside the CUDA context.
+Sizes are those of the tensors' storages, to the byte, plus the scratch memory of kernels while they run
+(:mod:`lazyviz.plan.workspace.table`).  A GPU needs more: ``reserved_bytes`` also includes rounding and
+fragmentation by the caching allocator, and library workspaces.  Together with the CUDA context, it decides
+whether a graph fits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .workspace.size import Need
 
 
 class Answers(Protocol):
-    """What a plan is asked for late: computed by its planner from the record, and kept."""
+    """Parts of a plan that its planner computes on demand, and keeps."""
 
     @property
     def target(self) -> Device | DeviceProfile: ...
@@ -70,46 +70,46 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Tabular):
-    """What running the graph would need on one device.  Sizes are bytes.
+    """The memory that running a graph would need on one device.  Sizes are in bytes.
 
-    Made from the record alone; nothing has run.
+    Computed from the recorded graph, without running it.
 
     Attributes:
-        device: what the plan is for: ``"cpu"``, ``"cuda:0"`` or a profile's name.
+        device: the planned device: ``"cpu"``, ``"cuda:0"``, or the name of a profile.
         recorded_device: the device whose tensors were counted.
-        verdict_of: whose run this is a plan of: ``"eager"``, plain PyTorch's, on a card that is absent, where
-            nothing else will run; ``"lazyviz"``, an evaluation's, on a device of this machine, and wherever
-            the batch is cut or activations are recomputed.  ``peak_bytes``, ``timeline``, ``reserved_bytes``,
-            ``needed_bytes``, ``fits``, ``max_batch_size`` and what is alive are all of that run.
+        verdict_of: the kind of run that this plan describes.  ``"eager"``: a run by eager PyTorch, on an
+            absent GPU, where lazyviz cannot run.  ``"lazyviz"``: an evaluation, on a device of this machine,
+            and whenever the batch is split or activations are recomputed.  ``peak_bytes``, ``timeline``,
+            ``reserved_bytes``, ``needed_bytes``, ``fits``, ``max_batch_size``, and live sets are of that run.
         peak_bytes: projected peak of allocated tensor memory.
-        peak_node: the node that reaches it (``None`` for an empty graph).
-        reserved_bytes: what the CUDA caching allocator would hold at most, cuBLAS's workspace
-            included; ``None`` on the CPU, which has none.
-        eager_peak_bytes: what plain eager PyTorch would peak at on the same code.
-        lazyviz_peak_bytes: what an evaluation by lazyviz would peak at.
-        tensor_peak_bytes: the peak of tensors alone, which an evaluation on the CPU reports.
-        peak_range, eager_peak_range: the least and the most that the two may be: kernels' scratch
-            memory, counted during their nodes, is an estimate where a library decides, as is ``estimated``.
-            On the CPU these are bounds; on a card a share of runs, ``range_level``, is expected within, by
-            published measurements.
-        peak_position: where in ``timeline`` that is.
-        timeline: ``(node_index, allocated_bytes)`` during every node; of a run in pieces in the
-            order of that run, where the first two pieces of a pass stand for all.
+        peak_node: the node during which the peak is reached (``None`` for an empty graph).
+        reserved_bytes: projected peak of memory held by the CUDA caching allocator, including cuBLAS's
+            workspace; ``None`` on the CPU.
+        eager_peak_bytes: projected peak of eager PyTorch on the same code.
+        lazyviz_peak_bytes: projected peak of an evaluation by lazyviz.
+        tensor_peak_bytes: peak of tensors without scratch memory, which an evaluation on the CPU reports.
+        peak_range, eager_peak_range: lowest and highest expected values of the two peaks.  The scratch memory
+            of kernels, counted during their nodes, is an estimate if a library decides it, and so are the
+            sizes in ``estimated``.  On the CPU these are bounds.  On a GPU, a share ``range_level`` of runs
+            is expected to be within them, according to published measurements.
+        peak_position: position of the peak in ``timeline``.
+        timeline: ``(node_index, allocated_bytes)`` during every node.  For a split run, in the order of that
+            run, where the first two pieces of a pass represent all.
         eager_timeline: the same for eager PyTorch.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
-        alive_at_peak: the storages alive at the peak, largest first.
-        by_category: bytes per category at the peak, every category named.
-        capacity_bytes: what the peak is compared with: on a real device the memory free now
-            plus the counted tensors that are there already (on a GPU all that PyTorch's allocator
-            holds there), for a profile the whole card; ``None`` if the driver does not say.
-        fits: whether the peak is within the capacity, on a GPU what is reserved and the CUDA
-            context; ``None`` if that is not known.
-        split: how the batch is cut, and which nodes forbid that.
-        recompute: what is computed again to save memory.
-        batch_size: samples of the batch that is planned; ``None``: none was named.
-        scratch: per node position, what its kernel allocates and frees within it: best figure
-            and range, in bytes; nodes that need nothing are left out.
-        estimated: the tensors whose own size is an estimate (what cuDNN keeps for the backward pass).
+        alive_at_peak: the storages that are alive at the peak, largest first.
+        by_category: bytes per category at the peak; contains every category.
+        capacity_bytes: the memory that the plan can use.  On a device of this machine, the free memory plus
+            the counted tensors that already exist (on a GPU, plus all memory that PyTorch's allocator holds);
+            for a profile, the whole GPU; ``None`` if the driver does not report it.
+        fits: whether the run fits in the capacity (on a GPU, including reserved memory and the CUDA context);
+            ``None`` if unknown.
+        split: how the batch is split, or which nodes prevent it.
+        recompute: which ops are recomputed to save memory.
+        batch_size: number of samples in the planned batch; ``None`` if no batch was named.
+        scratch: by node position, the memory that its kernel allocates and frees: estimate and range, in
+            bytes.  Nodes without scratch memory are omitted.
+        estimated: tensors whose size is an estimate (those that cuDNN saves for the backward pass).
     """
 
     device: str
@@ -163,27 +163,27 @@ class Plan(Tabular):
         return Table(title, ("bytes", "share", "alive at the peak"), sizes(named), 2)
 
     def lifetime(self, what: Storage | Value | Node) -> range:
-        """The positions in ``timeline`` from the first to the last at which our run holds ``what``.
+        """The positions in ``timeline`` from the first to the last at which ``what`` is alive.
 
-        For a node, what it allocated.  Empty for what allocates nothing on the planned device (an in-place
-        operator, a view).
+        For a node, this is the memory that it allocated.  Empty for nodes that allocate nothing on the
+        planned device (in-place operators, views).
         """
         found = self.held(what)
         return range(found[0].start, max(each.stop for each in found)) if found else range(0)
 
     def held(self, what: Storage | Value | Node) -> list[range]:
-        """The positions in ``timeline`` at which our run holds ``what``: in pieces, a range a piece."""
+        """The positions in ``timeline`` at which ``what`` is alive; in a split run, one range per piece."""
         return positions(self._answers.by_origin, what)
 
     @property
     def device_state(self) -> str:
-        """What is known of a real device, in words (``"ready"``); of a profile ``""``."""
+        """The state of a real device as text (``"ready"``); ``""`` for a profile."""
         target = self._answers.target
         return target.state if isinstance(target, Device) else ""
 
     @property
     def needed_bytes(self) -> int:
-        """What has to fit: on a GPU what is reserved and the CUDA context, else the peak."""
+        """Memory that must fit: on a GPU, reserved memory and the CUDA context; otherwise the peak."""
         reservation = self._reservation
         if reservation is None:
             return self.peak_bytes
@@ -191,7 +191,7 @@ class Plan(Tabular):
 
     @property
     def eager_needed_bytes(self) -> int:
-        """What has to fit for plain eager PyTorch: on a GPU what is reserved and the CUDA context."""
+        """As ``needed_bytes``, for a run by eager PyTorch."""
         reserved, reservation = self.eager_reserved_bytes, self._reservation
         if reserved is None or reservation is None:
             return self.eager_peak_bytes
@@ -199,22 +199,22 @@ class Plan(Tabular):
 
     @property
     def lazyviz_needed_bytes(self) -> int:
-        """What has to fit for an evaluation by lazyviz."""
+        """As ``needed_bytes``, for an evaluation by lazyviz."""
         return self._answers.lazyviz_needed_bytes
 
     @property
     def eager_fits(self) -> bool | None:
-        """Whether plain eager PyTorch would fit; ``None`` if the capacity is not known."""
+        """Whether a run by eager PyTorch would fit; ``None`` if the capacity is unknown."""
         if self.verdict_of == "eager":
             return self.fits
         return None if self.capacity_bytes is None else self.eager_needed_bytes <= self.capacity_bytes
 
     @property
     def torch_version(self) -> str:
-        """The PyTorch release whose kernels and optimizers were recorded; others take other memory.
+        """The PyTorch release that the plan is for; others may use other amounts of memory.
 
-        Of an older one (``lazyviz.lazy(torch_version=)``) what is known to differ was; the rest is the
-        installed release's.
+        For an older release (``lazyviz.lazy(torch_version=)``), only the known differences were recorded.
+        Everything else is as in the installed release.
         """
         if self._graph.torch_release is not None:
             return ".".join(map(str, self._graph.torch_release))
@@ -222,15 +222,15 @@ class Plan(Tabular):
 
     @property
     def max_memory_allocated(self) -> int | None:
-        """What ``torch.cuda.max_memory_allocated()`` would say: blocks in use, workspaces included.
+        """What ``torch.cuda.max_memory_allocated()`` would return: blocks in use, including workspaces.
 
-        ``None`` where no CUDA allocator is planned.
+        ``None`` if the plan has no CUDA allocator.
         """
         return self._reservation.allocated_bytes if self._reservation is not None else None
 
     @property
     def max_memory_allocated_range(self) -> tuple[int, int] | None:
-        """The least and the most that :attr:`max_memory_allocated` may be, in ``range_level`` of runs."""
+        """Lowest and highest expected :attr:`max_memory_allocated`, in ``range_level`` of runs."""
         allocated = self.max_memory_allocated
         if allocated is None:
             return None
@@ -239,7 +239,7 @@ class Plan(Tabular):
 
     @property
     def range_level(self) -> float:
-        """Share of runs that are to be expected within the ranges of a card; on the CPU they are bounds."""
+        """Share of runs expected to be within the ranges of a GPU; on the CPU, ranges are bounds."""
         return LEVEL
 
     @property
@@ -250,7 +250,7 @@ class Plan(Tabular):
 
     @property
     def needed_range(self) -> tuple[int, int]:
-        """The least and the most that ``needed_bytes`` may be; on a card in ``range_level`` of runs."""
+        """Lowest and highest expected ``needed_bytes``; on a GPU, in ``range_level`` of runs."""
         reservation = self._reservation
         if reservation is None:
             return self.peak_range
@@ -259,7 +259,7 @@ class Plan(Tabular):
         return low + least, high + most
 
     def straddles(self, limit: int) -> bool:
-        """Whether ``limit`` bytes are within ``needed_range``: the best figure decides, but is not sure."""
+        """Whether ``limit`` bytes are within ``needed_range``, so that the verdict is uncertain."""
         low, high = self.needed_range
         return low <= limit < high
 
@@ -280,7 +280,7 @@ class Plan(Tabular):
         return self._devices
 
     def at(self, position: int) -> Moment:
-        """What our run holds at ``position`` of the timeline, from 0.
+        """The live set at ``position`` of the timeline, counted from 0.
 
         Raises ``IndexError`` if the timeline has no such position.
         """
@@ -289,7 +289,7 @@ class Plan(Tabular):
         return moment(position, self._nodes[position], self._answers.spans)
 
     def made(self, start: int, stop: int) -> list[Allocation]:
-        """What our run allocates from position ``start`` to before ``stop``, largest first."""
+        """The allocations from position ``start`` up to, but not including, ``stop``, largest first."""
         made = [
             allocation(span)
             for span in self._lifetimes.values()
@@ -299,7 +299,7 @@ class Plan(Tabular):
 
     @property
     def reserved_range(self) -> tuple[int, int] | None:
-        """The least and the most that ``reserved_bytes`` may be, in ``range_level`` of runs."""
+        """Lowest and highest expected ``reserved_bytes``, in ``range_level`` of runs."""
         held, reservation = self._answers.reserved(eager=False), self._reservation
         if held is None or reservation is None:
             return None
@@ -310,7 +310,7 @@ class Plan(Tabular):
 
     @property
     def eager_reserved_bytes(self) -> int | None:
-        """What the CUDA caching allocator would hold at most for plain eager PyTorch."""
+        """As ``reserved_bytes``, for a run by eager PyTorch."""
         if self.verdict_of == "eager":
             return self.reserved_bytes
         held = self._answers.reserved(eager=True)
@@ -318,7 +318,7 @@ class Plan(Tabular):
 
     @property
     def eager_reserved_range(self) -> tuple[int, int] | None:
-        """The least and the most that ``eager_reserved_bytes`` may be."""
+        """Lowest and highest expected ``eager_reserved_bytes``."""
         if self.verdict_of == "eager":
             return self.reserved_range
         held = self._answers.reserved(eager=True)
@@ -326,10 +326,10 @@ class Plan(Tabular):
 
     @property
     def eager_driver_range(self) -> tuple[int, int] | None:
-        """What the driver may say that eager PyTorch's process takes of the card, at its peak.
+        """Range of the memory that the driver may report for a process of eager PyTorch, at its peak.
 
-        At least what is allocated; at most what the allocator would hold and the CUDA context, of
-        which a part is there from the start and a part comes with the kernels that are loaded.
+        At least the allocated memory; at most the memory held by the allocator plus the CUDA context, a part
+        of which exists from the start, while the rest grows as kernels are loaded.
         """
         held, reservation = self._answers.reserved(eager=True), self._reservation
         if held is None or reservation is None:
@@ -338,12 +338,12 @@ class Plan(Tabular):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of which one was recorded; 1 of a program that runs on one device."""
+        """The number of ranks, one of which was recorded; 1 for a program that runs on one device."""
         return self._graph.world_size
 
     @property
     def communication_bytes(self) -> int:
-        """Bytes that this rank sends to the others in what was recorded, by the ring algorithm.
+        """Bytes that this rank sends to the others in the recorded graph, by the ring algorithm.
 
         See :mod:`lazyviz.plan.communication`, and :attr:`communication` for each kind of collective.
         """
@@ -364,23 +364,24 @@ class Plan(Tabular):
 
     @property
     def recorded_batch_size(self) -> int | None:
-        """Samples of the batch as it was recorded; ``None``: none was named."""
+        """Number of samples in the recorded batch; ``None`` if no batch was named."""
         return self._answers.recorded_batch_size
 
     @property
     def max_batch_size(self) -> int | None:
-        """The largest batch that fits, cut as this plan is: in as many pieces, with ``"auto"`` in any number.
+        """The largest batch that fits, in as many pieces as this plan, or in any number with ``"auto"``.
 
-        ``None`` if no batch was named, if the capacity is not known, or how an operator's results grow.
-        Found by planning again with other sizes; 0 if not even one sample fits.
+        ``None`` if no batch was named, or if the capacity or the growth of an operator's results is unknown.
+        Found by planning other sizes; 0 if not even one sample fits.
         """
         return self._answers.max_batch_size
 
     @gc_pause.paused()
     def largest_within(self, seconds: float, split: int | str | None = None) -> tuple[int | None, bool]:
-        """The largest batch known to fit after about so long, cut as ``split`` says, and whether that is all.
+        """The largest batch found to fit within about ``seconds`` of search, and whether the search is
+        complete.
 
-        Asked again it goes on from there, until it is ``replan(split=split).max_batch_size``.
+        Another call continues the search, until the result is ``replan(split=split).max_batch_size``.
         """
         return self._answers.largest_within(seconds, split)
 
@@ -391,74 +392,74 @@ class Plan(Tabular):
         split: int | str | None = None,
         device: DeviceLike | None = None,
     ) -> Plan:
-        """The same record with another number of samples, cut otherwise, or on another device.
+        """A plan of the same graph with another batch size, another split, or on another device.
 
-        As ``graph.plan(device, batch_size, split)``, but quicker: the record is not read and the batch not
-        followed again, and the room on the same device is what it was.  Raises what that raises.
+        Like ``graph.plan(device, batch_size, split)``, but faster: it does not read the graph or follow the
+        batch again, and uses the same free memory for the same device.  Raises the same errors.
         """
         check_split(split)
         return self._answers.replan(batch_size, split, device)
 
     @property
     def remedies(self) -> Sequence[Remedy]:
-        """What would lower the peak, cheapest first; computed from the record when asked for.
+        """Changes that would lower the peak, cheapest first; computed on first access.
 
-        None beside recomputation: what they would bring is known of the run without it.
+        Empty for a plan that recomputes activations, because remedies are computed for runs without.
         """
         return self._answers.remedies(self)
 
     def cheapest_remedies(self, kinds: int) -> Sequence[Remedy]:
-        """Of ``kinds`` kinds of remedies, the cheapest that bring something: found sooner than all are."""
+        """The cheapest remedies of up to ``kinds`` kinds that save memory; faster than computing all."""
         return self._answers.remedies(self, kinds)
 
     @property
     def time(self) -> Projection | None:
-        """Projected seconds of the record, run by eager PyTorch; computed when first asked for.
+        """Projected run time of the graph in eager PyTorch; computed on first access.
 
-        ``None`` where the device's rates are not known, and for another batch size than was recorded.
+        ``None`` if the rates of the device are unknown, or if the batch size differs from the recorded one.
         """
         return self._answers.time if self.batch_size == self.recorded_batch_size else None
 
     def time_of(self, nodes: Sequence[Node]) -> Projection | None:
-        """The projected time of some of the record's ops alone, such as of its second step."""
+        """The projected time of some nodes of the graph, such as those of its second step."""
         return self._answers.time_of(nodes)
 
     def compare_times(self, profile: Any) -> TimesCompared:
-        """The projected time of each op beside a profile that ``torch.profiler.profile`` took of the program.
+        """Compare the projected time of each op with a profile of the program by ``torch.profiler.profile``.
 
-        Of the program as it was recorded, run by plain PyTorch or by lazyviz, on the plan's device.
+        The profile must be of the recorded program, run by eager PyTorch or by lazyviz, on the plan's device.
 
         Raises:
-            ValueError: nothing is known of the device's speed, or the profile has none of the record's ops.
+            ValueError: the speed of the device is unknown, or the profile contains none of the recorded ops.
         """
         if self.time is None:
             raise ValueError(
-                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU at hand"
+                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine"
             )
         return beside_profile(self.time, profile)
 
     @property
     def seconds(self) -> float | None:
-        """Projected seconds of the step on the plan's device; ``None`` where nothing is known of it."""
+        """Projected run time on the plan's device, in seconds; ``None`` if its speed is unknown."""
         return self.time.seconds if self.time is not None else None
 
     @property
     def seconds_range(self) -> tuple[float, float] | None:
-        """The least and the most that :attr:`seconds` is expected to be."""
+        """Lowest and highest expected :attr:`seconds`."""
         return self.time.seconds_range if self.time is not None else None
 
     @property
     def flops(self) -> int:
-        """FLOPs of the record as ``torch.utils.flop_counter`` counts them."""
+        """FLOPs of the graph, as counted by ``torch.utils.flop_counter``."""
         return total(self._nodes).flops
 
     @property
     def by_phase(self) -> dict[str, tuple[float, int, int]]:
-        """``(seconds, flops, bytes moved)`` by phase; empty where no time is known."""
+        """``(seconds, flops, bytes moved)`` by phase; empty if no time is known."""
         return self.time.by_phase if self.time is not None else {}
 
     def explain(self) -> str:
-        """The plan as text: the peak, where it is, what is alive there and why, whether it fits."""
+        """The plan as text: the peak and its place, what is alive there and why, and whether it fits."""
         return self._answers.explain(self)
 
     def verdict(self) -> str:

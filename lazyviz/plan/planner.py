@@ -1,4 +1,4 @@
-"""Planner: makes a :class:`~lazyviz.plan.plan.Plan` for a device, a batch size and a number of pieces."""
+"""Planner: makes a :class:`~lazyviz.plan.plan.Plan` for a device, batch size, and number of pieces."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def make_plan(
 ) -> Plan:
     """Plan ``graph`` for ``device`` without running it.
 
-    ``device`` may be a real device, the name or object of a profile, or ``None`` for the one
-    that holds most of the graph's bytes.  If the graph has tensors on the named device those
-    are counted, else those of its main device, as if they lived on the named one.  ``batch_size`` plans
-    for another number of samples, ``split`` for a run in so many pieces, with ``"auto"`` in the fewest that
-    fit.  ``as_recorded`` counts what was dropped after the last node as referenced to the end, as a
-    test's variables are.
+    ``device`` may be a real device, the name or object of a profile, or ``None`` for the device that holds
+    most of the graph's bytes.  If the graph has tensors on the named device, those are counted; otherwise the
+    tensors of its main device are counted as if they were on the named one.  ``batch_size`` plans for another
+    number of samples, ``split`` for a run in this many pieces, with ``"auto"`` in the fewest that fit.
+    ``as_recorded`` treats tensors that were dropped after the last node as referenced to the end, like
+    variables of a test.
 
-    ``of`` says whose run is planned: plain eager PyTorch's or that of an evaluation by lazyviz.  Default: on
-    a card that is absent eager PyTorch's, which is what will run there, else lazyviz's.  A run in pieces, or
-    with activations recomputed, is always lazyviz's.
+    ``of`` is the kind of run: eager PyTorch, or an evaluation by lazyviz.  Default: eager PyTorch on an
+    absent GPU, because that is what will run there, otherwise lazyviz.  Split runs, and runs that recompute
+    activations, are always by lazyviz.
 
     Raises ``ValueError`` for an unknown device, a batch size or a split where no batch was named, a batch
     size where it is not known how an operator's results grow, or a backend other than ``"eager"``.
     """
     if backend not in (None, "eager"):
-        raise ValueError(f"This version plans runs with 'eager'; what {backend!r} would take is not known.")
+        raise ValueError(f"This version plans only runs with 'eager'; the memory of {backend!r} is unknown.")
     check_split(split)
     everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
     recorded, target = _counted(everywhere, device)
@@ -89,7 +89,7 @@ def _counted(
     everywhere: Mapping[torch.device, Sequence[Lifetime]],
     device: DeviceLike | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
-    """The device whose tensors are counted, and the one that they are planned for."""
+    """The device whose tensors are counted, and the planned device."""
     recorded = with_most(everywhere)
     target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
@@ -104,11 +104,11 @@ def _counted(
     return recorded, target
 
 
-MOST_SAMPLES = 2**40  # where the search for the largest batch ends
+MOST_SAMPLES = 2**40  # upper limit of the search for the largest batch
 
 
 class Planner:
-    """Plans of one graph for one device: of other batch sizes, in other numbers of pieces."""
+    """Plans of one graph for one device, for several batch sizes and numbers of pieces."""
 
     def __init__(
         self,
@@ -125,17 +125,17 @@ class Planner:
         self.of: Run = of or ("eager" if is_absent(target) else "lazyviz")
         self.spans = everywhere.get(recorded, ())
         self._batch: Batch | None = None
-        self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # what ``largest`` has found out
+        self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # results of ``largest``
 
     @cached_property
     def recorded_plan(self) -> DevicePlan:
-        """The plan of the batch as it was recorded, in one piece."""
+        """The plan of the recorded batch, in one piece."""
         return plan_device(self.graph, self.spans, self.recorded, self.target, of=self.of)
 
     def planned(
         self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need], of: Run = "lazyviz"
     ) -> DevicePlan:
-        """The plan of another size or cut, in the room that there was for the batch as recorded."""
+        """The plan of another batch size or split, with the same capacity as for the recorded batch."""
         room = self.recorded_plan.capacity_bytes
         return plan_device(graph, spans, self.recorded, self.target, needs, room, of)
 
@@ -144,13 +144,13 @@ class Planner:
         return self.recorded_plan.scratch
 
     def cut(self, split: int | str | None) -> Planner:
-        """The same with another split; what has been found is shared."""
+        """The same planner with another split; results are shared."""
         other = copy.copy(self)
         other.split = split
         return other
 
     def on(self, device: DeviceLike) -> Planner:
-        """The same on another device.  Raises as :func:`make_plan` does."""
+        """The same planner for another device.  Raises the errors of :func:`make_plan`."""
         recorded, target = _counted(self.everywhere, device)
         kind = self.chosen
         other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute, kind)
@@ -159,7 +159,7 @@ class Planner:
 
     @property
     def batch(self) -> Batch | None:
-        """The graph's batch, followed when first asked for; ``None``: none was named."""
+        """The graph's batch, analyzed on first access; ``None`` if none was named."""
         if self._batch is None and self.graph.batch:
             roots = {value: Shard(dim) for value, dim in self.graph.batch.items()}
             self._batch = Batch(
@@ -198,7 +198,7 @@ class Planner:
         return whole if whole.of == "lazyviz" else self.planned(self.graph, spans, whole.scratch)
 
     def recomputed(self, spans: Sequence[Lifetime], whole: DevicePlan) -> tuple[DevicePlan, RecomputePlan]:
-        """``whole`` with as much computed again as its budget demands; only lazyviz's run can do that."""
+        """``whole`` with recomputation to meet the budget; only lazyviz's run can do that."""
         budget = self.recompute
         enough = roomy(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
         if whole.of == "eager" and enough:
@@ -209,9 +209,9 @@ class Planner:
         if batch_size is None:
             return self.batch.size if self.batch is not None else None
         if self.batch is None:
-            raise ValueError(f"another batch size {BATCH_NEEDED}")
+            raise ValueError(f"planning another batch size {BATCH_NEEDED}")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size is a number of samples, at least 1, not {batch_size!r}")
+            raise ValueError(f"batch_size must be a number of samples, at least 1, not {batch_size!r}")
         return batch_size
 
     def in_pieces(self, spans: Sequence[Lifetime], sizes: Sequence[int], total: int) -> DevicePlan:
@@ -228,7 +228,7 @@ class Planner:
         return spans, needs | rescaled(self.graph, self.recorded, kind, self.batch, samples)
 
     def fewest(self, size: int, whole: DevicePlan) -> int:
-        """The fewest pieces that fit with a margin; as many as there can be if none do."""
+        """The fewest pieces that fit with a margin; the maximum number if none fit."""
         batch = self.batch
         assert batch is not None
         group = batch.analysis.group
@@ -247,8 +247,8 @@ class Planner:
     def largest(self, deadline: float = math.inf) -> int | None:
         """The largest batch that fits.
 
-        Raises :class:`TimeIsUp` where ``deadline``, of ``time.monotonic``, passes before that is known.
-        Asked again it goes on from there.
+        Raises :class:`TimeIsUp` if ``deadline`` (of ``time.monotonic``) passes first.
+        Another call continues from there.
         """
         batch = self.batch
         if batch is None or batch.analysis.unknown:
@@ -342,14 +342,14 @@ class Planner:
 
 
 class LateAnswers:
-    """What a plan is asked for late, such as its remedies or the largest batch: computed once, and kept."""
+    """Parts of a plan that are computed on demand and cached, such as remedies or the largest batch."""
 
     def __init__(
         self, planner: Planner, eager: DevicePlan, own: DevicePlan, by_lazyviz: Callable[[], DevicePlan]
     ) -> None:
         self._planner, self._eager, self._own, self._by_lazyviz = planner, eager, own, by_lazyviz
         self._reserved: dict[bool, tuple[int, int, int] | None] = {}
-        self._remedies: dict[int | None, Sequence[Remedy]] = {}  # by how many kinds were asked for
+        self._remedies: dict[int | None, Sequence[Remedy]] = {}  # by requested number of kinds
 
     @property
     def target(self) -> Device | DeviceProfile:
@@ -373,7 +373,7 @@ class LateAnswers:
         return self._own.spans
 
     def reserved(self, *, eager: bool) -> tuple[int, int, int] | None:
-        """Bytes that the allocator would hold, and their range, of eager PyTorch's run or of ours."""
+        """Bytes that the allocator would hold, and their range, for eager PyTorch or lazyviz."""
         if eager not in self._reserved:
             self._reserved[eager] = (self._eager if eager else self._own).reserve(eager)
         return self._reserved[eager]

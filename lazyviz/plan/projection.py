@@ -1,7 +1,7 @@
-"""Projection of a run's peak, to be compared with the measured one.
+"""Projection of a run's peak, for comparison with the measured one.
 
-A :class:`~lazyviz.plan.plan.Plan` is of a whole graph.  A run is often of a part: what one tensor
-needs, or what is left after a sync point.  Sizes are bytes.
+A :class:`~lazyviz.plan.plan.Plan` describes a whole graph.  A run is often a part of it: the nodes that one
+tensor needs, or the rest after a sync point.  Sizes are bytes.
 """
 
 from __future__ import annotations

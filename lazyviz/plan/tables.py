@@ -1,6 +1,6 @@
-"""Results as small tables: aligned text in terminals, HTML in notebooks, a table of rich's where that prints.
+"""Result tables: aligned text in terminals, HTML in notebooks, rich tables where rich prints.
 
-Showing one computes nothing that takes long, and runs nothing.
+Displaying a table runs nothing, and computes nothing that takes long.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ def parse_bytes(size: int | str) -> int:
         factor = _FACTORS.get(found[2].upper() or "B") if found is not None else None
         if found is None or factor is None:
             raise ValueError(
-                f"{size!r} is no size: write bytes, or a number and a unit as in '12 GiB' or '800 MB'"
+                f"{size!r} is not a size: write bytes, or a number and a unit, such as '12 GiB' or '800 MB'"
             )
         return int(float(found[1]) * factor)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise ValueError(f"{size!r} is no size: a whole number of bytes, or text such as '12 GiB'")
+        raise ValueError(f"{size!r} is not a size: use a whole number of bytes, or text such as '12 GiB'")
     return size
 
 

@@ -1,4 +1,4 @@
-"""Install paths of lazyviz and PyTorch, which tell the user's frames from theirs."""
+"""Install paths of lazyviz and PyTorch, to tell the user's frames from theirs."""
 
 from __future__ import annotations
 

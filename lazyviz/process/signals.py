@@ -1,7 +1,7 @@
-"""Deferred signals: handlers wait while state is exchanged, and between a kernel and its bookkeeping.
+"""Deferred signals: handlers wait during state changes, and between a kernel and its bookkeeping.
 
-Python runs handlers on the main thread between any two instructions, whoever's they are.  Where that must not
-be, signals are collected, and their handlers run where the state is whole.
+Python runs signal handlers on the main thread between any two instructions.  Where that must not happen,
+signals are collected, and their handlers run later, when the state is consistent.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Deferred(Arrived):
         try:
             for number in self._handlers:  # the others are not set from Python, or ignored: not ours to touch
                 _signal.signal(number, note)
-        except BaseException:  # one that has come before it was put off
+        except BaseException:  # raised by a signal that arrived before deferral
             self._restore()
             raise
 
@@ -130,7 +130,7 @@ class Deferred(Arrived):
         while self._handlers:
             try:
                 for number, handler in list(self._handlers.items()):
-                    if _signal.getsignal(number) == note:  # somebody may have set another
+                    if _signal.getsignal(number) == note:  # another handler may have been set
                         _signal.signal(number, handler)
                     del self._handlers[number]
             except BaseException as error:  # one that came after it was restored

@@ -1,9 +1,9 @@
-"""Shortened tracebacks: the user's frames, those of libraries, and one of ours.
+"""Shortened tracebacks: frames of the user and of libraries, and one of lazyviz.
 
-An op that fails is met deep inside of an evaluation, which says nothing to a user.  Whatever user code
-calls of ours therefore cuts the frames below its own before an error leaves it.  The links between the
-entries are changed, not the entries: causes, contexts and the user's frames stay, for debuggers, too.
-With ``LAZYVIZ_FULL_TRACEBACK=1`` in the environment all frames are shown.
+A failing op raises deep inside an evaluation, in frames that mean nothing to a user.  Functions that user
+code calls therefore remove the frames below themselves before an error leaves them.  The links between
+traceback entries are changed, not the entries: causes, contexts, and the user's frames remain, also for
+debuggers. With ``LAZYVIZ_FULL_TRACEBACK=1`` in the environment, all frames are shown.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _join(entries: list[TracebackType]) -> None:
 
 
 def shortened(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which user code calls, with errors that show no frames of ours but one."""
+    """Wrap ``function``, which user code calls, so that its errors show only one frame of lazyviz."""
 
     @functools.wraps(function)
     def evaluates_what_is_pending(*args: P.args, **kwargs: P.kwargs) -> R:

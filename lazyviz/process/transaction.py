@@ -1,12 +1,12 @@
-"""Transactions: state of PyTorch and of the process is exchanged as a whole and always restored.
+"""Transactions: global state of PyTorch and the process is changed as a whole and always restored.
 
-A :class:`Transaction` notes how to take each step back before it takes it, and takes all of them back in
-reverse.  It is left however its ``with`` statement is, also if an exception comes between any two
-instructions of its own: Python runs signal handlers at the start of every function, so an interrupt may keep
-``__exit__`` from doing anything at all, and the traceback then keeps alive all that its frames refer to (a
-generator of :func:`contextlib.contextmanager`, say, would stay suspended as long as a notebook shows the
-error).  What the ``with`` statement calls here is a token that only the statement refers to.  When it goes
-and the transaction has not been left, it is left then.
+A :class:`Transaction` registers how to undo each step before it takes the step, and undoes all of them in
+reverse order.  It is exited whenever its ``with`` statement is, even if an exception occurs between any two
+of its own instructions.  Python runs signal handlers at the start of every function, so an interrupt can
+prevent ``__exit__`` from doing anything, and the traceback then keeps everything alive that its frames refer
+to.  (A generator of :func:`contextlib.contextmanager`, for example, would stay suspended as long as a
+notebook shows the error.) Therefore, the ``with`` statement calls a token that only the statement refers to.
+If the token is destroyed and the transaction was not exited, it is exited at that moment.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Transaction(contextlib.ContextDecorator):
 
     def __enter__(self) -> Any:
         if self.entered:
-            raise RuntimeError(f"{self.name} has been entered before; make another one")
+            raise RuntimeError(f"{self.name} was already entered; create a new one")
         self._undo: list[Callable[[], object]] = []
         self.entered = True
         try:
@@ -199,5 +199,5 @@ _holder: dict[str, Exclusive] = {}
 
 
 def forget_holder() -> None:
-    """Nobody exchanges state: a thread that did is gone (in a forked process)."""
+    """Release the lock of a thread that no longer exists (in a forked process)."""
     _holder.clear()

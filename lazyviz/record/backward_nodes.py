@@ -1,4 +1,4 @@
-"""Autograd nodes that a backward pass is about to call, as far as the recorder has to know them."""
+"""Autograd nodes that a backward pass is about to call, as the recorder needs to know them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Constant folding: small CPU values that are computed while recording, without running the graph.
 
-Adam's step counter, ``torch.tensor(1e-3)``, the largest entry of an attention mask: reading
-such a value is no sync point.  Nothing is computed ahead; a read computes the pending nodes
-that it depends on, on copies, as long as they are few, small and start from constants or from
-known outside tensors.  The graph stays pending, and writes to real tensors still wait.
+Examples are Adam's step counter, ``torch.tensor(1e-3)``, and the maximum of an attention mask: reading such a
+value is not a sync point.  Nothing is computed in advance.  A read computes the pending nodes that it depends
+on, on copies, if they are few, small, and start from constants or known outside tensors.  The graph stays
+pending, and writes to real tensors are still deferred.
 
-The copy of a storage, its *shadow*, is kept where a later read has to go on from it: where a
-node wrote to it, and where it is tiny.
+The copy of a storage, its *shadow*, is kept if a later read must continue from it: if a node wrote to it, or
+if it is tiny.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real tensors that a block uses but did not make: their values in the record, ``.data`` and swaps."""
+"""Outside tensors: real tensors that a block uses but did not create, their values, ``.data`` and swaps."""
 
 from __future__ import annotations
 

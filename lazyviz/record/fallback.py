@@ -1,8 +1,8 @@
-"""Fallback: ops that run immediately while the rest is recorded, noted in the graph as done.
+"""Fallback: ops that run immediately during recording, and are added to the graph as done.
 
-A data-dependent operator, a compiled function or a formula that reads values is not deferred, and
-yet makes memory that the rest of the block lives with.  Once it has run, what it returned is known:
-it becomes a node that is done, with real sizes.  What its kernels took inside is not known.
+Data-dependent operators, compiled functions, and formulas that read values are not deferred, but allocate
+memory that the rest of the block uses.  When such an op has run, its results are known: it becomes a node
+that is done, with real sizes.  The scratch memory of its kernels is unknown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Release of graphs: a record is freed when its owner goes, not when the garbage collector runs.
+"""Release of graphs: a graph is freed with its owner, before the garbage collector runs.
 
-Its objects refer to each other in circles, and there are many of them: in a loop the collector, looking for
-those of earlier rounds, would take a good part of the time that recording does.  So when the owner has gone,
-a look (``graph_release.cpp``, compiled) tells whether anybody else refers to any of them: a pending tensor, a
-plan, another graph, a variable with a node.  If not, the circles are cut; else the record is the collector's,
-as it is where that module is missing, or ``LAZYVIZ_GRAPH_RELEASE=0`` is in the environment.
+Objects of a graph refer to each other in cycles, and there are many of them.  In a loop, the garbage
+collector would take a large part of the recording time to find those of earlier iterations.  Therefore, when
+the owner is deleted, ``graph_release.cpp`` (compiled) checks whether anything else refers to any of the
+objects: a pending tensor, a plan, another graph, a variable with a node.  If not, the cycles are cut.
+Otherwise, the graph is left to the garbage collector, as it is without that module or with
+``LAZYVIZ_GRAPH_RELEASE=0`` in the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from .tape import tape
 
 _TRIED_AGAIN = 4  # of those that something refers to: each try looks at all of the record
 
-_held: list[weakref.ref[Graph]] = []  # without an owner, but somebody had some of them when it went
+_held: list[
+    weakref.ref[Graph]
+] = []  # without an owner, but parts of them were still referenced when it was deleted
 
 
 class Owned:
@@ -45,7 +48,7 @@ class Owned:
 
 
 def _release(holder: list[Graph]) -> bool:
-    """Free the graph that ``holder`` alone refers to, if nobody refers to its record."""
+    """Free the graph that only ``holder`` refers to, if nothing refers to its nodes."""
     return _module is not None and bool(_module.release(holder))
 
 

@@ -1,4 +1,4 @@
-"""Native recorder: connects the compiled recorder (``recorder.pyx``), where it was built.
+"""Native recorder: connects the compiled recorder (``recorder.pyx``), if it was built.
 
 It is optional: without it (``lazyviz compile`` was not run, ``LAZYVIZ_PURE_PYTHON`` is set in the
 environment) every op takes the way in Python, with the same results.

@@ -1,4 +1,4 @@
-"""Observable pending work: which pending nodes a tensor of the user's could still show."""
+"""Observable pending work: pending nodes whose results a user's tensor could still show."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Holders(Protocol):
 def seen(
     pending: Iterable[TrackedNode], outside: Mapping[int, TrackedValue], holders: Holders
 ) -> set[TrackedStorage]:
-    """The storages written by ``pending`` nodes that a tensor of the user's may show, met or not.
+    """The storages written by ``pending`` nodes that a user's tensor may show, whether or not ops used it.
 
-    ``outside`` are the user's tensors that were met, by their ids.
+    ``outside`` are the user's tensors that ops used, by id.
     """
     nodes = list(pending)
     written = {storage for node in nodes for storage in node.writes}

@@ -1,8 +1,8 @@
-"""Partial writes: memory that a failed kernel or segment left half written, and what overwrites it whole.
+"""Partial writes: memory that a failed kernel or segment left half written, and how it becomes valid.
 
-One that fails midway never runs again, and what it writes in place cannot be read
-(:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of it is overwritten by an op that does not read
-it.
+A node that fails midway never runs again, and tensors that it writes in place cannot be read
+(:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of their memory is overwritten by an op that does
+not read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
 
 
 def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
-    """Whether ``node`` overwrites all that a node before it has left half done, or views it."""
+    """Whether ``node`` overwrites, or views, all memory that an earlier node left half written."""
     if node.op.is_view:
         return all(value.node is not failed for value in node.inputs)
     shared = [value for value in node.inputs if value.storage in failed.writes or value.node is failed]
@@ -48,7 +48,7 @@ def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
 
 
 def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
-    """Those of ``nodes``, in program order, that are not half done and need nothing that is."""
+    """Those of ``nodes``, in program order, that neither failed midway nor depend on one that did."""
     nodes = list(nodes)
     if not any(failure_of(error) is Failure.PARTIAL_WRITE for error in {node.error for node in nodes}):
         return nodes

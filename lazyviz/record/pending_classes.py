@@ -1,8 +1,8 @@
-"""Classes of pending tensors whose own class is a user's, such as a quantized ``nn.Parameter``.
+"""Classes of pending tensors that have a user-defined class, such as a quantized ``nn.Parameter``.
 
-A pending tensor is a ``LazyTensor``.  One of a class with methods of its own is of a class made here that
-derives from both, so that its methods, properties and overrides are those of its class while it is pending.
-Code that makes another tensor of ``type(self)``, compares it, or writes to it means the user's class.
+A pending tensor is a ``LazyTensor``.  For a user-defined class, it has a class created here that derives from
+both, so that it has the methods, properties, and overrides of its class while it is pending.  Code that
+creates a tensor of ``type(self)``, compares it, or writes to it gets the user's class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pending ops: the nodes in program order, and dropping those whose results nobody can see."""
+"""Pending ops: nodes in program order, and removal of those whose results are unreachable."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class PendingOps:
         self.nodes: dict[TrackedNode, None] = {}  # in program order
         self.views: list[TrackedNode] = []  # those recorded outside of a block
         self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
-        self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that somebody can evaluate
+        self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that can still be evaluated
         self.unlink_tensors: Callable[[Iterable[Any], Iterable[Any]], None] = unlink_tensors  # or compiled
-        # Of graphs that nobody can evaluate: pending writes of known values, such as step counters.
+        # For graphs that can no longer be evaluated: pending writes of known values, such as step counters.
         self.overdue: list[TrackedNode] = []
         self._born = time.perf_counter()
         self._looked_for = 0.0  # seconds
@@ -66,7 +66,7 @@ class PendingOps:
             self._tensors.made_real(value for value in node.outputs if value.node is node)
 
     def _drop_unseen_views(self) -> None:
-        """Views taken outside of a block that nobody holds any more need not run."""
+        """Drop views that were created outside of blocks and are no longer referenced."""
         for node in self.views:
             if (
                 node.state != "done"
@@ -146,13 +146,13 @@ class PendingOps:
                 self.unlink_tensors(graph.nodes, graph.inputs)
 
     def forget_lost(self) -> None:
-        """Forget what nobody can see any more, if something went out of sight since the last time.
+        """Drop unreachable ops, if something became unreachable since the last call.
 
         It looks at all that is pending, so it takes a tenth of the time at most, after the first moments.
         """
         if self._recording.graph is not None or self._runs.running or self._shapes.inferring:
             return
-        if self._runs.lock.is_mine:  # somebody has chosen what to run
+        if self._runs.lock.is_mine:  # the nodes to run have already been chosen
             return
         taken: list[bool] = []  # with the answer as soon as there is one
         try:

@@ -1,4 +1,4 @@
-"""Recording state: the graph being recorded, the thread that records, pauses and options."""
+"""Recording state: the graph being recorded, the recording thread, pauses, and options."""
 
 from __future__ import annotations
 

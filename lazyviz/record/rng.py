@@ -1,14 +1,13 @@
-"""Random number sequences: draws of each generator in program order, made later.
+"""Random number sequences: deferred draws of each generator, in program order.
 
-A pending draw must use the generator state eager PyTorch would have had.  Reseeding a
-generator reaches no hook, so after a recorded draw the generator has a seed of
-ours, its *marker*: whoever reads the seed next sees whether somebody seeded it since.
-Draws between two seedings form a :class:`DrawSequence`; evaluating one evaluates those
-before it, each from the state its predecessor left.
+A pending draw must use the generator state that eager PyTorch would have had.  Reseeding a generator calls no
+hook, so after a recorded draw the generator gets a special seed, its *marker*: the next read of the seed
+shows whether the generator has been reseeded.  Draws between two reseedings form a :class:`DrawSequence`;
+evaluating one of them evaluates the previous ones, each from the state that its predecessor left.
 
-Code of PyTorch's that only hands a state back later (checkpointing, ``fork_rng``) is
-given a pending tensor for it: the operator ``lazyviz::rng_state`` below is recorded in
-the draws' order, and a sequence can begin with what it will return.
+PyTorch code that only restores a state later (checkpointing, ``fork_rng``) gets a pending tensor for it: the
+operator ``lazyviz::rng_state`` below is recorded in the order of the draws, and a sequence can begin with its
+result.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scalar reads: ``item``, ``float`` and ``if`` on pending tensors, the most frequent reads of programs.
 
-The compiled recorder leaves them to Python only where a node has to run first.
+The compiled recorder leaves them to Python only if a node must run first.
 """
 
 from __future__ import annotations

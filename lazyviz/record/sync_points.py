@@ -19,16 +19,17 @@ from .recording_state import RecordingState
 from .storage import TrackedNode
 
 NESTED = (
-    "an evaluation is under way, and code that it calls (a progress callback, a listener, a signal handler, "
-    "a finalizer) needs ops that have not run; the evaluation continues: try again once it has ended"
+    "an evaluation is in progress, and code that it calls (a progress callback, a listener, a signal "
+    "handler, "
+    "a finalizer) needs ops that have not run; the evaluation continues: try again when it has ended"
 )
 
 
 class RunLock(type(threading.RLock())):  # type: ignore[misc]
-    """Held while nodes are chosen and run; a thread may take it again.
+    """Reentrant lock, held while nodes are chosen and run.
 
-    Taking it and giving it back by ``with`` is C's own work, so no exception from elsewhere comes between
-    either and its being noted: a lock that such a one left behind would hold up all other threads for good.
+    Acquiring and releasing it with ``with`` happens entirely in C, so that no asynchronous exception can
+    leave it locked, which would block all other threads forever.
     """
 
     @property
@@ -37,40 +38,40 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def owner(self) -> int:
-        """The thread that has it, 0: none.  Python tells by no other way."""
+        """The thread that holds it, or 0.  Python has no other way to find out."""
         return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
 
     @property
     def is_lost(self) -> bool:
-        """Whether a thread has it that is no more."""
+        """Whether it is held by a thread that no longer exists."""
         return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
 
     def wait(self) -> None:
-        """Until no other thread has it."""
+        """Wait until no other thread holds it."""
         with self:
             pass
 
 
-_MOST_CAUSES = 10_000  # whose text is kept
-# Reads of where memory lies, not of what it holds: nothing is waited for where it is there already.
+_MOST_CAUSES = 10_000  # cached texts
+# Reads of addresses, not of values: they wait for nothing if the memory already exists.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
 
 def _computes_nothing(node: TrackedNode) -> bool:
-    """Whether it makes a view, or something without elements."""
+    """Whether it creates a view or an empty tensor."""
     return node.op.is_view or all(value.storage.nbytes == 0 for value in node.outputs)
 
 
 class SyncError(RuntimeError):
-    """An op needed values where syncs are forbidden."""
+    """An op needed values where sync points are forbidden."""
 
 
 class AbsentDeviceError(RuntimeError):
-    """Something needs a value that only a GPU which is not on this machine could compute."""
+    """A value is needed that only a GPU could compute that is not on this machine."""
 
 
 class Elsewhere:
-    """``ranks``: something was recorded that other ranks, which are not here, would have to take part in."""
+    """``ranks``: ops were recorded that need the other ranks, which do not exist."""
 
     ranks: ClassVar[bool] = False
 
@@ -82,18 +83,18 @@ class Evaluator(Protocol):
 
 
 class Background(Protocol):
-    """A run whose kernels another thread runs: of its nodes nothing is noted yet."""
+    """A run whose kernels run on another thread; its nodes are not marked as done yet."""
 
     @property
     def nodes(self) -> AbstractSet[TrackedNode]: ...
     def finish(self) -> None:
-        """Wait until it is over, and note what it has done; raises what has stopped it."""
+        """Wait for its end, and mark its nodes as done; raises its error, if any."""
 
 
 class PendingRuns:
-    """Runs of pending nodes: who runs them, on which thread, and the sync points that ask for them.
+    """Runs of pending nodes: their evaluator and threads, and the sync points that request them.
 
-    Slots, since the compiled recorder reads one at every op.
+    Has slots, because the compiled recorder reads one at every op.
     """
 
     __slots__ = (
@@ -109,27 +110,27 @@ class PendingRuns:
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
         self._recording, self._scopes = recording, scopes
-        # By cause and identity of the lines, which it keeps: "item at train.py:4".
+        # By cause and ids of the lines, which it keeps alive: "item at train.py:4".
         self._causes: dict[tuple[str, int, int], tuple[str, SourceLine | None, SourceLine | None]] = {}
         self.evaluator: Evaluator | None = None
         self.lock = RunLock()
-        self.background: Background | None = None  # with the lock in hand
-        self.running = 0  # thread that runs nodes: what a kernel itself reads is as it should be
-        self.under_way = 0  # thread whose run has not ended, though it may be in a callback of the user's
+        self.background: Background | None = None  # accessed while holding the lock
+        self.running = 0  # thread that runs nodes: reads by a kernel itself need no evaluation
+        self.under_way = 0  # thread whose run has not ended, although it may be in a user's callback
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
     ) -> None:
-        """Evaluate ``needed`` and what it depends on; note the sync point in the graph being recorded.
+        """Evaluate ``needed`` and its dependencies; add the sync point to the graph being recorded.
 
-        ``a_number``: what is read are Python's numbers, which the user may assume.
+        ``a_number``: Python numbers are read, for which the user can assume values.
 
         Raises:
-            SyncError: syncs are forbidden here.
-            AbsentDeviceError: only a GPU that is not here could compute it.
+            SyncError: sync points are forbidden here.
+            AbsentDeviceError: only a GPU could compute it that is not on this machine.
         """
         recording = self._recording
-        with self.lock:  # what another thread runs must not be chosen to be run once more
+        with self.lock:  # nodes that another thread runs must not be chosen again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
             if (torch_cuda.STAND_INS or Elsewhere.ranks) and needs_absent(nodes):
@@ -140,7 +141,7 @@ class PendingRuns:
             if noted and not recording.allow_sync:
                 where = at(line, reader) + (f": {line.text}" if line else "")
                 raise SyncError(
-                    f"{cause} needs {len(nodes)} pending ops to run{where}; syncs are forbidden here"
+                    f"{cause} needs {len(nodes)} pending ops to run{where}; sync points are forbidden here"
                 )
             start = time.perf_counter()
             if nodes:
@@ -153,7 +154,7 @@ class PendingRuns:
                 recording.graph.sync_points.append(point)
 
     def _located(self, cause: str, line: SourceLine | None, reader: SourceLine | None) -> str:
-        """The cause with where it is, kept for the next time."""
+        """The cause with its place, cached."""
         if len(self._causes) >= _MOST_CAUSES:
             self._causes.clear()
         text = cause + at(line, reader)
@@ -173,18 +174,18 @@ class PendingRuns:
         where = at(line, reader) + (f": {line.text}" if line else "")
         text = f"{cause}{where} needs a value that {_who(nodes)}"
         if recording.absent is not None or recording.world is not None:
-            text += "; the plan is of what comes before"
+            text += "; the plan covers what was recorded before it"
         text += "."
         if recording.absent is not None and a_number and line is not None:
             text += (
-                f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
+                f" To continue, give the value: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
         if "sparse" in cause:
             text += (
-                " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
-                "weight."
+                " The number of entries of a sparse tensor depends on data: use nn.Embedding and "
+                "nn.EmbeddingBag "
+                "with sparse=False for planning. Their gradients are then dense, as large as the weights."
             )
         return text
 
@@ -204,13 +205,13 @@ class PendingRuns:
         self.evaluator(nodes, cause)
 
     def refuse_nested(self) -> None:
-        """Raise ``RuntimeError`` in the midst of a run of this thread: what is pending is not to change."""
+        """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
         if self.under_way == threading.get_ident():
             raise RuntimeError(NESTED)
 
 
 def may_need_absent() -> bool:
-    """Whether :func:`needs_absent` may be true of anything in this process."""
+    """Whether :func:`needs_absent` can be true in this process."""
     return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
 
 
@@ -227,8 +228,8 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
 
 
 def _who(nodes: Sequence[TrackedNode]) -> str:
-    """Who could compute what needs ``nodes``, and is not here."""
+    """What is needed to run ``nodes`` and is absent."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
-        return "only the planned GPU could compute, which is not on this machine"
-    return "depends on what the other planned ranks would send, which are not there"
+        return "only the planned GPU could compute, and it is not on this machine"
+    return "depends on data of the other planned ranks, which do not exist"

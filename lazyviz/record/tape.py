@@ -1,4 +1,4 @@
-"""The tape: everything that this process records and what of it is pending."""
+"""The tape: everything that this process has recorded, and which of it is pending."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ops that are not recorded: what has to run before them so that they see what eager PyTorch shows.
+"""Ops outside of blocks: evaluates the pending ops that they depend on first.
 
-While anything is pending: reading a pending tensor or a storage with a pending write, writing a
-storage that pending nodes read or write, and drawing from a generator with pending
-draws each evaluate first what they need.
+While anything is pending, each of these first evaluates what it needs: reading a pending tensor or a storage
+with a pending write, writing a storage that pending nodes read or write, and drawing from a generator with
+pending draws.
 """
 
 from __future__ import annotations

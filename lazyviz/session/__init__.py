@@ -1,1 +1,1 @@
-"""Session: the public LazyGraph, blocks and runs, which compose all other packages."""
+"""Session: the public LazyGraph, blocks, and runs, which compose all other packages."""

@@ -1,7 +1,7 @@
-"""Lazy blocks: entering and leaving one exchanges the recording state as a whole.
+"""Lazy blocks: entering and leaving one switches the recording state as a whole.
 
-A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time or call user code is done
-before the exchange (options, a run on another thread, what is overdue) or after it (names, accounts).
+A part of :mod:`lazyviz.session.lazy_graph`.  Everything that may fail, take time, or call user code happens
+before the switch (options, a run on another thread, pending evaluations) or after it (names, bookkeeping).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ANOTHER_TASK = (
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`lazyviz.lazy` is called with."""
+    """The arguments of :func:`lazyviz.lazy`."""
 
     device: DeviceLike | None = None
     batch: BatchLike | None = None
@@ -69,20 +69,20 @@ class Options:
     torch_version: str | None = None
 
     def checked(self) -> tuple[int | str, Recompute]:
-        """The split and the recompute budget, once all of them fit each other.
+        """The split and the recompute budget, after checking the combination.
 
-        Raises ``ValueError`` otherwise.
+        Raises ``ValueError`` for an invalid combination.
         """
         split = "off" if self.split is None else self.split
         recompute = recompute_option(self.recompute)
         has_batch = self.batch is not None
         validate(split=split, recompute=recompute, backend=self.backend, has_batch=has_batch)
         if split == "off" and is_cluster(find_backend(self.backend)):
-            split = "auto"  # pieces are what it is for
+            split = "auto"  # a cluster runs pieces
         return split, recompute
 
     def named_batch(self, frame: FrameType) -> NamedBatch | None:
-        """The batch, of which names are looked up where the block is."""
+        """The batch; names are looked up in the code around the block."""
         if self.batch is None:
             return None
         names = self.names
@@ -99,7 +99,7 @@ G = TypeVar("G", bound=RecordedGraph)
 
 
 class LazyBlock(Transaction, Generic[G]):
-    """What :func:`lazyviz.lazy` returns: a context that records, for one ``with`` statement."""
+    """The context manager that :func:`lazyviz.lazy` returns; it records one ``with`` statement."""
 
     name = "this lazy block"
 
@@ -110,8 +110,8 @@ class LazyBlock(Transaction, Generic[G]):
         self.thread = 0
         self.named: NamedBatch | None = None
         self._outer: LazyBlock[Any] | None = None  # in the same task
-        # The user's code that it begins and ends in, where that is not what enters and leaves it; or the
-        # variables that are left.
+        # The frames of user code where it begins and ends, if other code enters and exits it; or the
+        # variables at the end.
         self.begins_in: FrameType | None = None
         self.ends_in: FrameType | Mapping[str, Any] | None = None
         self._unaccounted = False
@@ -136,7 +136,7 @@ class LazyBlock(Transaction, Generic[G]):
         self._refuse_others()
         tape.runs.refuse_nested()
         shutdown.uses()
-        tape.runs.lock.wait()  # a run on another thread ends first
+        tape.runs.lock.wait()  # finish a run on another thread first
         self._new = partial(
             self._make,
             device=device,
@@ -168,7 +168,7 @@ class LazyBlock(Transaction, Generic[G]):
         return graph
 
     def _take(self, graph: G) -> None:
-        """Record in ``graph`` once that is published."""
+        """Record in ``graph`` when it is published."""
         ir = graph.ir
         evaluation.graphs[id(ir)] = graph
         evaluation.latest = weakref.ref(graph)
@@ -177,10 +177,10 @@ class LazyBlock(Transaction, Generic[G]):
         self._start = time.perf_counter()
 
     def renew(self, between: Callable[[G], None]) -> None:
-        """End the graph here, call ``between`` with it while nothing is recorded, and go on in another one.
+        """End the graph here, call ``between`` with it while not recording, and continue with a new graph.
 
-        For a block without a planned card, a batch or a block around it.  It costs less than to leave the
-        block and to open another: what recording has put in place stays.
+        For a block without a planned GPU, batch, or outer block.  This is cheaper than closing the block and
+        opening another one, because patches and modes stay in place.
         """
         graph = self.graph
         assert graph is not None
@@ -189,7 +189,7 @@ class LazyBlock(Transaction, Generic[G]):
         try:
             with Exclusive():
                 self._unpublish()
-            tape.runs.finish_background()  # then what is pending is this graph's, which is less to look at
+            tape.runs.finish_background()  # then only nodes of this graph are pending
             self._account()
             between(graph)
             del graph
@@ -205,7 +205,7 @@ class LazyBlock(Transaction, Generic[G]):
             evaluation.watch.stays = False
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
-        """The block around this one; ``RuntimeError`` if it is another thread's or task's."""
+        """The outer block; raises ``RuntimeError`` if it belongs to another thread or task."""
         outer = _claims[-1] if _claims else None
         if outer is not None and outer.thread != self.thread:
             raise RuntimeError(_ANOTHER_THREAD)
@@ -246,7 +246,7 @@ class LazyBlock(Transaction, Generic[G]):
                 note_raised(self.graph.ir, error)
             self.graph.ir.refused = None
         with Exclusive():
-            self.undo(1)  # all but the claim: what was recorded is not accounted for yet
+            self.undo(1)  # all except the claim: the recorded ops are not registered yet
         if error is not None:
             shorten_block(error)
         self._name_tensors()
@@ -254,45 +254,45 @@ class LazyBlock(Transaction, Generic[G]):
             self.named.resolve(tape, self.graph.ir)
         self._account()
         self.undo()
-        self.graph = self.named = None  # a context that saw the block refers to it as long as it lives
-        if not _open and not tape.pending:  # nobody else has the graph: what it recorded is forgotten
+        self.graph = self.named = None  # contexts that were copied inside the block keep a reference to it
+        if not _open and not tape.pending:  # nothing else refers to the graph: drop its ops
             with Exclusive():
                 _stop_watching()
 
     def abandoned(self) -> None:
-        """Left without a regular end: what was recorded stays pending, without names."""
+        """Exited without a regular end: recorded ops stay pending, without names."""
         with Exclusive():
-            self.undo(1)  # all but the claim: what was recorded is not accounted for yet
+            self.undo(1)  # all except the claim: the recorded ops are not registered yet
         self._account()
         self.undo()
 
     def _name_tensors(self) -> None:
-        """Call tensors and modules as variables are called, which asks objects what they hold."""
+        """Name tensors and modules after variables, which inspects the contents of objects."""
         names, place = self.options.names, self.ends_in
         self.ends_in = None
         if names is None and isinstance(place, Mapping):
             names = place
         variables = names if names is not None else variables_of(place or sys._getframe())  # type: ignore[arg-type]
-        place = None  # it would refer to itself
+        place = None  # avoids a reference cycle
         tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
 
     def _account(self) -> None:
-        """What was recorded is pending from now on, and belongs to the graph."""
+        """Register the recorded ops as pending ops of the graph."""
         graph = self.graph
         if graph is None or not self._unaccounted:
             return
-        with tape.runs.lock:  # another thread may be about to run what is counted here
+        with tape.runs.lock:  # another thread may be about to run these ops
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:
         graph.ir.cudnn_benchmark |= torch.backends.cudnn.benchmark
         own = graph.unfinished()
         if own != list(tape.pending) and (earlier := len(closure(own)) - len(own)):
-            # The plan is of this cell's ops alone: say what else its evaluation will run.
+            # The plan covers only this cell's ops: name the other ops that its evaluation will run.
             graph.title = f"{self._title}, after {earlier:,} pending ops of earlier cells"
         if own:
-            # A sync point inside, after which nothing was pending, took it out.
+            # It was removed by a sync point inside, after which nothing was pending.
             evaluation.graphs[id(graph.ir)] = graph
         else:
             evaluation.graphs.pop(id(graph.ir), None)
@@ -318,8 +318,8 @@ class LazyBlock(Transaction, Generic[G]):
 
 # --- what is open in this process ---------------------------------------------------------
 
-_claims: list[LazyBlock[Any]] = []  # that record or are about to: all of one thread
-_open: list[LazyBlock[Any]] = []  # that record, the innermost last
+_claims: list[LazyBlock[Any]] = []  # that are recording or about to; all on one thread
+_open: list[LazyBlock[Any]] = []  # that are recording, innermost last
 _block_of_task = contextvars.ContextVar["LazyBlock[Any] | None"]("lazyviz_block", default=None)
 
 
@@ -356,16 +356,16 @@ def _stop_watching() -> None:
 
 
 def open_blocks() -> list[LazyBlock[Any]]:
-    """The blocks that record, the innermost last."""
+    """The recording blocks, innermost last."""
     return list(_open)
 
 
 def close_all() -> None:
-    """End every block where it is; leaving it later changes nothing."""
+    """End every open block; exiting it later has no effect."""
     forget_holder()
     with Exclusive():
         for block in reversed(_claims):
-            with suppress(Exception):  # of a state that nobody has foreseen
+            with suppress(Exception):  # in an unexpected state
                 block.undo(1)
         _open.clear()
         _publish()
@@ -374,7 +374,7 @@ def close_all() -> None:
 
 
 def forget_in_child() -> None:
-    """A forked child has not entered what its parent has."""
+    """A forked child is not inside its parent's blocks."""
     forget_holder()
     _open.clear()
     _claims.clear()

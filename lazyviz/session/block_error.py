@@ -1,4 +1,4 @@
-"""The error that ended a block: noted in its graph, for pictures of how far it came."""
+"""The error that ended a block, stored in its graph for pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lazyviz.calibrate()``: time a few ops on the CPU at hand, and keep what they took for this machine."""
+"""``lazyviz.calibrate()``: measures ops on this machine's CPU, and stores the results."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ class Calibration(Tabular):
         moved = {
             "elementwise": rates.elementwise,
             "functions (tanh)": rates.function,
-            "copies that transpose": rates.copy,
+            "transposed copies": rates.copy,
             "softmax": rates.softmax,
             "layer norm": rates.norm,
         }
         rows = [(f"{curve[-1][1] / 1e9:,.1f} GFLOP/s", name) for name, curve in products.items()]
         rows += [(f"{curve[-1][1] / 1e9:,.1f} GB/s", name) for name, curve in moved.items()]
-        rows.append((f"{rates.call * 1e6:.2f} µs", "a call"))
-        where = f", kept in {self.file}" if self.file is not None else ", which could not be kept"
+        rows.append((f"{rates.call * 1e6:.2f} µs", "per call"))
+        where = f", stored in {self.file}" if self.file is not None else ", which could not be stored"
         return Table(f"Calibration of the CPU{where}", ("large", "ops"), rows)
 
 
 def calibrate() -> Calibration:
-    """Time a few ops of several sizes on the CPU, in under two seconds.
+    """Measure a few ops of several sizes on the CPU, in under two seconds.
 
-    From then on plans for ``"cpu"`` have projected seconds, and reports say them beside the measured ones, in
-    this process and later ones: what was measured is kept in the user's cache directory
-    (``$XDG_CACHE_HOME/lazyviz``) for this machine, its number of threads and PyTorch's version.  Call it when
-    the machine is idle, and again when something has changed.
+    Afterwards, plans for ``"cpu"`` have projected times, and reports show them next to measured times, in
+    this and later processes.  The results are stored in the user's cache directory
+    (``$XDG_CACHE_HOME/lazyviz``) for this machine, the number of threads, and the PyTorch version.  Call it
+    when the machine is idle, and again after changes.
 
-    Raises ``RuntimeError`` inside of a lazy block, where ops are recorded and not run.
+    Raises ``RuntimeError`` inside a lazy block, where ops are recorded instead of run.
     """
     if tape.recording.graph is not None:
-        raise RuntimeError("calibrate() times ops, which a lazy block records: call it outside of the block.")
+        raise RuntimeError(
+            "calibrate() measures ops, which a lazy block would record instead: call it outside the block."
+        )
     rates, file = measure(), cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Connecting the stages: what recording calls in later ones, exit handlers and fork handlers."""
+"""Connecting the stages: hooks from recording into later stages, exit handlers, and fork handlers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from .recorded_graph import RecordedGraph
 
 
 def status_of(graph: RecordedGraph, where: str = "") -> str:
-    """What has been recorded in a graph, what of it is pending or has failed, and its sync points."""
+    """The number of recorded and pending ops of a graph, its failed ops, and its sync points."""
     lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending:,} pending"]
     if graph.state not in ("pending", "done"):
         lines[0] += f", {graph.state}"
@@ -35,7 +35,7 @@ def status_of(graph: RecordedGraph, where: str = "") -> str:
 
 
 def status_of_all(latest: RecordedGraph | None) -> str:
-    """What is pending of all graphs, and of which cells they are; the latest one is listed in any case."""
+    """The pending ops of all graphs, with their cells; the latest graph is always listed."""
     pending = Counter([node.graph for node in list(tape.pending)])
     total = f"{len(tape.pending):,} op{'' if len(tape.pending) == 1 else 's'} pending"
     lines = [f"{total} in {len(pending)} graph{'' if len(pending) == 1 else 's'}"]
@@ -43,7 +43,7 @@ def status_of_all(latest: RecordedGraph | None) -> str:
         graph = evaluation.graphs.get(id(ir))
         if graph is not None:
             lines.append(status_of(graph, f"{ir.where}: "))
-        else:  # only tensors that it makes or writes have been kept
+        else:  # the graph was deleted, but tensors that it creates or writes still exist
             lines.append(f"{ir.where}: {count:,} pending of {len(ir):,} ops recorded")
             own = [node for node in list(tape.pending) if node.graph is ir]
             lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(own)]
@@ -53,24 +53,24 @@ def status_of_all(latest: RecordedGraph | None) -> str:
 
 
 def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
-    """What a block was asked for and cannot be done, in a sentence each: a budget, a split, a batch.
+    """Options of a block that cannot be satisfied (budget, split, batch), one sentence each.
 
     ``names``: the option that names the batch.
     """
     if graph.choices.batch is not None and graph.choices.batch.missing:
-        return [f"--batch {names}: the cell has given {', '.join(graph.choices.batch.missing)} no tensor."]
+        return [f"--batch {names}: the cell assigned no tensor to {', '.join(graph.choices.batch.missing)}."]
     choices = graph.choices
     if not graph.nodes or not choices.saves_memory:
         return []
     plan = graph.plan()
     if plan.split.blocked_by and choices.split not in ("off", 1):
         rest = len(plan.split.blocked_by) - 1
-        more = f" {rest:,} more op{'s forbid' if rest > 1 else ' forbids'} it, too." if rest else ""
+        more = f" {rest:,} more op{'s prevent' if rest > 1 else ' prevents'} it, too." if rest else ""
         text = describe(Blocker(plan.split.blocked_by[0], plan.split.reasons[0])).rstrip(".")
-        return [f"The batch cannot be split as asked for: {text}.{more}"]
+        return [f"The batch cannot be split: {text}.{more}"]
     if plan.recompute.reason:
-        how = "its peak is then the lowest that was found" if choices.recompute == "auto" else "it is refused"
-        return [f"The budget cannot be met: {plan.recompute.reason}. When it is evaluated, {how}."]
+        how = "will use the lowest peak found" if choices.recompute == "auto" else "will be refused"
+        return [f"The budget cannot be met: {plan.recompute.reason}. An evaluation {how}."]
     if plan.fits is False and "auto" in (choices.split, choices.recompute):
         how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
         return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]
@@ -78,9 +78,10 @@ def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
 
 
 def why() -> str:
-    """What caused the last evaluation, the last block's sync points, and what caches last did not know.
+    """The cause of the last evaluation, the sync points of the last block, and the last cache misses, as
+    text.
 
-    The caches are those of shapes, of replays and of compiled programs.
+    The caches are the shape cache, the program cache, and the cache of compiled programs.
     """
     miss = tape.shapes.last_miss or "none yet"
     compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
@@ -107,12 +108,12 @@ def _last_evaluation() -> str:
 def metrics() -> dict[str, Any]:
     """Timings (count, total, percentiles in seconds) and counters of this process.
 
-    ``"projected peak errors"`` are those of the last evaluated graphs: projected over measured, less 1.
-    ``"compiled modules"`` are those that lazyviz was installed with and uses (none: it runs in Python alone).
-    ``"replays"`` counts evaluations by generated code, ``"replays not known"`` those of what was new.
-    ``"compiles"`` and ``"compiled segments reused"`` are misses and hits of backends that compile,
-    ``"compile reasons"`` what was new (the last 100), ``"compiled programs"`` how many each of them keeps.
-    ``"backend counters"`` are what backends count themselves: ``"cudagraphs"`` its captures and replays.
+    ``"projected peak errors"``: projected over measured peak minus 1, for the last evaluated graphs.
+    ``"compiled modules"``: the native modules in use (none: lazyviz runs only Python code).
+    ``"replays"``: evaluations by generated code; ``"replays not known"``: misses of the program cache.
+    ``"compiles"`` and ``"compiled segments reused"``: misses and hits of compiling backends;
+    ``"compile reasons"``: the last 100 miss reasons; ``"compiled programs"``: cached programs per backend.
+    ``"backend counters"``: counters of the backends, such as captures and replays of ``"cudagraphs"``.
     """
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)

@@ -45,7 +45,7 @@ class Pictures:
         self._drawn: Hierarchy | None = None
 
     def scene(self, graph: ShownGraph) -> Scene:
-        """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
+        """The data that all pictures of the graph are drawn from; its boxes are reused, its plan is new."""
         from ..view.scene.scene import Scene
 
         scene = Scene(graph.ir, graph.plan(), drawn=self._drawn, by=options.color)

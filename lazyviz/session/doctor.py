@@ -1,4 +1,4 @@
-"""Self-check (``lazyviz.doctor()``): what is installed, patched, missing and left behind.
+"""Self-check (``lazyviz.doctor()``): what is installed, patched, missing, or left over.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -40,9 +40,9 @@ _ALWAYS = {"torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is not as it was before lazyviz, though nothing is recorded or pending.
+    """State that differs from before lazyviz, although nothing is recording or pending.
 
-    ``name`` says what, ``found`` how it is.
+    ``name`` is the changed item, ``found`` its current state.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Leftover:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What :func:`lazyviz.doctor` has found; printed, it is a page of text.
+    """The result of :func:`lazyviz.doctor`; prints as text.
 
     Attributes:
-        versions: of Python, lazyviz and what it stands on, by name.
-        compiled: for each compiled module, by name, whether it is in use.
-        devices: CUDA devices of this process and what NVML says, as sentences.
+        versions: versions of Python, lazyviz, and its dependencies, by name.
+        compiled: for each native module, by name, whether it is in use.
+        devices: CUDA devices of this process and the state of NVML, as sentences.
         recording: the open blocks, innermost last.
         pending: number of ops that have not run.
-        patched: attributes of PyTorch and Python that lazyviz stands in for now.
-        leftovers: what should not be there; ``lazyviz.reset()`` takes it away.
-        missing: what could be installed, and what for.
+        patched: attributes of PyTorch and Python that lazyviz currently replaces.
+        leftovers: state that should have been restored; ``lazyviz.reset()`` restores it.
+        missing: optional packages, and what they are for.
     """
 
     versions: dict[str, str]
@@ -78,14 +78,14 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was left behind."""
+        """Whether there is no leftover state."""
         return not self.leftovers
 
     def __bool__(self) -> bool:
         return self.ok
 
     def text(self) -> str:
-        """All of it, a line each."""
+        """The diagnosis as lines of text."""
         lines = [", ".join(f"{name} {version}" for name, version in self.versions.items())]
         used = [name for name, is_used in self.compiled.items() if is_used]
         rest = [name for name, is_used in self.compiled.items() if not is_used]
@@ -99,9 +99,9 @@ class Diagnosis:
             lines += [f"  {name}" for name in self.patched]
         lines += [f"missing: {sentence}" for sentence in self.missing]
         if self.ok:
-            lines.append("Nothing was left behind.")
+            lines.append("No leftover state.")
         else:
-            lines.append(f"{len(self.leftovers)} left behind; lazyviz.reset() takes them away:")
+            lines.append(f"leftover state ({len(self.leftovers)}); lazyviz.reset() removes it:")
             lines += [f"  {leftover}" for leftover in self.leftovers]
         return "\n".join(lines)
 
@@ -109,9 +109,10 @@ class Diagnosis:
 
 
 def doctor() -> Diagnosis:
-    """Compare PyTorch and this process with what they were: attributes, modes, keys, thresholds, handlers.
+    """Compare the state of PyTorch and this process with the original: attributes, modes, keys, handlers, ...
 
-    Nothing runs, and nothing is put right but what the end of a cell would.  Other threads are not looked at.
+    Nothing runs, and nothing is restored that the end of a cell would not restore.  Other threads are not
+    checked.
     """
     evaluation.watch.leave()  # as between two cells
     busy = bool(open_blocks()) or bool(tape.pending)
@@ -151,11 +152,11 @@ def _of_the_tape() -> list[Leftover]:
     """State of the recorder that belongs to no block, run or pause."""
     found: list[Leftover] = []
     if tape.recording.graph is not None and not open_blocks():
-        found.append(Leftover("recorder", "records for no block"))
+        found.append(Leftover("recorder", "records without an open block"))
     if tape.recording.pauses and not open_blocks():
         found.append(Leftover("recorder", f"paused {tape.recording.pauses} times"))
     if tape.recording.absent is not None and not open_blocks():
-        found.append(Leftover("torch.cuda", "answers for a card that is not there"))
+        found.append(Leftover("torch.cuda", "patched for an absent GPU"))
     if tape.runs.lock.is_lost:
         found.append(Leftover("lock of evaluations", "held by a thread that has ended"))
     elif tape.runs.lock.is_mine and not evaluation.is_running_here():
@@ -180,7 +181,11 @@ def _devices() -> tuple[str, ...]:
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.version.cuda is not None else 0
     cards, trouble = cuda_devices()
-    cuda = f"CUDA: {count} devices of this process" if count else "CUDA: none in this process"
+    cuda = (
+        f"CUDA: {count} devices visible to this process"
+        if count
+        else "CUDA: no device visible to this process"
+    )
     nvml = f"NVML: {', '.join(card.model for card in cards)}" if cards else f"NVML: {trouble or 'no device'}"
     return cuda, nvml
 

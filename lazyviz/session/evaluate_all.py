@@ -1,4 +1,4 @@
-"""Evaluating everything pending: an op that fails stops only what needs it.
+"""Evaluating everything pending: a failing op stops only the ops that depend on it.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -72,7 +72,7 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
 
 
 def pending_graphs() -> list[RecordedGraph]:
-    """The graphs with ops that have not run and that somebody can evaluate, in the order of recording."""
+    """The graphs with pending ops that can still be evaluated, in the order of recording."""
     irs = {id(node.graph): None for node in list(tape.pending)}
     return [evaluation.graphs[key] for key in irs if key in evaluation.graphs]
 

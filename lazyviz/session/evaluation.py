@@ -1,7 +1,7 @@
 """Evaluation: runs pending nodes by the chosen strategy, and reports what the run did.
 
-A part of :mod:`lazyviz.session.lazy_graph`: the state of the process (graphs with pending ops, metrics, the
-guard between cells) and the one way in which nodes of any graphs are run.
+A part of :mod:`lazyviz.session.lazy_graph`: it holds the state of the process (graphs with pending ops,
+metrics, the guard between cells), and all runs of nodes go through it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
 
 watch = Watch(tape)
-# Graphs with pending nodes, by id of the ir.Graph; weak, since a graph nobody can reach need not run.
+# Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
-compile_reasons: deque[str] = deque(maxlen=100)  # what was new about what had to be compiled
+compile_reasons: deque[str] = deque(maxlen=100)  # miss reasons of compilations
 last_run: tuple[str, int, float] | None = None  # its cause, ops and seconds
 
 
@@ -59,10 +59,10 @@ def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
 
 
 class under_way:
-    """Context of a run: nothing that is called in its midst begins another one.
+    """Context of a run: code that is called during the run cannot start another one.
 
-    Signals wait until it is over, or for a place between two nodes: what their handlers raise cannot
-    come between a kernel and its being noted, nor between a state and its end.
+    Signals wait until its end, or for a point between two nodes, so that exceptions of their handlers cannot
+    occur between a kernel and its bookkeeping, or leave a state set.
     """
 
     __slots__ = ("_signals", "running")
@@ -71,7 +71,7 @@ class under_way:
         if nodes:
             tape.runs.refuse_nested()
         self._signals = Deferred()
-        self.running: Sequence[RecordedGraph] = ()  # that have not been told that it is over
+        self.running: Sequence[RecordedGraph] = ()  # that have not been notified of its end
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
@@ -79,10 +79,10 @@ class under_way:
         return arrived
 
     def __exit__(self, *error: object) -> None:
-        """May be called again: once more by the code that entered it, if the first call failed."""
+        """Can be called a second time by the code that entered it, if the first call failed."""
         if self._signals.leave is not None:
             self._signals.leave()
-            watch.release()  # which found nodes pending that had run
+            watch.release()  # it saw nodes as pending that have run
         tape.runs.under_way = 0
         if self.running:
             for lazy in self.running:
@@ -94,12 +94,12 @@ class under_way:
 
 @warning_routing.in_python
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
-    """Run ``nodes`` (closed under dependencies, in program order) and tell the graphs they belong to.
+    """Run ``nodes`` (closed under dependencies, in program order), and notify their graphs.
 
-    The ``options`` are those of :class:`.strategies.RunOptions`.  With ``graph``, at the user's word, the
-    peak is projected before (of a run in this process).  ``split`` is of the batch of that graph; what an
-    interrupted split run was to do is done first.  ``recompute`` is the budget in bytes that activations are
-    dropped and computed again for.
+    The ``options`` are those of :class:`.strategies.RunOptions`.  With ``graph``, which is set for runs
+    requested by the user, the peak is projected first (for a run in this process).  ``split`` refers to the
+    batch of that graph; an interrupted split run is completed first.  ``recompute`` is the budget in bytes
+    for recomputing activations.
     """
     shutdown.uses()
     wanted = RunOptions(**options)
@@ -123,7 +123,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
 
 
 def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | None) -> Strategy:
-    """How ``nodes`` are run, with its projection; raises what keeps them from running."""
+    """Choose how to run ``nodes``, and project the peak; raises an error if they cannot run."""
     graph, nodes = wanted.graph, node_passes.unfinished(nodes)  # a signal's handler may have run them
     errors, irs = node_passes.begin(nodes)
     for error in errors:
@@ -138,9 +138,9 @@ def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | 
 
 @warning_routing.in_python
 def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEvaluation:
-    """:func:`run`, on another thread where that is possible; else it has run when this returns.
+    """Like :func:`run`, on another thread if possible; otherwise it has run when this returns.
 
-    One run at a time: an earlier one is finished first, and raises here what it does.
+    There is one run at a time: an earlier one is finished first, and its errors are raised here.
     """
     shutdown.uses()
     tape.runs.finish_background()
@@ -157,12 +157,12 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
                 return AsyncEvaluation(strategy, cause, reason, report)
     finally:
         context.__exit__()
-    reason = "an interrupted run in pieces goes on"
+    reason = "an interrupted split run continues"
     return AsyncEvaluation(None, cause, reason, run(nodes, cause, **options))
 
 
 class AsyncEvaluation:
-    """A run that :func:`start` has begun; with a ``report`` it is over, for the ``reason``."""
+    """A run started by :func:`start`; if it has a ``report``, it ran synchronously, for the ``reason``."""
 
     def __init__(
         self,
@@ -177,11 +177,11 @@ class AsyncEvaluation:
         self.nodes = frozenset(strategy.nodes if strategy is not None and report is None else ())
 
     def begin(self) -> bool:
-        """Have its kernels run; False, with the ``reason``, where they cannot run on another thread."""
+        """Start its kernels; return False and set ``reason`` if they cannot run on another thread."""
         strategy = self._strategy
         assert strategy is not None
         try:
-            tape.runs.background = self  # before they begin: whatever comes then, they are waited for
+            tape.runs.background = self  # before they start, so that they are always waited for
             self.reason = strategy.start() if strategy.nodes else "nothing was pending"
         finally:
             if self.started is None:
@@ -195,20 +195,20 @@ class AsyncEvaluation:
 
     @property
     def started(self) -> AsyncRun | None:
-        """The kernels, until it is finished."""
+        """The running kernels; ``None`` when it is finished."""
         found = self._strategy.found if self._strategy is not None else None
         started = found.started if found is not None else None
         return started if started is not None and started.has_begun else None
 
     def cancel(self) -> None:
-        """Have it end between two nodes, which finishing it raises ``Interrupted`` for."""
+        """Stop it between two nodes; finishing it then raises ``Interrupted``."""
         if (started := self.started) is not None:
             started.stop(eager.Interrupted("cancelled"))
 
     def finish(self) -> None:
-        """Wait until it is over and note what it has done; again, nothing.
+        """Wait for its end, and do its bookkeeping; a second call does nothing.
 
-        Raises what has stopped it, as :func:`run` does, the first time.
+        The first call raises the error that stopped it, like :func:`run`.
         """
         strategy = self._strategy
         if strategy is None:
@@ -234,7 +234,7 @@ class AsyncEvaluation:
 
 
 def _shows_bar(strategy: Strategy) -> bool:
-    """Whether a bar is drawn if it takes long: nobody else follows it, and it is not one of a fast loop."""
+    """Whether a long run shows a progress bar: not if it is followed, or part of a fast loop."""
     if strategy.is_followed or (
         strategy.is_known
         and last_run is not None
@@ -246,7 +246,7 @@ def _shows_bar(strategy: Strategy) -> bool:
 
 
 def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
-    """Run the nodes by the chosen ``strategy``; the graphs are notified however it ends."""
+    """Run the nodes with the chosen ``strategy``; the graphs are notified in any case."""
     reports: list[Report] = []
     outcome: str | None = None
     start = time.perf_counter()
@@ -277,13 +277,13 @@ def _end(
     seconds: float,
     reports: list[Report],
 ) -> None:
-    """The run is over; may be called again where it was stopped."""
+    """End the run; can be called again if it was interrupted."""
     try:
         if not reports:
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.runs.under_way = 0  # whoever is told may read what has been computed, and go on
+        tape.runs.under_way = 0  # listeners may read results, and evaluate again
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
         tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
@@ -293,14 +293,14 @@ def _end(
 
 
 def outcome_of(error: BaseException, arrived: Deferred) -> str:
-    """What a run came to that ``error`` has ended."""
+    """The outcome of a run that ended with ``error``."""
     kinds = (KeyboardInterrupt, eager.Interrupted, SystemExit)
     stopped = isinstance(error, kinds) or error is arrived.raised
     return "interrupted" if stopped else "failed"
 
 
 def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float) -> Report:
-    """What the run did."""
+    """The report of the run."""
     nodes, compiled, projection, seen = strategy.nodes, strategy.compiled, strategy.projection, strategy.seen
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     peak: int | None = None
@@ -341,7 +341,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
 
 
 def _count(strategy: Strategy, report: Report) -> None:
-    """Count what the run did, at most once: one that is stopped here is not counted whole."""
+    """Update the metrics, at most once; an interrupt here leaves them incomplete."""
     global last_run
     compiled, done = strategy.compiled, report.ops_run
     last_run = report.cause, done, report.seconds
@@ -361,7 +361,7 @@ def _count(strategy: Strategy, report: Report) -> None:
 def tell(
     touched: Sequence[RecordedGraph], report: Report | None, timelines: Timelines, outcome: str | None
 ) -> None:
-    """Tell the graphs what came of a run of some of their nodes: all is in its place before anyone hears."""
+    """Notify the graphs of a run of their nodes, after all state has been updated."""
     for lazy in touched:
         if lazy.runs.split_run is not None and lazy.runs.split_run.complete:
             lazy.runs.split_run = None
@@ -380,7 +380,7 @@ def tell(
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
-    """The split run that was interrupted in the midst of some of ``nodes``."""
+    """The interrupted split run of some of ``nodes``, if any."""
     for lazy in list(graphs.values()):
         if lazy.runs.split_run is not None and not set(nodes).isdisjoint(lazy.runs.split_run.nodes):
             return lazy.runs.split_run
@@ -390,7 +390,7 @@ def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
 def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
-    """The measured peak, what was projected of it, and how they differ."""
+    """The measured peak, its projection, and their difference."""
     counters = {index: torch_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
@@ -403,18 +403,18 @@ def _measured(
 
 
 def called(what: str) -> str:
-    """``what``, with the user's line that called for it."""
+    """``what``, with the user's line that requested it."""
     line, _ = tape.scopes.sources.find(sys._getframe(2))
     return f"{what} at {line}" if line is not None else what
 
 
 def reachable() -> list[Graph]:
-    """The graphs that somebody can evaluate; one that is going can still be found, but for its mark."""
+    """The graphs that can be evaluated, without those that are marked as being deleted."""
     return [graph.ir for graph in graphs.values() if not graph.ir.lost]
 
 
 def catch_up() -> None:
-    """Make pending writes whose values are known already: each would keep its whole graph."""
+    """Run pending writes of known values, each of which would keep its whole graph alive."""
     with tape.runs.lock:
         nodes, tape.pending_ops.overdue = tape.pending_ops.overdue, []
         run(closure(nodes), "writes of known values")
@@ -425,7 +425,7 @@ _RUNS = ("run", "run_for_values", "run_in_one_go")
 
 
 def is_running_here() -> bool:
-    """Whether a run has called this code: by a kernel, a listener, a finalizer or a signal handler."""
+    """Whether this code is called by a run: from a kernel, listener, finalizer, or signal handler."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name in _RUNS and frame.f_globals.get("__name__") in _MODULES:
@@ -435,17 +435,17 @@ def is_running_here() -> bool:
 
 
 def stop_background() -> None:
-    """The process ends: the kernels on another thread are stopped between two ops, and waited for."""
+    """At process exit: stop the kernels on another thread between two ops, and wait for it."""
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
-        started.stop(eager.Interrupted("the process ends"))
+        started.stop(eager.Interrupted("the process is exiting"))
         if not started.wait(shutdown.SECONDS):
             return
     codegen.end_worker()
 
 
 def end_abandoned() -> None:
-    """A run of this thread that was not left is over: its frames are gone."""
+    """End a run of this thread that was not exited, although its frames no longer exist."""
     if not is_running_here():
         if tape.runs.under_way == threading.get_ident():
             tape.runs.under_way = 0
@@ -454,7 +454,7 @@ def end_abandoned() -> None:
 
 
 def forget_in_child() -> None:
-    """A forked child (a loader's worker) neither records nor evaluates what its parent recorded."""
+    """A forked child (such as a DataLoader worker) does not record or evaluate ops of its parent."""
     tape.runs.background = None  # whose thread is the parent's
     tape.recording.graph = None
     tape.runs.lock = RunLock()

@@ -1,4 +1,4 @@
-"""Marking KV caches that lazyviz does not know by itself."""
+"""``lazyviz.mark_kv_cache``: marks KV caches that lazyviz does not detect."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from ..record.tape import tape
 
 
 def mark_kv_cache(*caches: Any) -> None:
-    """Count tensors as KV cache (``plan.by_category["kv_cache"]``), whatever made them.
+    """Count tensors as KV cache (``plan.by_category["kv_cache"]``).
 
-    transformers' caches and buffers of modules of a class named ``KVCache`` are known without.  Call it where
-    the tensors are made, each time that others take their place.
+    Caches of transformers, and buffers of modules of a class named ``KVCache``, are detected without it.
+    Call it where the tensors are created, and again whenever other tensors replace them.
 
     Args:
         caches: tensors, lists and dictionaries of them, modules (their buffers), or objects that have
             tensors as attributes.
 
     Raises:
-        TypeError: a number, a string or something else that holds no tensors.
+        TypeError: an argument, such as a number or string, holds no tensors.
     """
     for cache in caches:
         if not kv_caches.note(tape, cache):
             raise TypeError(
-                f"a KV cache is tensors, or something that holds them: this {type(cache).__name__} holds none"
+                "a KV cache must be tensors or an object that holds tensors: this "
+                f"{type(cache).__name__} holds none"
             )

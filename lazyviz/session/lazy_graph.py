@@ -1,7 +1,7 @@
-"""LazyGraph, ``lazy()`` and the functions over every pending graph: the composition root.
+"""LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
-Only this package and ``notebook`` see all stages.  Graphs get their plan, picture and run here;
-:mod:`lazyviz.session.connect` gives recording what a sync point needs.
+Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
+and runs; :mod:`lazyviz.session.connect` gives recording the functions that a sync point needs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _logger = logging.getLogger("lazyviz")
 
 
 class LazyGraph:
-    """A recorded block: what was recorded, what it would cost, and the means to run it.
+    """A recorded block: its nodes, plans, and pictures, and methods to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
     """
@@ -146,41 +146,41 @@ class LazyGraph:
 
     @property
     def report(self) -> Report | None:
-        """What the last run of nodes of this graph did."""
+        """The report of the last run of nodes of this graph."""
         return self.runs.report
 
     @property
     def error(self) -> BaseException | None:
-        """What the last run raised."""
+        """The exception that the last run raised, if any."""
         return self.runs.error
 
     @property
     def live(self) -> Run | None:
-        """The run that is under way, if somebody follows."""
+        """The current run, if its progress is being followed."""
         return self.runs.live
 
     @property
     def measured(self) -> list[tuple[int, int]]:
-        """Positions of nodes in the order in which they ran, each with the most bytes held while it did.
+        """Positions of nodes in the order in which they ran, each with the peak memory while it ran.
 
-        Of a run in pieces, as in the plan's timeline, the first two.
+        For a split run, only the first two pieces, as in the plan's timeline.
         """
         return self.runs.measured
 
     @property
     def nonfinite(self) -> dict[str, NonFinite]:
-        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have found."""
         return self.runs.nonfinite
 
     def subscribe(self, callback: Listener) -> None:
-        """Have ``callback`` called, on whatever thread, when the state or a choice changes.
+        """Call ``callback``, on any thread, when the state or a choice changes.
 
-        What it raises is reported by ``sys.unraisablehook`` and stops nothing.
+        Its exceptions are reported through ``sys.unraisablehook`` and do not stop a run.
         """
         self.runs.subscribe(callback)
 
     def unsubscribe(self, callback: Listener) -> None:
-        """Call it no more."""
+        """Stop calling ``callback``."""
         self.runs.unsubscribe(callback)
 
     def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
@@ -227,17 +227,17 @@ class LazyGraph:
     def choose(
         self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
     ) -> None:
-        """Choose how ``evaluate`` runs the graph where it is not told; everybody who shows it follows.
+        """Set how ``evaluate`` runs the graph by default; all widgets of the graph show it.
 
         Raises:
-            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
-                Nothing has changed then.
+            ValueError: the backend is unknown or not available, or the choices exclude each other.  Nothing
+                has changed then.
         """
         self.choices.choose(backend=backend, split=split, summaries=summaries)
         self.runs.notify()
 
     def backends(self) -> list[tuple[str, str]]:
-        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        """All backends, each with the reason why it cannot run this graph here, or ""."""
         return self.choices.backends()
 
     # --- planning -----------------------------------------------------------------
@@ -254,11 +254,12 @@ class LazyGraph:
         """Project the memory of running the whole graph.  Runs nothing.
 
         Args:
-            device: a device, a profile or its name; default: the one the block was given, else where it runs.
-            batch_size: plan for another number of samples than the batch recorded.
-            split: pieces of the batch, ``"auto"`` for the fewest that fit; default: as the block was given.
-            recompute: bytes (or a size as ``"2 GiB"``) that the peak is to stay below by dropping activations
-                and computing them again, ``"auto"`` for what the device has free; default: as the block.
+            device: a device, a profile, or its name; default: the device of the block's options, or the
+                device that the block runs on.
+            batch_size: plan for this number of samples instead of the recorded one.
+            split: number of pieces of the batch, ``"auto"`` for the fewest that fit; default: the block's.
+            recompute: keep the peak below this size (bytes, or text such as ``"2 GiB"``) by dropping and
+                recomputing activations, ``"auto"`` for the device's free memory; default: the block's.
 
         Raises:
             ValueError: unknown device, or something this version cannot plan.
@@ -334,45 +335,45 @@ class LazyGraph:
         """Run all pending ops, or those that ``tensors`` or ``nodes`` need.
 
         Args:
-            nodes: of this graph; they run, with what they need, and nothing else.
-            summaries: note of every result its least, largest and mean value, how much of it is NaN or
-                infinite, and a small histogram, in ``node.summaries``; ``report.first_nan`` and
-                ``report.first_inf`` are then known.  Results stay the same; it takes about as long as
-                reading every result twice, and up to 16 MiB beside the run's memory.  Default: off, or as
-                the widget's button "Values" says.
-            timings: note each op's seconds; on a GPU by CUDA events.  Default: on a CPU only.
-            split: run in that many pieces of the batch, with ``"auto"`` in the fewest that fit; default: as
-                the block was given.  One that was interrupted goes on in the pieces that it was begun in.
-            backend: as of :func:`lazy`; default: the block's.  ``"ipyparallel"``, ``"ray"`` or a registered
-                cluster runs the pieces on its workers; ``"auto"``, also where no split was given, is then at
-                least one each.
-            recompute: stay below that many bytes (or a size as ``"2 GiB"``) by dropping activations and
-                computing them again, with ``"auto"`` below what the device has free; default: as the block.
-            progress: called after each op with a :class:`lazyviz.execute.progress.Progress`; what it raises
-                stops the run there, and evaluating again goes on.
-            cancel: set it to stop between two ops, or while a backend compiles.
-            verify: compare what a compiled backend's new segments compute with the recorded ops' results on
-                copies of their inputs; where they differ by more than rounding these stand, and
-                ``report.fallbacks`` says so.
-            wait: with ``False`` ops that have run before, on the CPU, run on another thread while the program
-                goes on, and records the next step, say; it returns a :class:`lazyviz.Run`.  Whatever needs
-                their results waits for them, as does the next evaluation: at most one run is under way,
-                and its inputs and results are held until it has been waited for.  An error is raised there.
-                What cannot run so has run when this returns: ``run.waited`` says why.
+            nodes: nodes of this graph; only these and the nodes that they depend on are run.
+            summaries: store statistics of every result in ``node.summaries``: minimum, maximum, mean, the
+                shares of NaN and infinity, and a small histogram.  ``report.first_nan`` and
+                ``report.first_inf`` are then known.  Results do not change.  This takes about as long as
+                reading every result twice, and up to 16 MiB of additional memory.  Default: off, or as set by
+                the widget's "Values" button.
+            timings: measure the time of each op, on a GPU with CUDA events.  Default: only on a CPU.
+            split: run the batch in this many pieces, or with ``"auto"`` in the fewest that fit; default: the
+                block's.  An interrupted split run continues with the number of pieces that it started with.
+            backend: as in :func:`lazy`; default: the block's.  ``"ipyparallel"``, ``"ray"``, or a registered
+                cluster runs the pieces on its workers; ``"auto"``, also if no split was given, then uses at
+                least one piece per worker.
+            recompute: keep the peak below this size (bytes, or text such as ``"2 GiB"``) by dropping and
+                recomputing activations, with ``"auto"`` below the device's free memory; default: the block's.
+            progress: called after each op with a :class:`lazyviz.execute.progress.Progress`.  If it raises,
+                the run stops there; evaluating again continues.
+            cancel: set this event to stop between two ops, or while a backend compiles.
+            verify: compare the results of a compiling backend's new segments with those of the recorded ops,
+                on copies of their inputs.  If they differ by more than rounding, the recorded ops' results
+                are used, and ``report.fallbacks`` says so.
+            wait: with ``False``, ops on the CPU that have run before run on another thread while the program
+                continues, for example to record the next step.  Returns a :class:`lazyviz.Run`.  Anything
+                that needs the results waits for them, and so does the next evaluation: only one run is in
+                progress at a time.  Its inputs and results are kept until then, and its error is raised
+                there. Ops that cannot run this way have run when this returns; ``run.waited`` says why.
 
         Raises:
-            ValueError: an unknown backend, a split where no batch was named or with another backend, nodes
-                of another graph.
-            lazyviz.SplitError: the batch cannot be cut; the message names the nodes.  Nothing has run.
-            lazyviz.RecomputeError: the budget cannot be met; the message says what can.  Nothing has run.
-            lazyviz.Interrupted: cancelled; evaluating again goes on from there.
-            lazyviz.NoWorkersError: a cluster has no workers, or none are left; the same holds.
-            Exception: what a kernel raised, with the line that recorded it.
+            ValueError: unknown backend, a split without a named batch or with a backend that does not support
+                it, or nodes of another graph.
+            lazyviz.SplitError: the batch cannot be split; the message names the nodes.  Nothing has run.
+            lazyviz.RecomputeError: the budget cannot be met; the message has the lowest peak.  Nothing has
+            run. lazyviz.Interrupted: the run was canceled; evaluating again continues.
+            lazyviz.NoWorkersError: the cluster has no workers, or all were lost; evaluating again continues.
+            Exception: a kernel raised it; the message includes the line that recorded the op.
         """
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
         if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
-            raise RuntimeError("a cell is recording on another thread; evaluate once it has ended")
+            raise RuntimeError("a cell is recording on another thread; evaluate when it has ended")
         with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
@@ -401,7 +402,7 @@ class LazyGraph:
     # --- pictures -----------------------------------------------------------------
 
     def scene(self) -> Scene:
-        """What every picture of the graph is drawn from; its boxes are kept, its plan is made anew."""
+        """The data that all pictures of the graph are drawn from; its boxes are reused, its plan is new."""
         return self._pictures.scene(self)
 
     def text(self) -> str:
@@ -431,56 +432,62 @@ class LazyGraph:
         direction: str | None = None,
         theme: str | None = None,
     ) -> None:
-        """Write a picture or the timeline of the graph; the suffix of ``path`` says which kind.
+        """Write a picture or the timeline of the graph; the suffix of ``path`` selects the format.
 
-        A file that is there is replaced once the new one is whole; if that fails it stays as it was.
+        An existing file is replaced only when the new one is complete.
 
         Args:
-            format: instead of the suffix, or which ``.json``: ``"perfetto"``, ``"model-explorer"``.
-            eager: a ``.pickle`` (PyTorch's memory snapshot) of eager PyTorch's timeline, not our run's.
-            paths: False leaves out the user's code, and of its files all but their names; otherwise pages
-                hold lines of code, of a cell all of it, and timelines also the full paths of files.
-            title: above a ``.svg``, ``.pdf`` or ``.png`` that is a figure: without state, verdict and device.
-            show: a figure's parts: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"other"``, ``"memory"``.
-            legend: False leaves the scale of a figure's bars out.
-            direction: of a figure's forward pass: ``"TB"`` (down) or ``"LR"`` (to the right, lanes one below
-                the other, without words at edges).
-            theme: of a figure: ``"light"`` or ``"dark"``.
+            format: overrides the suffix, or selects the kind of ``.json``: ``"perfetto"``,
+                ``"model-explorer"``.
+            eager: write a ``.pickle`` (PyTorch memory snapshot) of the timeline of eager PyTorch, not of
+                lazyviz.
+            paths: False omits the user's code and the directories of its files.  Otherwise, pages contain
+                lines of code (the whole code of a cell), and timelines also the full paths of files.
+            title: title of a figure, that is, a ``.svg``, ``.pdf``, or ``.png`` without state, verdict, and
+                device.
+            show: parts of a figure: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"other"``,
+                ``"memory"``.
+            legend: False omits the scale of a figure's bars.
+            direction: direction of a figure's forward pass: ``"TB"`` (down) or ``"LR"`` (to the right, with
+                lanes below each other and without edge labels).
+            theme: theme of a figure: ``"light"`` or ``"dark"``.
 
-        Pictures show what the widget shows, where one is open: the same boxes open, the same numbers.
+        If a widget of the graph is open, pictures show the same open boxes and the same numbers.
 
         Raises:
             OSError: the file cannot be written.
-            ValueError: an unknown format, or part in ``show``; a figure as another kind of file.
-            RuntimeError: nothing is installed that makes a ``.pdf`` or ``.png``, or it failed.
+            ValueError: unknown format, unknown part in ``show``, or figure options for another kind of file.
+            RuntimeError: no program that writes ``.pdf`` or ``.png`` is installed, or it failed.
         """
         figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
 
     def annotate(self, name: str, values: Mapping[Any, Any] | None) -> None:
-        """Color and label boxes by numbers of your own: gradient norms, sensitivities, measured times.
+        """Color and label boxes by your own numbers, such as gradient norms, sensitivities, or measured
+        times.
 
-        Pictures and files made from now on show them instead of bytes, and widgets that are open do so at
-        once, where their menu has ``name`` beside the other choices.  A group of boxes without a number of
-        its own shows the least and the most inside.  Nothing is evaluated.
+        New pictures and files show them instead of bytes.  Open widgets show them immediately, and list
+        ``name`` in their menu.  A group of boxes without its own number shows the minimum and maximum inside.
+        Nothing is evaluated.
 
         Args:
-            name: in the menu and after each number: ``"grad norm"``.  One that is there is replaced.
+            name: name in the menu and after each number, such as ``"grad norm"``.  An existing annotation of
+                that name is replaced.
             values: numbers by node of this graph, by module, or by a module's name (``"net.h.0"`` or
-                ``"h.0"``); ``None`` takes the annotation away.
+                ``"h.0"``); ``None`` removes the annotation.
 
         Raises:
-            TypeError: something is neither a node nor a module nor a name, or no number, or a pending tensor.
-            ValueError: a node of another graph, a module that ran no op in this one, NaN or infinity, no
-                values, an empty name, or one of more than 60 characters.
-            RuntimeError: the block is still being recorded, so that modules have no names yet.
+            TypeError: a key is not a node, module, or name; a value is not a number, or is a pending tensor.
+            ValueError: a node of another graph, a module that ran no op in this graph, NaN or infinity, no
+                values, an empty name, or a name of more than 60 characters.
+            RuntimeError: the block is still recording, so modules have no names yet.
         """
         if not isinstance(name, str):
-            raise TypeError(f"an annotation's name is a string, not {name!r:.40}")
+            raise TypeError(f"an annotation's name must be a string, not {name!r:.40}")
         if not name.strip() or len(name) > LONGEST_NAME:
-            raise ValueError(f"an annotation's name has 1 to {LONGEST_NAME} characters")
+            raise ValueError(f"an annotation's name must have 1 to {LONGEST_NAME} characters")
         if tape.recording.graph is self.ir:
-            raise RuntimeError("annotate the graph when its block has ended")
+            raise RuntimeError("annotate the graph after its block has ended")
         made = annotation(self.ir, name, values, is_pending) if values is not None else None
         self.ir.annotations.pop(name, None)
         if made is not None:
@@ -490,9 +497,9 @@ class LazyGraph:
         self.runs.notify()
 
     def show(self) -> Path:
-        """Open the interactive page in the browser, from a script: a file of its own, whose path is returned.
+        """Write the interactive page to a temporary file, open it in the browser, and return its path.
 
-        It stays in the folder for temporary files, and shows the graph as it is now; nothing is run.
+        For scripts.  The page shows the graph in its current state; nothing is run.
         """
         return self._pictures.show(self)
 
@@ -536,42 +543,42 @@ def lazy(
     """Record the PyTorch ops of a block instead of running them.
 
     Args:
-        batch: the tensors whose dim 0 has the samples, ``{tensor: dim}``, or names (``"x,y:1"``): those that
-            have them when the block first uses them.
-        split: evaluate in that many pieces of the batch (also at sync points, which then run all that is
+        batch: the tensors whose dim 0 is the batch, ``{tensor: dim}``, or variable names (``"x,y:1"``), which
+            are looked up when the block first uses their tensors.
+        split: evaluate the batch in this many pieces (also at sync points, which then run everything that is
             pending); ``"auto"``: in the fewest that fit the device's free memory.
-        whole: operators (ATen's names, as ``"cumsum"``) that may run on the whole batch, put together between
-            two passes over the pieces, where they would forbid a split.
-        independent_rng: operators that draw random numbers inside a fused kernel may draw for each piece;
-            the split run's numbers are then not those of the whole.
-        backend: what evaluates by default: ``"eager"``, ``"inductor"``, ``"xla"``, ``"cudagraphs"``,
-            ``"ipyparallel"``, ``"ray"``, one that is registered or that an installed package offers;
+        whole: operators (ATen names such as ``"cumsum"``) that may run on the whole batch, between two passes
+            over the pieces, if they would otherwise prevent a split.
+        independent_rng: operators that draw random numbers inside a fused kernel may draw separately for each
+            piece; a split run then uses other random numbers than a run on the whole batch.
+        backend: the default backend: ``"eager"``, ``"inductor"``, ``"xla"``, ``"cudagraphs"``,
+            ``"ipyparallel"``, ``"ray"``, a registered one, or one of an installed package;
             ``None``: ``lazyviz.options.backend``.
-        recompute: evaluate with a peak below that many bytes (or a size as ``"2 GiB"``), activations being
-            dropped and computed again for it (also at sync points, which then run all that is pending);
-            ``"auto"``: below what the device has free.
-        device: plan for this device by default (a device, a profile or its name; ``None``: the one of
-            ``lazyviz.options``, if it has one).  In a process without
-            CUDA, ``torch.cuda`` answers for a card inside the block, which can then only be planned.
-        mesh: of a program that runs on several devices, the number of ranks in each dimension: ``(8,)``,
-            ``(2, 4)``.  Inside the block ``torch.distributed`` is initialized as one of them, which can then
-            only be planned: the others are not there.
-        rank: which of them it is.
-        torch_version: the PyTorch release that is to run on a card that is absent, such as ``"1.13"``; what
-            is known to take other memory there (:mod:`lazyviz.record.fake_cuda.releases`) is recorded so.
-        assume: what a read at each of these lines returns that an absent device would have to compute; a line
-            is its number, in whatever file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives
-            one value a read.  ``"until max_new_tokens"`` says what holds anyway: generation by transformers
-            goes on to its longest length, whatever the tokens are, unless an iterator says what it reads.
+        recompute: evaluate with a peak below this size (bytes, or text such as ``"2 GiB"``) by dropping and
+            recomputing activations (also at sync points, which then run everything that is pending);
+            ``"auto"``: below the device's free memory.
+        device: the default device for plans (a device, a profile, or its name; ``None``: the device of
+            ``lazyviz.options``, if set).  In a process without CUDA, ``torch.cuda`` inside the block behaves
+            as if that GPU were present, and the block can only be planned.
+        mesh: for a distributed program, the number of ranks in each dimension: ``(8,)``, ``(2, 4)``.  Inside
+            the block, ``torch.distributed`` is initialized as one of these ranks.  Because the other ranks do
+            not exist, the block can only be planned.
+        rank: the rank to record.
+        torch_version: the PyTorch release that will run on an absent GPU, such as ``"1.13"``; its known
+            differences in memory use (:mod:`lazyviz.record.fake_cuda.releases`) are recorded.
+        assume: values of reads that only an absent device could compute, by line.  A line is its number, in
+            any file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives one value per read.
+            ``"until max_new_tokens"``: text generation by transformers continues to its maximum length,
+            independent of the tokens, unless an iterator gives the values that it reads.
         allow_sync: False makes a sync point inside the block an error that names its line.
-        held_bytes_limit: evaluate once pending ops keep more than this many bytes of
-            outside tensors alive that the block itself has dropped.
-        names: the variables by which pictures and plans call tensors; default: the caller's.
+        held_bytes_limit: evaluate when pending ops keep more than this many bytes of outside tensors alive
+            that the block itself has dropped.
+        names: the variables that name tensors in pictures and plans; default: the caller's.
 
     Raises:
-        ValueError: an option this version does not support, an unknown device or backend.
-        RuntimeError: another thread or task is recording, or an outer block is for another absent card or
-            rank; ``torch.distributed`` is initialized as another rank; or the block has been entered before.
+        ValueError: an unsupported option, or an unknown device or backend.
+        RuntimeError: another thread or task is recording; an outer block is for another absent GPU or rank;
+            ``torch.distributed`` is initialized as another rank; or the block was already entered.
     """
     return LazyBlock(
         LazyGraph,
@@ -609,16 +616,16 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 
 @shortened
 def evaluate(*tensors: torch.Tensor) -> Report:
-    """Run what ``tensors`` need, in whatever graphs; without arguments, everything pending.
+    """Run all pending ops that ``tensors`` need, in any graphs; without arguments, all pending ops.
 
-    What was recorded for a card that is not on this machine stays pending then.  An op that fails stops
-    what needs it; its error is raised once all else has run.  It stays pending and is tried again, but an
-    error that is known already is only named in ``report.left``.
+    Without arguments, ops that were recorded for an absent GPU stay pending.  A failing op stops only the ops
+    that depend on it, and its error is raised when everything else has run.  It stays pending and is tried
+    again by the next call, but an error that was already raised is only listed in ``report.left``.
 
     Raises:
-        lazyviz.AbsentDeviceError: one of ``tensors`` needs such a card.
-        Exception: what a kernel raised, with the line that recorded it.
-        RuntimeError: a compiled segment that failed has left memory half written; the rest has run.
+        lazyviz.AbsentDeviceError: one of ``tensors`` needs an absent GPU.
+        Exception: a kernel raised it; the message includes the line that recorded the op.
+        RuntimeError: a compiled segment failed and left memory half written; everything else has run.
     """
     with tape.runs.lock:
         if not tensors:
@@ -636,7 +643,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
 
 @shortened
 def sync() -> Report:
-    """Run every pending graph, as far as this machine can."""
+    """Run all pending graphs, except those for absent devices."""
     return evaluate()
 
 
@@ -646,7 +653,7 @@ def is_lazy(tensor: Any) -> bool:
 
 
 def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy view of ``tensor``: inside a lazy block ops on either are recorded anyway."""
+    """A lazy view of ``tensor``.  Ops on ordinary tensors inside a lazy block are recorded without it."""
     if is_lazy(tensor):
         return tensor
     if tape.recording.graph is not None:
@@ -657,7 +664,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 
 @shortened
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
-    """Evaluate what ``tensor`` needs and return it, now an ordinary tensor."""
+    """Evaluate ``tensor`` and return it as an ordinary tensor."""
     if needed := evaluation.needed([tensor]):
         with tape.runs.lock:
             evaluation.run(closure(needed), "lazyviz.to_eager()")
@@ -667,16 +674,16 @@ def to_eager(tensor: torch.Tensor) -> torch.Tensor:
 def compare(
     a: LazyGraph | Plan, b: LazyGraph | Plan, *, names: tuple[str, str] = ("before", "after")
 ) -> Comparison:
-    """Two graphs or plans: what the second needs more and less than the first, in bytes.
+    """Compare two graphs or plans: how much more or less memory the second one needs, in bytes.
 
-    Of graphs it compares the plans that ``graph.plan()`` makes.  Two plans may be of one graph: two devices,
-    two batch sizes, in pieces and whole.  Runs nothing.
+    For graphs, it compares the plans returned by ``graph.plan()``.  Two plans may be of the same graph, for
+    example for two devices or batch sizes, or split and not split.  Runs nothing.
 
     Args:
-        names: what the two are called in the chart and the tables.
+        names: names of the two in the chart and the tables.
 
     Raises:
-        TypeError: one of them is neither.
+        TypeError: one of them is neither a graph nor a plan.
     """
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
@@ -704,23 +711,23 @@ class forbid_sync(Transaction):
 
 
 def cell_boundary() -> None:
-    """Between two cells: forget what nobody can see; leave PyTorch as it was if nothing is pending."""
+    """Between two cells: drop unreachable ops, and restore PyTorch if nothing is pending."""
     tape.runs.refuse_nested()
     tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
     evaluation.watch.leave()
 
 
 def unload() -> None:
-    """Leave PyTorch as it was before lazyviz was imported, if nothing is pending."""
+    """Restore PyTorch to its state before lazyviz was imported, if nothing is pending."""
     cell_boundary()
     evaluation.watch.unload()
 
 
 def reset() -> None:
-    """Forget everything pending, unevaluated, and leave PyTorch as it was, whatever state it is in.
+    """Drop all pending ops without running them, and restore PyTorch from any state.
 
-    Tensors that were pending stay without a value.  What was moved to a planned card that is not on this
-    machine is what it was before, on the CPU.  Blocks that are open are so no longer.
+    Tensors that were pending remain without values.  Tensors and modules that were moved to an absent GPU are
+    again as they were on the CPU.  Open blocks are closed.
     """
     if evaluation.is_running_here():
         tape.runs.refuse_nested()

@@ -1,4 +1,4 @@
-"""The named batch: tensors or variable names that the user gives, as values of the record."""
+"""The named batch: the user's tensors or variable names, as values of the graph."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def parse_names(text: str) -> dict[str, int]:
     for entry in text.split(","):
         name, _, dim = entry.strip().partition(":")
         if not name.isidentifier() or (dim and not dim.lstrip("-").isdigit()):
-            raise ValueError(f"the batch is given as NAME or NAME:DIM, separated by commas, not {text!r}")
+            raise ValueError(f"write the batch as NAME or NAME:DIM, separated by commas, not {text!r}")
         names[name] = int(dim or 0)
     return names
 
@@ -125,7 +125,7 @@ def unknown_names(names: Iterable[str], variables: Mapping[str, Any], bound: Con
         if name in bound or isinstance(variables.get(name), torch.Tensor):
             continue
         if name in variables:
-            return f"{name!r} is no tensor but a {type(variables[name]).__name__}"
+            return f"{name!r} is not a tensor but a {type(variables[name]).__name__}"
         tensors = [each for each, value in list(variables.items()) if isinstance(value, torch.Tensor)]
         close = difflib.get_close_matches(name, [each for each in tensors if not each.startswith("_")], 3)
         return f"there is no variable {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
@@ -165,5 +165,5 @@ def dimension(tensor: torch.Tensor, dim: int, name: str) -> int:
     Raises ``ValueError`` if the tensor lacks it.
     """
     if not -tensor.dim() <= dim < tensor.dim():
-        raise ValueError(f"{name} has {tensor.dim()} dimensions, and no dimension {dim}")
+        raise ValueError(f"{name} has {tensor.dim()} dimensions, but no dimension {dim}")
     return dim % tensor.dim()

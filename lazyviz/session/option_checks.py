@@ -1,4 +1,4 @@
-"""Option checks: which values and combinations of split, recompute and backend are refused, and why."""
+"""Option checks: rejected values and combinations of split, recompute, and backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def recompute_option(given: Any) -> Recompute:
     try:
         return parse_bytes(given)
     except ValueError:
-        raise ValueError(f"recompute is 'off', 'auto' or a size such as '2 GiB', not {given!r}") from None
+        raise ValueError(
+            f"recompute must be 'off', 'auto', or a size such as '2 GiB', not {given!r}"
+        ) from None
 
 
 def assumptions(assume: Mapping[Any, Any] | str | None) -> dict[int | str, Any] | None:
@@ -61,7 +63,7 @@ def validate(
     if is_split and not has_batch:
         raise ValueError(f"a split {BATCH_NEEDED}")
     if is_split and backend != "eager" and not cluster:
-        raise ValueError(f"a split batch runs with the backend 'eager', not {backend!r}")
+        raise ValueError(f"a split batch needs the backend 'eager', not {backend!r}")
     if recompute == "off":
         return
     if backend != "eager":

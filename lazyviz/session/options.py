@@ -1,4 +1,4 @@
-"""``lazyviz.options``: what blocks and cells take where they are not told otherwise."""
+"""``lazyviz.options``: default options of blocks and cells."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _CHOICES = {"color": tuple(CHOICES), "theme": THEMES}
 class Options:
     """Defaults of this process, for ``lazyviz.lazy``, ``%%lazy`` and ``lazyviz plan``.
 
-    They are set as attributes, for a while by ``with lazyviz.options(device="A100-40GB"):``, and before the
-    process begins by environment variables: ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND``, ``LAZYVIZ_WIDGET``,
-    ``LAZYVIZ_PROGRESS``, ``LAZYVIZ_COLOR`` and ``LAZYVIZ_THEME``.  A wrong value raises ``ValueError`` where
-    it is set, or when the variable is first asked for.
+    Set them as attributes, temporarily with ``with lazyviz.options(device="A100-40GB"):``, or with
+    environment variables before the process starts: ``LAZYVIZ_DEVICE``, ``LAZYVIZ_BACKEND``,
+    ``LAZYVIZ_WIDGET``, ``LAZYVIZ_PROGRESS``, ``LAZYVIZ_COLOR``, and ``LAZYVIZ_THEME``.  An invalid value
+    raises ``ValueError`` when it is set, or when the environment variable is first used.
 
     Attributes:
-        device: plan for this device: a device, a profile, or the name of either; ``None``: where it runs.
-        backend: what evaluates.
-        widget: whether cells show the widget beside the static picture.
-        progress: whether a run or a compilation that takes longer than a second shows a bar of tqdm;
-            ``None``: in notebooks and on terminals.
-        color: what boxes show and are colored by at first: ``"peak"`` (bytes held at the peak), ``"memory"``
-            (allocated), ``"time"``, ``"flops"``, ``"dtype"`` or ``"module"``.
-        theme: of pictures, saved and in notebooks: ``"light"`` or ``"dark"``.  The widget has its host's.
+        device: device to plan for: a device, a profile, or its name; ``None``: the device that ops run on.
+        backend: backend that evaluates.
+        widget: whether cells show the widget in addition to the static picture.
+        progress: whether runs and compilations that take longer than a second show a tqdm progress bar;
+            ``None``: only in notebooks and terminals.
+        color: what boxes initially show and are colored by: ``"peak"`` (bytes held at the peak), ``"memory"``
+            (allocated), ``"time"``, ``"flops"``, ``"dtype"``, or ``"module"``.
+        theme: theme of saved pictures and of pictures in notebooks: ``"light"`` or ``"dark"``.  The widget
+            uses the theme of its host.
     """
 
     __slots__ = ("_environment", "_set")
@@ -120,16 +121,16 @@ class Options:
         self._set = {**self._set, name: _checked(name, value)}
 
     def reset(self) -> None:
-        """As when the process began."""
+        """Restore the values from the start of the process."""
         self._set = {}
 
     @contextmanager
     def __call__(self, **changes: Any) -> Iterator[Options]:
-        """Context in which ``changes`` hold, by name."""
+        """Context manager that applies ``changes``, by name."""
         before = self._set
         unknown = [name for name in changes if name not in NAMES]
         if unknown:
-            raise ValueError(f"no option {unknown[0]!r}; there are: {', '.join(NAMES)}")
+            raise ValueError(f"unknown option {unknown[0]!r}; available: {', '.join(NAMES)}")
         self._set = {**before, **{name: _checked(name, value) for name, value in changes.items()}}
         try:
             yield self
@@ -146,11 +147,11 @@ def _checked(name: str, value: Any) -> Any:
     elif name == "backend":
         find_backend(value)
     elif name == "widget" and not isinstance(value, bool):
-        raise ValueError(f"widget is True or False, not {value!r}")
+        raise ValueError(f"widget must be True or False, not {value!r}")
     elif name == "progress" and value is not None and not isinstance(value, bool):
-        raise ValueError(f"progress is True, False or None, not {value!r}")
+        raise ValueError(f"progress must be True, False, or None, not {value!r}")
     elif name in _CHOICES and value not in _CHOICES[name]:
-        raise ValueError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Planned devices: the card that a block is recorded for, and errors where it is absent."""
+"""Planned devices: the GPU that a block is recorded for, and errors if it is absent."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def resolved(
         release = releases.release(torch_version)
         if card is None:
             raise ValueError(
-                "torch_version is for a card that is not in this machine: what is here runs with the PyTorch "
-                "that is installed"
+                "torch_version is only for a GPU that is not on this machine: other devices use the "
+                "installed PyTorch"
             )
         card = replace(card, release=release)
     return target, card
@@ -117,7 +117,7 @@ def cards(
     absent = tape.recording.absent
     if card is not None and absent is not None and card != absent.card:
         raise RuntimeError(
-            f"a block for {card.planned} inside one for {absent.card.planned}: one absent card at a time"
+            f"a block for {card.planned} inside one for {absent.card.planned}: only one absent GPU at a time"
         )
     return None if card is None or absent is not None else _Cards(tape, card, graph, assume, device)
 
@@ -167,12 +167,11 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     absent = torch_cuda.STAND_INS
     if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
-            "This was recorded for one rank of several, and the others are not there: it can be planned, not "
-            "evaluated."
+            "This was recorded for one rank without the others: it can be planned, but not evaluated."
         )
     name = getattr(device, "model", None) or getattr(device, "name", device) or "a CUDA device"
     raise AbsentDeviceError(
-        f"This was recorded for {name}, which is not on this machine: it can be planned, not evaluated."
+        f"This was recorded for {name}, which is not on this machine: it can be planned, but not evaluated."
     )
 
 

@@ -1,8 +1,8 @@
-"""A bar of tqdm for runs and compilations that take longer than a second, where somebody looks on.
+"""tqdm progress bar for runs and compilations that take longer than a second.
 
-That is in a notebook, or where stderr is a terminal; ``lazyviz.options.progress`` says otherwise.  A run
-itself pays nothing for it: a thread looks from time to time at how far it is, and programs that took less
-than a second before are not looked at.
+It is shown in notebooks, and if stderr is a terminal, unless ``lazyviz.options.progress`` says otherwise.  It
+does not slow the run: a thread checks its progress from time to time, and does not watch programs that took
+less than a second before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THREAD = "lazyviz-progress"
 
 
 def is_wanted() -> bool:
-    """Whether there is somebody to see a bar, and tqdm to draw one."""
+    """Whether a progress bar would be visible, and tqdm is installed to draw it."""
     chosen = options.progress
     if chosen is None:
         chosen = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())

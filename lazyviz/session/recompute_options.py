@@ -1,4 +1,4 @@
-"""Recompute options: a budget, ``"auto"`` or ``"off"``, and the rematerialized run that they lead to.
+"""Recompute options: a budget, ``"auto"``, or ``"off"``, and the resulting rematerialized run.
 
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
@@ -15,7 +15,7 @@ from .recorded_graph import RecordedGraph
 
 
 class RecomputeError(RuntimeError):
-    """The budget cannot be met, however much is recomputed; the message names the least that can."""
+    """The budget cannot be met even by recomputing everything; the message has the lowest possible one."""
 
 
 def levers(
@@ -35,7 +35,7 @@ def levers(
 
 
 def instead_of_split(graph: RecordedGraph) -> bool:
-    """Whether the batch cannot be cut so that the run fits, and activations are to be recomputed."""
+    """Whether no split makes the run fit, so that activations must be recomputed."""
     return graph.plan(split="auto", recompute="auto").recompute.budget_bytes is not None
 
 

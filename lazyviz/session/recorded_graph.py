@@ -1,4 +1,4 @@
-"""Interface of a recorded graph, as running and planning need it, whatever shows it to the user."""
+"""Interface of a recorded graph for execution and planning, independent of its display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .run_history import RunHistory
 
 
 class RecordedGraph(Protocol):
-    """A recorded block: its nodes, how they are to be run, and what became of that."""
+    """A recorded block: its nodes, how to run them, and the results of runs."""
 
     ir: Graph
     device: Any

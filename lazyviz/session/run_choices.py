@@ -1,4 +1,4 @@
-"""Run choices: how a graph is evaluated by default (backend, split, recompute, value statistics)."""
+"""Run choices: a graph's default backend, split, recompute, and value statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .option_checks import CLUSTER_NEEDS_BATCH, Recompute, validate
 
 
 class RunChoices:
-    """The options of a graph's block, as changed since by whoever shows it."""
+    """The options of a graph's block, including later changes by code or widgets."""
 
     def __init__(
         self, backend: str, batch: NamedBatch | None, split: int | str, recompute: Recompute

@@ -21,7 +21,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.state: str | None = None  # running, failed or interrupted; else told by the nodes
-        self.live: Run | None = None  # the run that is under way, if somebody follows
+        self.live: Run | None = None  # the current run, if its progress is followed
         self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
         self.error: BaseException | None = None
         self.nonfinite: dict[str, NonFinite] = {}  # by kind, the first in program order of all runs
@@ -42,7 +42,9 @@ class RunHistory:
         self._report = report
 
     def note_read(self, *report: Any) -> None:
-        """Note the last run by the arguments of :meth:`.Report.of_read`, made when somebody asks for it."""
+        """Store the arguments of :meth:`.Report.of_read` for the last run; the report is created on
+        demand.
+        """
         self._report = report
 
     @property
@@ -88,7 +90,7 @@ class RunHistory:
         self._listeners.append(callback)
 
     def unsubscribe(self, callback: Listener) -> None:
-        """Call it no more."""
+        """Stop calling ``callback``."""
         if callback in self._listeners:
             self._listeners.remove(callback)
 

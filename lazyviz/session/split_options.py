@@ -1,4 +1,4 @@
-"""Split options: a number of pieces or ``"auto"``, and the split run that they lead to."""
+"""Split options: a number of pieces or ``"auto"``, and the resulting split run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _roots(tape: Tape, graph: RecordedGraph, nodes: Iterable[TrackedNode]) -> di
     if graph.choices.batch is None:
         raise ValueError(f"a split {BATCH_NEEDED}")
     if not graph.ir.batch and tape.recording.graph is not graph.ir:
-        raise SplitError("nothing in this block uses the tensors named as batch")
+        raise SplitError("no op of this block uses the tensors named as batch")
     used = {value for node in nodes for value in node.inputs}
     roots: dict[Value, Shard] = {value: Shard(dim) for value, dim in graph.ir.batch.items() if value in used}
     sizes = sorted({value.shape[shard.dim] for value, shard in roots.items()})

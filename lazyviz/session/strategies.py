@@ -1,6 +1,6 @@
-"""Run strategies: eager, replay, compiled, micro-batched or rematerialized; chosen, projected and executed.
+"""Run strategies (eager, replay, compiled, micro-batched, rematerialized): selection and execution.
 
-A part of :mod:`lazyviz.session.evaluation`, which tells the graphs and makes the report.
+A part of :mod:`lazyviz.session.evaluation`, which notifies the graphs and creates the report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Projection = program_cache.Projection
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How somebody wants nodes to be run; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
+    """How to run nodes, as requested; see :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
 
     backend: str = "eager"
     progress: Callable[[Any], None] | None = None
@@ -55,7 +55,7 @@ class RunOptions:
 
 @dataclass
 class Strategy:
-    """The way in which ``nodes`` are run, chosen and prepared; and what has come of it."""
+    """The chosen and prepared way to run ``nodes``, and its results."""
 
     nodes: Sequence[TrackedNode]
     wanted: RunOptions
@@ -64,40 +64,40 @@ class Strategy:
     cluster: Cluster | None = None
     compiler: Backend | None = None
     split_run: SplitRun | None = None
-    is_begun: bool = False  # the split run, earlier
-    choice: Choice | None = None  # of what is computed again
+    is_begun: bool = False  # the split run was started earlier
+    choice: Choice | None = None  # of recomputed activations
     subgraph: Subgraph | None = None
     found: program_cache.Replay | None = None
-    code: Compiled | None = None  # of a backend, for all nodes
-    new: str | None = None  # why the subgraph was not recognized
+    code: Compiled | None = None  # a backend's code for all nodes
+    new: str | None = None  # why the subgraph was not in the cache
     projection: Projection | None = None
     recomputing: RecomputeRun | None = None
     seen: Summaries | None = None
     compiled: Outcome | None = None
-    share: int = 0  # of the nodes, that the backend itself ran
+    share: int = 0  # number of nodes that the backend itself ran
     marks: list[tuple[TrackedNode, Any, Any]] | None = None
     resident: ResidentMemory = field(init=False)
     live: Run = field(init=False)
 
     @property
     def is_hidden(self) -> bool:
-        """What compiled code holds while it runs only a device's own counter knows."""
+        """Whether the memory of compiled code is visible only to the device's own counter."""
         return self.compiler is not None and self.split_run is None and not self.cuda
 
     @property
     def is_followed(self) -> bool:
-        """Whether anybody follows the progress of the run."""
+        """Whether the progress of the run is followed."""
         return self.wanted.progress is not None or any(lazy.runs.has_listeners for lazy in self.touched)
 
     @property
     def seconds(self) -> float | None:
-        """That its kernels took on another thread."""
+        """The time of its kernels on another thread."""
         started = self.found.started if self.found is not None else None
         return started.times[-1] - started.times[0] if started is not None and started.has_begun else None
 
     @property
     def is_known(self) -> bool:
-        """Whether there is code for the nodes, from an earlier run of the same program."""
+        """Whether code for the nodes exists from an earlier run of the same program."""
         return self.found is not None or self.code is not None
 
     @property
@@ -114,7 +114,7 @@ class Strategy:
         touched: Sequence[RecordedGraph],
         begun: SplitRun | None,
     ) -> Strategy:
-        """How ``nodes`` of the graphs ``touched`` are to be run; ``begun`` was interrupted among them."""
+        """Choose how to run ``nodes`` of the graphs ``touched``; ``begun`` is an interrupted run of some."""
         runner = find_backend(wanted.backend)
         strategy = cls(
             nodes, wanted, touched, cuda_devices(nodes), split_run=begun, is_begun=begun is not None
@@ -134,11 +134,11 @@ class Strategy:
         return strategy
 
     def _choose_lever(self, owner: RecordedGraph) -> None:
-        """To split the batch or to compute activations again, if either is wanted."""
+        """Choose between splitting the batch and recomputing activations, if requested."""
         wanted = self.wanted
         split, recompute = wanted.split, wanted.recompute
         if self.cluster is not None and split == "off":
-            split = "auto"  # pieces are what such a backend is for
+            split = "auto"  # such a backend runs pieces
         if self.split_run is None and split != "off":
             if recompute == "off" or not recompute_options.instead_of_split(owner):
                 self.split_run = split_options.split_run(tape, owner, self.nodes, split, self.cluster)
@@ -148,7 +148,7 @@ class Strategy:
             self.choice = recompute_options.choose_run(owner, self.nodes, recompute, tape.pending)
 
     def _recognize(self) -> None:
-        """Find the code for nodes that were run before."""
+        """Look up code for nodes that have run before."""
         nodes = self.nodes
         if self.split_run is not None or self.seen is not None or self.cluster is not None:
             return
@@ -164,7 +164,7 @@ class Strategy:
     # --- projecting -----------------------------------------------------------------------
 
     def project(self) -> None:
-        """Project the peak, of a run at the user's word in this process, and begin to count what is held."""
+        """Project the peak of a run that the user requested in this process, and start counting memory."""
         graph, nodes = self.wanted.graph, self.nodes
         if self.cluster is not None or graph is None or not nodes or self.is_hidden or self.code is not None:
             pass
@@ -188,23 +188,23 @@ class Strategy:
     # --- executing ------------------------------------------------------------------------
 
     def start(self) -> str | None:
-        """Have the kernels run on another thread until the nodes are executed; why they cannot, in words."""
+        """Start the kernels on another thread; return the reason as text if that is not possible."""
         if self.is_followed or self.wanted.cancel is not None:
-            return "somebody follows its progress"
+            return "its progress is being followed"
         if self.compiler is not None or self.cluster is not None:
             return f"the backend {self.wanted.backend!r} runs it"
         if self.split_run is not None:
             return "it runs in pieces of the batch"
         if self.choice is not None:
-            return "it computes activations again"
+            return "it recomputes activations"
         if self.seen is not None:
-            return "its results are summarized as they come"
+            return "its results are summarized while it runs"
         if self.found is None:
             return self.new or "these ops run for the first time"
         return self.found.start()
 
     def execute(self) -> None:
-        """Run the nodes.  Raises what :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` tells."""
+        """Run the nodes.  Raises the errors of :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
         wanted = self.wanted
         on_node = self._on_node if wanted.progress is not None else self.live.step
         on_progress = on_node if self.is_followed else None
@@ -302,7 +302,7 @@ class Strategy:
         self.share = self.compiled.share
 
     def learn(self) -> None:
-        """It has run: learn its nodes, to recognize them when they are run again."""
+        """After the run: add its nodes to the program cache."""
         if self.subgraph is not None and self.found is None and self.compiler is None:
             with gc_pause.paused():
                 self.new = program_cache.replays.learn(self.subgraph, self.resident, self.projection)
@@ -311,7 +311,7 @@ class Strategy:
 
 
 def cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
-    """The indices of those that ``nodes`` run on."""
+    """The indices of the CUDA devices that ``nodes`` run on."""
     if not torch.cuda.is_available():
         return []
     devices = {value.device for node in nodes for value in node.outputs}
@@ -319,7 +319,7 @@ def cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
 
 
 def _projection_of(graph: RecordedGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
-    """What a run of the whole graph in pieces would peak at; ``None`` for one of a part."""
+    """The projected peak of a split run of the whole graph; ``None`` for a part of it."""
     if len(nodes) != len(graph.nodes):
         return None
     plan = graph.plan(device=graph.device, split=pieces)

@@ -1,6 +1,6 @@
-"""Evaluation at sync points: what a read value needs, at the least cost.
+"""Evaluation at sync points: runs only what the read value needs.
 
-A program may read a value after every op.
+A program may read a value after every op, so this must be fast.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from .recorded_graph import RecordedGraph
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
-    """The graphs of ``nodes``, if there is nothing to it but to run them."""
+    """The graphs of ``nodes``, if they only need to be run."""
     errors, irs = node_passes.begin(nodes)
     if not nodes or errors or torch_cuda.may_have_cuda() or needs_absent(nodes):
         return None
     touched = []
-    for reference in evaluation.graphs.valuerefs():  # `values` guards its iteration, for as long again
+    for (
+        reference
+    ) in evaluation.graphs.valuerefs():  # `values` guards its iteration, which takes as long again
         lazy = reference()
         if lazy is None:
             continue
@@ -50,7 +52,7 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
 
 
 def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
-    """:func:`run_for_values` of what is short and known; False: it is not."""
+    """:func:`run_for_values` for short cached subgraphs; returns False for others."""
     if not native_run.is_possible(tape):
         return False
     touched = _touched_alone(nodes)
@@ -78,7 +80,7 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
 def _note_read(
     nodes: Sequence[TrackedNode], touched: Sequence[RecordedGraph], levels: Levels, seconds: float, cause: str
 ) -> None:
-    """What :func:`_note_values` does of a run of one graph's nodes that was as it should be, at less cost."""
+    """A cheaper :func:`_note_values` for a regular run of nodes of one graph."""
     done, ir = len(nodes), nodes[-1].graph
     timeline = timeline_of(nodes, levels.marks)
     evaluation.last_run = cause, done, seconds
@@ -91,7 +93,7 @@ def _note_read(
         tell(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
         return
-    for lazy in touched:  # whom nobody follows
+    for lazy in touched:  # without listeners
         lazy.runs.live = lazy.runs.state = None
         lazy.runs.note_read(done, seconds, levels.peak, cause, timeline)
         lazy.runs.note_timeline(timeline)
@@ -99,9 +101,9 @@ def _note_read(
 
 @warning_routing.in_python
 def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
-    """:func:`run` for a sync point where there is nothing to it but to run ``nodes``; False: there is more.
+    """:func:`run` for a sync point that only needs to run ``nodes``; returns False otherwise.
 
-    A program may read a value after every op, and pays each time for what is asked here.
+    A program may read a value after every op, so every check here costs time.
     """
     touched = _touched_alone(nodes)
     if touched is None:
@@ -109,7 +111,7 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     context = under_way(nodes)
     try:
         arrived = context.__enter__()
-        nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them until now
+        nodes = node_passes.unfinished(nodes)  # a signal handler may have run them in the meantime
         if not nodes:
             return True
         subgraph = program_cache.replays.look_at(tape, nodes, False)
@@ -205,7 +207,7 @@ def _note_values(
 
 
 def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
-    """Run ``nodes``, which what is read needs, in the way that their graph is to be run."""
+    """Run ``nodes``, which a read depends on, with the options of their graph."""
     if evaluation.forbidden.get():
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
     if tape.runs.background is not None and tape.runs.finish_background(nodes):
@@ -213,7 +215,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
     counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
-    if not nodes:  # all of it has run on another thread
+    if not nodes:  # all of them have run on another thread
         return
     current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None
     if current is None:
@@ -223,7 +225,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
         )
     if current is not None and current.choices.saves_memory:
         choices = current.choices
-        # A part of a step would have to keep the whole batch's activations for the rest of it.
+        # Splitting a part of a step would keep the activations of the whole batch for the rest.
         pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
         backend = choices.backend if is_cluster(find_backend(choices.backend)) else "eager"
         run(pending, cause, split=choices.split, recompute=choices.recompute, backend=backend)

@@ -1,4 +1,4 @@
-"""Testing helpers: memory budgets, and the programs that a backend has to run as eager PyTorch does."""
+"""Testing helpers: memory budgets, and test programs for backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend conformance: programs that a backend has to run right, for anybody's tests.
+"""Backend conformance: programs that a backend must run correctly.
 
 In the tests of a package that offers a backend::
 
@@ -64,7 +64,7 @@ def check_backend(name: str, program: str, *, exact: bool = False) -> float:
                 raise AssertionError(str(error)) from None
             states[1] = torch.get_rng_state()
             assert graph.pending == 0, f"{graph.pending} ops are still pending"
-            assert torch.equal(*states), "the random generator is in another state than eager leaves it in"
+            assert torch.equal(*states), "the state of the random generator differs from eager"
             _compare(got, expected, exact)
             ran += report.share * report.ops_run
             ops += report.ops_run

@@ -1,4 +1,4 @@
-"""Memory budgets: a block of PyTorch code fails where its projected peak is above a limit.
+"""Memory budgets: a block of PyTorch code fails if its projected peak is above a limit.
 
 Nothing runs, and no GPU is needed, so that a regression fails in any CI.
 """
@@ -36,8 +36,8 @@ class PeakExceeded(AssertionError):
 class Budget:
     """A limit on the peak of a block or, as a decorator, of every call of a function.
 
-    ``of_function``: the block is a whole function, whose variables are gone at its end but were there
-    as long as it ran, so that they count to its end.
+    ``of_function``: the block is a whole function.  Its variables no longer exist when the block ends, but
+    did exist until then, so they count until the end.
     """
 
     def __init__(self, nbytes: int, device: Any, *, of_function: bool = False, of: Run = "eager") -> None:
@@ -92,13 +92,12 @@ class Budget:
 
 _LATER = (
     "assert_peak_below cannot decorate {name}: the body of a coroutine or generator runs after the call, "
-    "between other code; write `with lazyviz.assert_peak_below(...)` inside it, around what computes"
+    "interleaved with other code; instead, write `with lazyviz.assert_peak_below(...)` around the ops in it"
 )
 
 
 _ELSEWHERE = (
-    "assert_peak_below counts what its own thread does (and autograd's): what {threads} computed meanwhile "
-    "is not counted"
+    "assert_peak_below counts only ops of its own thread (and autograd's): ops of {threads} are not counted"
 )
 
 
@@ -114,36 +113,36 @@ def _name(function: object) -> str:
 def assert_peak_below(
     limit: int | str, device: str | Device | DeviceProfile | None = None, *, of: Run = "eager"
 ) -> Budget:
-    """Record a block, and fail if what it would need at its peak is above ``limit``.
+    """Record a block, and fail if its projected peak is above ``limit``.
 
-    For ``with``, which gives the :class:`LazyGraph`, and as a decorator::
+    Works as a context manager, which returns the :class:`LazyGraph`, and as a decorator::
 
         with lazyviz.assert_peak_below("12 GiB", device="A100-40GB"):
             model(x).sum().backward()
 
-    Blocks inside it count, too, be they recorded or budgeted; what another thread computes meanwhile does
-    not, and a ``UserWarning`` names the thread (if it was started in the block).
+    Lazy blocks and budgets inside it count, too.  Ops on other threads do not count, and a ``UserWarning``
+    names a thread that was started in the block.
 
-    What is compared decides ``plan.fits``, too: on a GPU what the caching allocator would hold and
-    the CUDA context, on the CPU the tensors' peak.  What the block has recorded stays pending; its
-    tensors may be used afterwards as after any lazy block.
+    The compared memory is the same as for ``plan.fits``: on a GPU, the memory held by the caching allocator
+    and the CUDA context; on the CPU, the peak of the tensors.  Recorded ops stay pending; the tensors of the
+    block can be used afterwards as after any lazy block.
 
     Args:
         limit: bytes, or text such as ``"12 GiB"``, ``"800 MB"``, ``"1.5GB"``.
-        device: plan for this device, present or not; default: the one the block runs on.
-        of: whose run is judged: ``"eager"``, plain PyTorch's, or ``"lazyviz"``, an evaluation's.
+        device: plan for this device, present or not; default: the device that the block runs on.
+        of: the kind of run: ``"eager"`` for eager PyTorch, or ``"lazyviz"`` for an evaluation.
 
     Raises:
-        TypeError: it decorates a class, coroutine or generator function, whose body it could not measure.
-        ValueError: no size, an unknown device, or another ``of``; before the block runs.
-        PeakExceeded: an ``AssertionError``, at the end of the block, with the peak, its line and what
+        TypeError: it decorates a class, or a coroutine or generator function, whose body it cannot measure.
+        ValueError: an invalid size, unknown device, or invalid ``of``; raised before the block runs.
+        PeakExceeded: an ``AssertionError``, raised at the end of the block, with the peak, its line, and what
             would lower it.
     """
     nbytes = parse_bytes(limit)
     if device is not None:
         planned(device)
     if of not in ("eager", "lazyviz"):
-        raise ValueError(f"of is 'eager', plain PyTorch's run, or 'lazyviz', an evaluation's, not {of!r}")
+        raise ValueError(f"of must be 'eager' (eager PyTorch) or 'lazyviz' (an evaluation), not {of!r}")
     return Budget(nbytes, device, of=of)
 
 
@@ -154,9 +153,9 @@ def _exceeded(plan: Plan, nbytes: int) -> str:
         if plan.straddles(nbytes)
         else f"would need {format_bytes(need)}"
     )
-    whose = "plain PyTorch" if plan.verdict_of == "eager" else "an evaluation by lazyviz"
+    whose = "eager PyTorch" if plan.verdict_of == "eager" else "an evaluation by lazyviz"
     over, allowed = format_bytes(need - nbytes), format_bytes(nbytes)
-    first = f"{plan.device} {would}, {over} more than the {allowed} allowed, for {whose}"
+    first = f"{plan.device} {would}, {over} above the limit of {allowed}, for {whose}"
     if need != plan.peak_bytes:
-        first += " (what PyTorch's allocator would hold, and the CUDA context)"
+        first += " (including PyTorch's allocator and the CUDA context)"
     return "\n".join([f"{first}.", *essence(plan)])

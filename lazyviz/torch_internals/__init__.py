@@ -1,1 +1,1 @@
-"""Every private PyTorch API that lazyviz relies on, each with the reason for it, and the native modules."""
+"""Private PyTorch APIs that lazyviz relies on, each with its reason, and the native modules."""

@@ -1,4 +1,4 @@
-"""Private torch APIs on ATen functions that are made of others, each with the reason for it.
+"""Private torch APIs for composite ATen functions, each with its reason.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_internals.py`` checks
 each entry.

@@ -1,9 +1,9 @@
-"""Private torch APIs that stand in for CUDA where it is absent, each with the reason for it.
+"""Private torch APIs that replace CUDA if it is absent, each with its reason.
 
-A planned tensor must never be a CUDA tensor to C++: without a CUDA runtime the autograd engine
-and device guards end the process.  To C++ it is on a device of type ``meta``, whose backward
-pass runs on the CPU's thread, with an index of its own that tells it from the user's own
-``meta`` tensors; Python sees ``cuda:N``.  ``tests/test_torch_internals_cuda.py`` checks each entry.
+For C++, a planned tensor must never be a CUDA tensor: without a CUDA runtime, the autograd engine and device
+guards terminate the process.  For C++, it is on a device of type ``meta``, whose backward pass runs on the
+CPU thread, with an index that distinguishes it from the user's own ``meta`` tensors; Python sees ``cuda:N``.
+``tests/test_torch_internals_cuda.py`` checks each entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private torch APIs around the capture of CUDA Graphs, each with the reason for it.
+"""Private torch APIs for CUDA Graph capture, each with its reason.
 
 ``tests/execute/cuda_graphs/test_cuda_graphs_device.py`` checks that they are there.
 """
@@ -20,7 +20,7 @@ Dozens of results come out of a graph's memory after each launch.  Optimizers us
 
 
 def clear_cublas_workspaces() -> None:
-    """Give back the workspaces that cuBLAS has: what is captured is to have one in the graph's own memory.
+    """Release cuBLAS's workspaces, so that captured kernels allocate one in the graph's own memory.
 
     One from outside would be freed by whoever clears them next, and the graph would go on writing there.
     There is no public form; ``torch._inductor.cudagraph_trees`` does the same.

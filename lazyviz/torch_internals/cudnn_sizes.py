@@ -1,8 +1,8 @@
-"""Sizes of what cuDNN's recurrent kernels take and return, from metadata alone.
+"""Sizes of the arguments and results of cuDNN's recurrent kernels, from metadata alone.
 
-PyTorch calls them in ``aten/src/ATen/native/cudnn/RNN.cpp`` and asks cuDNN itself for the sizes of its
-buffers (``cudnnGetRNNTempSpaceSizes``).  Without cuDNN the buffers' sizes are estimates with a range,
-derived here from what the backward pass cannot do without; no GPU was there to measure them on.
+PyTorch calls these kernels in ``aten/src/ATen/native/cudnn/RNN.cpp``, and gets the sizes of buffers from
+cuDNN (``cudnnGetRNNTempSpaceSizes``).  Without cuDNN, the sizes are estimates with a range, derived here from
+the minimum that the backward pass needs; they have not been measured on a GPU.
 """
 
 from __future__ import annotations

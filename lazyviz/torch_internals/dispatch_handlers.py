@@ -1,4 +1,4 @@
-"""What the handler of a dispatch mode leaves to others: subclasses, and functions made of other ops.
+"""Calls that the handler of a dispatch mode leaves to others: subclasses and composite ops.
 
 Private:
 

@@ -1,4 +1,4 @@
-"""The level at which recorded kernels run, entered at little cost: each read of a value does.
+"""The dispatch level at which recorded kernels run, with little overhead per read.
 
 ``tests/test_torch_internals.py`` checks what is relied on.
 """

@@ -1,4 +1,4 @@
-"""Private torch APIs on the dispatch modes of a thread, each with the reason for it.
+"""Private torch APIs for the dispatch modes of a thread, each with its reason.
 
 Beside :mod:`lazyviz.torch_internals.private_api`.  ``tests/test_torch_internals.py`` checks each entry.
 """

@@ -1,7 +1,7 @@
-"""Private torch APIs around ``torch.compile``, each with the reason for it.
+"""Private torch APIs for ``torch.compile``, each with its reason.
 
-Compiled code takes dispatch modes and patched methods for a part of the program, so that recording has
-to know where it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
+Compiled code treats dispatch modes and patched methods as part of the program, so recording must know where
+it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _checked: Mapping[Any, Any] | None = None  # the table of Dynamo's rules that wa
 
 
 def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
-    """Have Dynamo make its table of rules anew, if it was made while functions of PyTorch were replaced.
+    """Rebuild Dynamo's table of rules, if it was built while functions of PyTorch were patched.
 
     The table is made once, of the functions that are there when it is first needed.  One that has our
     replacements has no rule for the originals, which could not be traced any more, in whatever program.
@@ -56,7 +56,7 @@ def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
 
 
 def skip_code(code: CodeType, *, recursive: bool = False) -> None:
-    """Have Dynamo run ``code`` as it is; ``recursive``: what it calls, too."""
+    """Make Dynamo skip ``code``; ``recursive``: and everything that it calls."""
     actions = _FRAMES._FrameAction
     strategy = _FRAMES._FrameExecStrategy(actions.SKIP, actions.SKIP if recursive else actions.DEFAULT)
     _FRAMES.set_code_exec_strategy(code, strategy)

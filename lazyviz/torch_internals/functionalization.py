@@ -1,4 +1,4 @@
-"""Private torch APIs that make a program functional, each with the reason for it.
+"""Private torch APIs that functionalize a program, each with its reason.
 
 ``tests/execute/xla/test_xla.py`` checks them.
 """

@@ -1,4 +1,4 @@
-"""Private torch APIs on random generators, and what it takes to replace their methods.
+"""Private torch APIs for random generators, and replacement of their methods.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_internals.py`` checks
 each entry.

@@ -1,4 +1,4 @@
-"""What PyTorch's kernels would choose, asked of PyTorch itself: private APIs, each with its reason.
+"""Private torch APIs that tell which kernel PyTorch would select, each with its reason.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.  ``tests/test_torch_internals.py``
 checks each entry.

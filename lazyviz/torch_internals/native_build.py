@@ -1,10 +1,11 @@
-"""Compiles the modules that lazyviz records and replays faster with, and works without.
+"""Build of the optional native modules that speed up recording and replay.
 
-By ``lazyviz compile``, when lazyviz is installed (``hatch_build.py``), and by ``scripts/build_native.py``.
-The latter two load this file by its path, since PyTorch may be missing: it imports nothing of the package.
+It is used by ``lazyviz compile``, by the installation of lazyviz (``hatch_build.py``), and by
+``scripts/build_native.py``. The latter two load this file by path, because PyTorch may be missing; therefore
+it imports nothing of the package.
 
-The module in Cython needs no PyTorch.  Those in C++ are compiled against the PyTorch of this Python's
-environment and serve no other version of it; where it is missing they are left out.
+The Cython module does not need PyTorch.  The C++ modules are compiled against the PyTorch of this Python
+environment and work only with that version; without PyTorch, they are skipped.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) ->
             raise
         except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
             if type(error).__name__ in ("CompileError", "LinkError") and "Command" in str(error):
-                raise CannotBuild("the compiler does not take it; what it says is above") from error
+                raise CannotBuild("the compiler failed; its output is above") from error
             raise CannotBuild(f"{type(error).__name__}: {error}") from error
         made = Path(command.get_ext_fullpath(name_of(source)))
         target = ROOT / source.parent / made.name
@@ -171,7 +172,7 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
 
 
 def is_made(source: Path, torch: Torch | None) -> bool:
-    """Whether there is a compiled module of the source as it is, for that PyTorch."""
+    """Whether the compiled module is up to date with its source, and built for that PyTorch."""
     made = (ROOT / source.parent).glob(f"{source.stem}.*.so")
     of_one_torch = torch is not None and "LAZYVIZ_TORCH" in (ROOT / source).read_text(encoding="utf-8")
     words = [digest(source), torch.version] if torch is not None and of_one_torch else [digest(source)]
@@ -195,7 +196,7 @@ def missing_compiler() -> str | None:
         command = os.environ.get(variable) or sysconfig.get_config_var(variable) or ""
         program = next(iter(shlex.split(command)), "")
         if shutil.which(program) is None:
-            return f"there is no C and C++ compiler here ({program or variable} is not found)"
+            return f"no C and C++ compiler found ({program or variable} is not found)"
     return None
 
 
@@ -222,7 +223,7 @@ def build_all(
         except CannotBuild as error:
             return f"{source.name}: {error}"
         except OSError as error:  # the folder is another's
-            return f"{source.name}: cannot be put into {ROOT / source.parent}: {error.strerror}"
+            return f"{source.name}: cannot be written to {ROOT / source.parent}: {error.strerror}"
         report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
         return made
 

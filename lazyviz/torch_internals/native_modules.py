@@ -1,8 +1,7 @@
-"""Loads the compiled modules, each beside its source; lazyviz works the same without them.
+"""Loading of the compiled modules; lazyviz gives the same results without them.
 
-They are made by ``lazyviz compile`` (``native_build.py``): one in Cython where
-there is a C compiler, those in C++ where PyTorch is installed already, for that PyTorch.
-``LAZYVIZ_PURE_PYTHON`` set in the environment leaves them out.
+They are built by ``lazyviz compile`` (``native_build.py``): one Cython module if there is a C compiler, and
+C++ modules for the installed PyTorch, if any.  ``LAZYVIZ_PURE_PYTHON`` in the environment disables them.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def load(source: str) -> Any:
 
 
 def _warn(name: str, why: str) -> None:
-    """Say that the module is not used, and by what command it is made anew."""
+    """Warn that the module is not used, with the command that rebuilds it."""
     is_checkout = (_ROOT / "scripts" / "build_native.py").exists()
     warnings.warn(
-        f"lazyviz's compiled {name} {why}; Python does its work, more slowly. "
-        f"To make it anew: {_CHECKOUT if is_checkout else _COMMAND}",
+        f"lazyviz's compiled {name} {why}; slower Python code replaces it. "
+        f"To rebuild it: {_CHECKOUT if is_checkout else _COMMAND}",
         stacklevel=3,
     )

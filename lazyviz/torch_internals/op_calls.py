@@ -1,9 +1,10 @@
-"""The quickest way to call a recorded operator, where it is proved to be the same call.
+"""The fastest way to call a recorded operator that is proven to be equivalent.
 
-``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the operator's schema and boxes them;
-``torch.add(x, y)`` is compiled for them, and is quicker.  Which overload it takes depends on
-its arguments, so each is tried: a dispatch mode sees which operator is called, with which arguments.
-``tests/test_torch_internals.py`` checks what is relied on.
+``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the schema of the operator and boxes them;
+``torch.add(x, y)`` is compiled for them, and is faster.  Which overload it calls depends on its arguments, so
+each is
+tried: a dispatch mode sees which operator is called, with which arguments.  ``tests/test_torch_internals.py``
+checks the assumptions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Being told of whole optimizer steps: what :mod:`torch.optim` has no hook for, and the reason.
+"""Notification of whole optimizer steps, for which :mod:`torch.optim` has no hook.
 
-The hooks that ``torch.optim`` offers are called from within a step, while PyTorch goes through the list of
-them: a block that ends or begins there would change that list (``tests/test_torch_internals.py``).
+The hooks of ``torch.optim`` are called within a step, while PyTorch iterates over the list of hooks: a block
+that ends or begins there would change that list (``tests/test_torch_internals.py``).
 """
 
 from __future__ import annotations

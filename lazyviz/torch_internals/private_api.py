@@ -1,7 +1,7 @@
-"""Every private torch API lazyviz relies on, each with the reason for it.
+"""Private torch APIs of general use, each with its reason.
 
-A torch upgrade has this one module to look at; ``tests/test_torch_internals.py`` checks
-each entry against the installed torch.
+Check this module after a PyTorch upgrade; ``tests/test_torch_internals.py`` checks each entry against the
+installed PyTorch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from .dispatch_modes import stray_keys as stray_keys
 
 
 def is_defined_in_python(op: OpOverload) -> bool:
-    """Whether ``torch.library`` has defined the operator, and may define it anew."""
+    """Whether ``torch.library`` defined the operator, so that it may be redefined."""
     return bool(op._defined_in_python)
 
 
@@ -105,7 +105,7 @@ class MemoryRef:
         self._ref = StorageWeakRef(TensorBase.untyped_storage(tensor))
 
     def storage(self) -> torch.UntypedStorage | None:
-        """The memory, if somebody still has it."""
+        """The storage, if it still exists."""
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._ref.cdata)
         return found
 
@@ -136,7 +136,7 @@ def _key_set_offset() -> int:
     for offset in range(0, 320, 8):
         if [word(address + offset) for address, _ in known] == [key_set for _, key_set in known]:
             return offset
-    raise ImportError(f"lazyviz does not know the tensor layout of torch {torch.__version__}")
+    raise ImportError(f"lazyviz does not know the memory layout of tensors in torch {torch.__version__}")
 
 
 KEY_SET_OFFSET = _key_set_offset()

@@ -1,4 +1,4 @@
-"""The process groups of ``torch.distributed``, exchanged as a whole for those of one rank of N.
+"""Process groups of ``torch.distributed``, replaced as a whole by those of one rank of N.
 
 Private:
 
@@ -7,7 +7,7 @@ Private:
   would end those of the user.
 - ``_register_process_group``, ``_unregister_process_group``: the names that functional collectives
   (``torch.distributed._functional_collectives``) look their group up by, in C++.
-- ``FakeProcessGroup``: PyTorch's own group that communicates with nobody, and ``Backend._plugins``, where
+- ``FakeProcessGroup``: PyTorch's own group without communication, and ``Backend._plugins``, where
   ``init_process_group`` finds it.  ``BackendConfig`` would ask for NCCL, which a CPU build lacks.
 - ``_create_work_from_future``: a ``Work`` whose future has the tensors of the call, which the reducer of
   ``DistributedDataParallel`` takes them from; that of ``FakeWork`` has none.
@@ -113,7 +113,7 @@ def _tracker(tables: GroupTables | None) -> Any:
 
 
 def patches() -> Iterable[tuple[Any, str, Any]]:
-    """Owner, name and value of what has every new group be one that communicates with nobody."""
+    """Owner, name, and value of patches that make every new group one without communication."""
     fsdp_parameter()  # its package registers a backend on import, which would be lost with the block
     module = c10d()
     backend = module.Backend
@@ -186,7 +186,7 @@ def backend_name() -> str:
 
 
 def is_fake() -> bool:
-    """Whether the world's group communicates with nobody."""
+    """Whether the world's group does not communicate."""
     group = c10d()._world._default_pg
     kind = torch._C._distributed_c10d.FakeProcessGroup
     try:

@@ -1,4 +1,4 @@
-"""Private torch APIs on how a storage owns its memory, and on who else refers to it.
+"""Private torch APIs for the ownership of a storage's memory, and other references to it.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.memory_holders`.
 ``tests/test_torch_internals.py`` checks each entry.  PyTorch has no public way to ask who owns a storage's

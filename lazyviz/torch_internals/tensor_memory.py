@@ -1,4 +1,4 @@
-"""Private torch APIs around a tensor's memory: who gets at it past the dispatcher."""
+"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""torchax's table of lowerings, without what importing torchax does to the process.
+"""torchax's table of lowerings, without the side effects of importing torchax.
 
-torchax 0.0.13 registers a device named jax, with which ``torch.compile`` fails from then on, turns off a fast
-path of ``nn.MultiheadAttention`` for everybody, sets an option of JAX's and an environment variable for
-telemetry, and names two overloads for named dimensions that PyTorch 2.13 no longer has.  Only functions on
-arrays are wanted of it, so its modules are imported with these aside and forgotten: the user's own
-``import torchax`` begins anew.  ``tests/execute/xla/test_xla.py`` checks that.
+torchax 0.0.13 registers a device named jax, which breaks ``torch.compile`` from then on, disables a fast path
+of ``nn.MultiheadAttention`` globally, sets a JAX option and an environment variable for telemetry, and uses
+two overloads for named dimensions that PyTorch 2.13 no longer has.  lazyviz only needs its functions on
+arrays, so its modules are imported without these side effects and then removed: the user's own ``import
+torchax`` starts from scratch. ``tests/execute/xla/test_xla.py`` checks that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
 
 @contextmanager
 def _undone() -> Iterator[None]:
-    """What importing torchax in the block does beside filling its tables is not done, or is undone."""
+    """Prevents or undoes all side effects of importing torchax in the block, except filling its tables."""
     if "torchax" in sys.modules:  # the user's: as it is
         yield
         return

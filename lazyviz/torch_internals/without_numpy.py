@@ -1,8 +1,8 @@
-"""Imports what PyTorch warns in where NumPy is missing, without that warning.
+"""Imports modules without PyTorch's warning about missing NumPy.
 
-``pip install torch`` brings no NumPy.  The first of PyTorch's modules that makes a tensor as it is imported
-says so, which has nothing to do with what its user does; whoever calls ``.numpy()`` is told by an error.
-``lazyviz`` imports this first.
+``pip install torch`` does not install NumPy.  The first PyTorch module that creates a tensor on import warns
+about it, which is irrelevant to users; calling ``.numpy()`` raises an error anyway.  ``lazyviz`` imports this
+first.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Pictures of a graph and its plan: the scene, its layout, renderers, exports and the widget."""
+"""Pictures of a graph and its plan: scene, layout, renderers, exports, and the widget."""

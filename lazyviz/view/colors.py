@@ -1,4 +1,4 @@
-"""Colors of static pictures: kinds of layers as in layers.css, and what a dark page has instead."""
+"""Colors of static pictures: layer kinds as in layers.css, and colors of dark pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Printable text: the user's names and code without invisible or control characters.
 
-Names of modules, variables and files may hold anything: zeros, halves of letters, which no encoding takes,
-and marks that turn the direction of writing around.  They are written as Python writes them, ``\\x00``.
+Names of modules, variables, and files can contain anything: null characters, lone surrogates (which no
+encoding accepts), and directional marks.  They are shown as Python escapes, such as ``\\x00``.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+"""Fixtures of the browser tests."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""Golden pictures: how they are taken, and how two of them are compared.
+"""Golden pictures: how they are taken and compared.
 
 ``scripts/golden.py`` makes them anew, and a person looks at each before it is committed.  Pixels are compared
 where text is drawn with the fonts that the goldens were made with; with other fonts every

@@ -1,4 +1,4 @@
-"""Recorded graphs for the tests of the widget; what they are made of is kept alive with them."""
+"""Recorded graphs for the widget tests, with the objects that they depend on."""
 
 from __future__ import annotations
 

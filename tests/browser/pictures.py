@@ -1,4 +1,4 @@
-"""The graphs of the golden pictures: what people record, the same on every machine.
+"""The graphs of the golden pictures: typical programs, the same on every machine.
 
 Each is built once a process.  Nothing depends on the machine: weights and data are seeded, the
 memory to fit into is named, and one thread is planned for, since kernels' scratch memory

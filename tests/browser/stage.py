@@ -1,4 +1,4 @@
-"""The widget on a bare page, with its Python side in this process: no Jupyter, so it is up in a second.
+"""The widget on a bare page, with its Python side in this process; starts fast, because there is no Jupyter.
 
 What only a notebook can show (cells, kernels, themes of the host) is tried in a real
 JupyterLab, see :mod:`.lab`.

@@ -1,4 +1,4 @@
-"""The widget for everyone: axe finds nothing, keys reach everything, screen readers are told what happens."""
+"""Accessibility of the widget: axe, keyboard, and screen reader announcements."""
 
 from __future__ import annotations
 

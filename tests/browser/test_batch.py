@@ -1,4 +1,4 @@
-"""The batch in a real JupyterLab: the slider moves peak, verdict and pieces, and Evaluate runs them."""
+"""The batch in a real JupyterLab: the slider changes peak, verdict, and pieces; Evaluate runs them."""
 
 from __future__ import annotations
 

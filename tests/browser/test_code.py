@@ -1,4 +1,4 @@
-"""The code beside the graph: from a line to its ops and back, its figures, and what a run adds."""
+"""The code panel: from a line to its ops and back, its figures, and changes after a run."""
 
 from __future__ import annotations
 

@@ -104,5 +104,5 @@ def test_a_graph_of_another_kernel_is_refused_in_one_sentence(two):
     stage.settle()
     stage.page.evaluate(DROP, "w999999")
     stage.settle()
-    assert "does not display the other graph" in stage.page.locator(".lz-run-note").inner_text()
+    assert "is not displayed in this kernel" in stage.page.locator(".lz-run-note").inner_text()
     assert stage.page.locator(PANEL).is_hidden()

@@ -1,4 +1,4 @@
-"""What people look for is in the first picture: the layer that holds most, its class, shapes and line."""
+"""The first picture shows the layer with the most memory: its class, shapes, and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The widget looks as in the pictures that a person has looked at (``tests/browser/golden``)."""
+"""The widget looks as in the reviewed pictures (``tests/browser/golden``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph, as a user reads it and goes about in it."""
+"""The graph, as a user reads and navigates it."""
 
 from __future__ import annotations
 

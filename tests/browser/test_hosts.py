@@ -1,4 +1,4 @@
-"""The widget in each notebook's front end, as their documents say that they mark themselves.
+"""The widget in each notebook front end, with the attributes that its page has there.
 
 VS Code and Colab cannot be run here: their classes, attributes and variables are put on a bare page.
 docs/hosts.md says what was tried where.

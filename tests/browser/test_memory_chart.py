@@ -1,4 +1,4 @@
-"""The memory chart and the device menu, in Chromium: read, chosen from, looked closer at, planned anew."""
+"""The memory chart and the device menu in Chromium: reading, choosing, zooming, planning again."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
         assert [re.match("[A-Z][a-z]+", name)[0] for name in names] == ["Forward", "Backward", "Optimizer"]
         assert any(name.endswith("s") for name in names), "where there is room"
         title = page.locator(".lz-strip-side p", has_text="projected").get_attribute("title")
-        assert "by the calibration of this CPU" in title and "in kernels with measurements" in title
+        assert "from the calibration of this CPU" in title and "in kernels with measurements" in title
         page.mouse.move(*place(page, 0.2))
         assert "-bound" in page.locator(".lz-chart-readout").get_attribute("title")
 

@@ -1,4 +1,4 @@
-"""Running a graph from its widget: all of it or a part, stopped and resumed, failed, watched, looked into."""
+"""Running a graph from its widget: all or a part, stopped and resumed, failed, watched, inspected."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_a_backend_that_cannot_be_is_disabled_or_refused_in_words_and_loses_noth
         stage.settle()
         shown(menu).select_option("broken")
         stage.settle()
-        assert "a split batch runs with the backend 'eager'" in page.locator(".lz-run-note").inner_text()
+        assert "a split batch needs the backend 'eager'" in page.locator(".lz-run-note").inner_text()
         assert menu.input_value() == "eager" and graph.backend == "eager"
         shown(page.locator('select[data-action="split"]')).select_option("off")
         stage.settle()

@@ -1,4 +1,4 @@
-"""Search, as a user does it: type, see what is found, step through, clear."""
+"""Search as a user does it: type, see results, step through them, clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The widget is quick in a real JupyterLab: ``benchmarks/widget.py`` has the figures, these are bounds."""
+"""Speed bounds of the widget in a real JupyterLab; ``benchmarks/widget.py`` has the figures."""
 
 from __future__ import annotations
 

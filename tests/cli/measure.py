@@ -1,4 +1,4 @@
-"""What plain PyTorch's CPU allocator holds at most while a script takes its first optimizer steps.
+"""Peak of PyTorch's CPU allocator during the first optimizer steps of a script.
 
     python measure.py STEPS SCRIPT [ARGUMENTS]
 

@@ -1,4 +1,4 @@
-"""Python and the command ``lazyviz`` in processes of their own, with this tree's package."""
+"""Runs Python and the ``lazyviz`` command in separate processes, with this tree's package."""
 
 from __future__ import annotations
 

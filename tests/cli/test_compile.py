@@ -1,4 +1,4 @@
-"""``lazyviz compile``: the native modules, by what an installed package has with it."""
+"""``lazyviz compile``: builds the native modules from the files of an installed package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lazyviz.torch_internals import native_build
 def test_what_is_there_is_not_compiled_again(monkeypatch, capsys):
     monkeypatch.setattr(native_build, "is_made", lambda source, torch: True)
     assert compile_command.compile_modules(force=False) == 0
-    assert "--force compiles them anew" in capsys.readouterr().out
+    assert "--force recompiles them" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_said_with_what_it_takes(monkeypatch, capsys):
@@ -26,14 +26,14 @@ def test_what_is_missing_is_said_with_what_it_takes(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.count("there is no compiler") == 1
     assert all(source.name in said for source in native_build.SOURCES)
-    assert "pip install 'cython>=3.1' 'setuptools>=68', a C and C++ compiler" in said
+    assert "pip install 'cython>=3.1' 'setuptools>=68', and a C and C++ compiler" in said
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-there --option")
     assert compile_command.compile_modules(force=True) == 1
     said = capsys.readouterr().err
-    assert said.count("no C and C++ compiler here (a-compiler-that-is-not-there is not found)") == 1
+    assert said.count("no C and C++ compiler found (a-compiler-that-is-not-there is not found)") == 1
     assert "lazyviz works without" in said
 
 

@@ -1,4 +1,4 @@
-"""``lazyviz doctor --gpu``, on the CPU: what it compares, and the report that it ends with."""
+"""``lazyviz doctor --gpu``, on the CPU: its checks, and the report at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_all_is_well_on_the_cpu_and_the_report_is_a_table():
     report = out.getvalue().partition("Paste this into an issue:")[2]
     rows = [line for line in report.splitlines() if line.startswith("| ")]
     count = len(gpu_check.operators("cpu"))
-    assert f"| operators, bit by bit | yes | {count} of {count} as plain PyTorch |" in rows
+    assert f"| operators, bit by bit | yes | {count} of {count} bit-equal to eager PyTorch |" in rows
     assert sum("peak memory of" in row for row in rows) == len(gpu_check.models())
     assert not any("**no**" in row for row in rows)
 
@@ -40,9 +40,9 @@ def test_other_bits_and_errors_are_found(monkeypatch):
     found = gpu_check.Findings()
     gpu_check._check_operators("cpu", found)
     assert not found.ok
-    assert ("operator other", False, "other bits than plain PyTorch") in found.rows
+    assert ("operator other", False, "not bit-equal to eager PyTorch") in found.rows
     assert ("operator failing", False, "ValueError: in an operator") in found.rows
-    assert found.rows[-1] == ("operators, bit by bit", False, "1 of 3 as plain PyTorch")
+    assert found.rows[-1] == ("operators, bit by bit", False, "1 of 3 bit-equal to eager PyTorch")
 
 
 def test_bits_are_compared_not_values():

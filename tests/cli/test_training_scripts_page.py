@@ -1,4 +1,4 @@
-"""The page of training scripts is made of what was measured, and that is as it should be."""
+"""The page of training scripts matches the measurements, and these are as expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run of one entry of PyTorch's databases of operators."""
+"""What is run for an entry of PyTorch's operator databases."""
 
 from __future__ import annotations
 

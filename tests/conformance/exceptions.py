@@ -25,8 +25,8 @@ UNINITIALIZED = frozenset(
 )
 
 _SHAPE = "the shape of its result depends on data"
-_SPARSE = "a sparse tensor has no strides, and how much it holds depends on data"
-_RESIZE = "it may exchange the memory under a tensor"
+_SPARSE = "a sparse tensor has no strides, and its number of entries depends on data"
+_RESIZE = "it may replace the memory of a tensor"
 _CHECK = "it reads values to check its arguments"
 _NUMBER = "it returns a Python number"
 
@@ -39,12 +39,12 @@ FORWARD: dict[str, str] = {
     "cov": _CHECK,
     "equal": _NUMBER,
     "item": _NUMBER,
-    "linalg.lstsq": "whether it returns residuals depends on the rank that it finds",
-    "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it finds",
+    "linalg.lstsq": "whether it returns residuals depends on the rank that it computes",
+    "linalg.lstsq.grad_oriented": "whether it returns residuals depends on the rank that it computes",
     "masked_select": _SHAPE,
     "nanquantile": _CHECK,
-    "narrow": "a start that is a tensor is read",
-    "nn.functional.ctc_loss": "the shape of what it keeps for its gradient depends on lengths in tensors",
+    "narrow": "it reads a start index that is a tensor",
+    "nn.functional.ctc_loss": "the shape of a tensor saved for its gradient depends on lengths in tensors",
     "nn.functional.gaussian_nll_loss": _CHECK,
     "nn.functional.one_hot": _SHAPE,
     "nonzero": _SHAPE,
@@ -53,26 +53,26 @@ FORWARD: dict[str, str] = {
     "resize_": _RESIZE,
     "sparse.mm.reduce": _SPARSE,
     "sparse.sampled_addmm": _SPARSE,
-    "tensor_split": "indices in a tensor are read",
+    "tensor_split": "it reads indices from a tensor",
     "to_sparse": _SPARSE,
     "unique": _SHAPE,
     "unique_consecutive": _SHAPE,
 }
 
 _FORMULA = "ATen reads values to choose the formula of its gradient"
-_EVEN = "ATen reads whether the result is a NaN to share out the gradient"
+_EVEN = "ATen reads whether the result is NaN to distribute the gradient"
 
 # Those whose gradient has a sync point, beside the entries above.
 BACKWARD: dict[str, str] = {
     "linalg.eig": "ATen checks that the loss does not depend on the phase of an eigenvector",
     "linalg.eigvals": "ATen checks that the loss does not depend on the phase of an eigenvector",
     "masked.prod": _FORMULA,
-    "masked_fill": "the gradient of the value adds up what the mask selects",
+    "masked_fill": "the gradient of the value is a sum over the elements that the mask selects",
     "max.reduction_no_dim": _EVEN,
     "median": _EVEN,
     "min.reduction_no_dim": _EVEN,
     "nanmedian": _EVEN,
-    "ormqr": "its gradient comes with other strides for tensors without memory",
+    "ormqr": "its gradient has other strides for tensors without memory",
     "prod": _FORMULA,
 }
 
@@ -84,12 +84,12 @@ IN_PLACE: dict[str, str] = {}
 
 # Those whose `out=` variant has one, beside FORWARD.
 OUT: dict[str, str] = {
-    "matmul": "for a vector ATen gives `out=` another shape for a moment",
+    "matmul": "for a vector, ATen temporarily changes the shape of `out=`",
 }
 
 # Entries of the databases of custom operators, autograd functions and higher-order operators.
 _NUMPY = "it reads its tensors with NumPy"
-_PROGRAM = "one operator that stands for a program, which is run at once"
+_PROGRAM = "one operator stands for a program, which runs immediately"
 OTHER: dict[str, str] = {
     "NumpyCubeAutogradFunction": _NUMPY,
     "NumpyExpMarkDirtyAutogradFunction": _NUMPY,

@@ -1,4 +1,4 @@
-"""What PyTorch's own database has operators refuse is refused at its line, in the words of eager PyTorch."""
+"""Errors in PyTorch's operator database are raised at their line, with eager PyTorch's message."""
 
 from __future__ import annotations
 

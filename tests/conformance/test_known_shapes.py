@@ -1,4 +1,4 @@
-"""What is known of an op without asking PyTorch is what PyTorch says, errors included."""
+"""Known shapes agree with PyTorch's, including errors."""
 
 from __future__ import annotations
 

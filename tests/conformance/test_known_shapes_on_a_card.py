@@ -1,4 +1,4 @@
-"""What is known of an op on a planned card without asking PyTorch's rules in Python is what these say."""
+"""Known shapes on a planned GPU agree with PyTorch's Python shape rules."""
 
 from __future__ import annotations
 

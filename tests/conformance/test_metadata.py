@@ -1,4 +1,4 @@
-"""What is recorded of every node is what its kernel then returns: shape, strides, offset, dtype, memory.
+"""Recorded metadata of every node equals its kernel's: shape, strides, offset, dtype, memory.
 
 The operators' own samples, contiguous and not, forward and backward, with gradients whose
 strides are those of a transposed tensor: where torch's shape rules go wrong, they do so there.

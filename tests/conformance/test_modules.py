@@ -1,4 +1,4 @@
-"""PyTorch's own list of modules: each built, run forward and backward and compared to the last bit.
+"""PyTorch's list of modules: each is built, run forward and backward, and compared bit by bit.
 
 Every input of every entry, in training and in evaluation mode, with the module built before
 the block and inside of it.  A sync point that is not on the list below fails, and so does one

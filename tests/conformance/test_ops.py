@@ -1,4 +1,4 @@
-"""PyTorch's own database of operators, every entry: the same bits lazily as in eager mode."""
+"""PyTorch's operator database, every entry: bit-equal in a lazy block and in eager mode."""
 
 from __future__ import annotations
 

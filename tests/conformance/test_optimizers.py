@@ -1,4 +1,4 @@
-"""PyTorch's own list of optimizers, its schedulers and what stands around them in a training loop.
+"""PyTorch's list of optimizers, with schedulers and other parts of a training loop.
 
 Every option set in every implementation the CPU has, three steps on gradients of recorded
 backward passes, in one block and in a block for each step.  Parameters, gradients and the full

@@ -1,4 +1,4 @@
-"""The table of counts says what ran."""
+"""The table of counts is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures that people use, trained for two steps and compared to the last bit.
+"""Popular architectures, trained for two steps and compared bit by bit.
 
 Each is built small, with random weights and dropout on: forward, backward, clipping and AdamW,
 twice in one block.  Compared are loss, parameters, buffers, gradients, optimizer state and the

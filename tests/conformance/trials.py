@@ -1,4 +1,4 @@
-"""Runs one program twice in eager mode and once lazily, and compares all that it leaves behind."""
+"""Runs a program twice in eager mode and once lazily, and compares all its effects."""
 
 from __future__ import annotations
 

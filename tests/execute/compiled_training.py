@@ -1,4 +1,4 @@
-"""A model in training with a compiled backend, beside its twin in eager PyTorch."""
+"""A training model with a compiling backend, and the same model in eager PyTorch."""
 
 from __future__ import annotations
 

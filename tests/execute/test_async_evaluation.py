@@ -1,4 +1,4 @@
-"""``evaluate(wait=False)``: kernels run on another thread, and everybody sees what eager PyTorch shows."""
+"""``evaluate(wait=False)``: kernels run on another thread, and all reads see eager PyTorch's values."""
 
 from __future__ import annotations
 

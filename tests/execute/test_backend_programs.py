@@ -1,4 +1,4 @@
-"""The programs that anybody's backend is tried with, tried with ours and with the documented example."""
+"""Backend conformance programs, run with lazyviz's backends and the documented example."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_results_that_share_memory_otherwise_than_was_recorded_are_given_to_no_c
         first.tolist() == [10, 10, 10] and view.tolist() == [[2], [2], [2]] and second.tolist() == [2, 2, 2]
     )
     assert report.share == 0 and interpreter.compiled == []
-    assert "twins_0 at " in report.fallbacks[1] and "shares no memory" in report.fallbacks[1]
+    assert "twins_0 at " in report.fallbacks[1] and "does not share memory" in report.fallbacks[1]
 
 
 class Spoilt:
@@ -274,7 +274,7 @@ def test_what_has_nothing_to_do_with_a_segment_that_stopped_runs_and_reset_forge
 
 
 def test_unknown_and_unfit_backends_are_clear_errors():
-    with pytest.raises(ValueError, match=r"no backend 'nope'; there are: .*cudagraphs, eager"):
+    with pytest.raises(ValueError, match=r"unknown backend 'nope'; available: .*cudagraphs, eager"):
         with lazyviz.lazy(backend="nope"):
             pass
     with pytest.raises(TypeError, match="compile"):

@@ -1,4 +1,4 @@
-"""The cache that drops what was not used for longest."""
+"""The least-recently-used cache."""
 
 from lazyviz.execute.lru_cache import LRUCache
 

@@ -1,4 +1,4 @@
-"""A batch whose eager step does not fit a limit of memory runs in pieces; eager dies of it."""
+"""A batch whose eager step exceeds a memory limit runs in pieces; the eager run fails."""
 
 from __future__ import annotations
 

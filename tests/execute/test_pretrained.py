@@ -1,4 +1,4 @@
-"""Pretrained weights are evaluated, split and recomputed like those that were made in this process."""
+"""Pretrained weights are evaluated, split, and recomputed like weights created in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a read costs in a long block depends on what it evaluates, not on the block."""
+"""The cost of a read in a long block depends on what it evaluates, not on the block."""
 
 from __future__ import annotations
 

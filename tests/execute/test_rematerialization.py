@@ -1,4 +1,4 @@
-"""Activations that are dropped and computed again: the same bits, in less memory."""
+"""Dropped and recomputed activations: bit-equal results in less memory."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_graph_without_a_backward_pass_has_nothing_to_recompute():
 @pytest.mark.parametrize("given", [-1, 1.5, "much", True, [1]])
 def test_what_is_no_budget_is_refused_by_name(given):
     with (
-        pytest.raises(ValueError, match="recompute is 'off', 'auto' or a size"),
+        pytest.raises(ValueError, match="recompute must be 'off', 'auto', or a size"),
         lazyviz.lazy(recompute=given),
     ):
         pass

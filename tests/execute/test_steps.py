@@ -1,4 +1,4 @@
-"""``lazyviz.steps``: each round of a loop is one graph, which runs while the next one is recorded."""
+"""``lazyviz.steps``: each iteration of a loop is one graph, which runs while the next is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole training steps: deferred without a sync point, then equal to eager to the last bit."""
+"""Whole training steps: deferred without a sync point, and bit-equal to eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What values hold, noted as ops run: right, and without a trace in the run itself."""
+"""Value statistics during a run: correct, and without effect on the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test that hangs is a failure: after ten minutes all threads are shown, and the process ends."""
+"""A hanging test fails: after ten minutes, all threads are shown and the process exits."""
 
 from __future__ import annotations
 

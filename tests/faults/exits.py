@@ -1,4 +1,4 @@
-"""A process whose children, forked once PyTorch and lazyviz are there, end in one way each.
+"""A process whose children, forked after importing PyTorch and lazyviz, each exit in one way.
 
     python exits.py COUNT KIND [KIND ...]
 

@@ -1,4 +1,4 @@
-"""Kernels that fail, or that something happens in: at any op of a program, in whatever way it is run.
+"""Kernels that fail or are interrupted, at any op of a program and for every way to run it.
 
 ``FaultyKernels`` puts a function in the place of each operator's kernel, which calls that kernel and,
 when its turn has come, lets something happen before or after.  ``Calls`` does the same between ops: it

@@ -1,4 +1,4 @@
-"""Raising an exception at any point of what a call does, and telling whether PyTorch is plain after it.
+"""Raises an exception at any point of a call, and checks that PyTorch is unmodified afterwards.
 
 ``points(action)`` counts the places where a tracer sees ``action``; ``inject(action, at)`` runs it again and
 raises at one of them, which is what a signal handler or ``PyThreadState_SetAsyncExc`` may do::

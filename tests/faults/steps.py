@@ -1,4 +1,4 @@
-"""Training steps that are interrupted everywhere, the ways to run one, and what is compared afterwards."""
+"""Training steps that are interrupted everywhere, the ways to run them, and what is compared."""
 
 from __future__ import annotations
 

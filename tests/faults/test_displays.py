@@ -1,4 +1,4 @@
-"""Graphs displayed again and again: what their outputs need is bounded, whatever they are displayed by."""
+"""Repeated displays of graphs: the memory of their outputs is bounded."""
 
 from __future__ import annotations
 

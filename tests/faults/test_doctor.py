@@ -1,4 +1,4 @@
-"""``lazyviz.doctor()`` names what is not as it was, and ``lazyviz.reset()`` puts it right, from any state."""
+"""``lazyviz.doctor()`` reports changed state, and ``lazyviz.reset()`` restores it, from any state."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_reset_puts_everything_right(breaking, state):
         (keep_hooks, "torch.optim's global step hooks"),
         (keep_code, "code of torch.nn.modules.module"),
         (hold_the_lock, "lock of evaluations"),
-        (record_for_nobody, "records for no block"),
+        (record_for_nobody, "records without an open block"),
     ],
 )
 def test_what_is_left_behind_is_named(breaking, name, state):
@@ -141,7 +141,7 @@ def test_what_is_left_behind_is_named(breaking, name, state):
 def test_a_healthy_process_is_told_of(state):
     found = lazyviz.doctor()
     assert found.ok and found
-    assert found.versions["torch"] == torch.__version__ and "Nothing was left behind" in repr(found)
+    assert found.versions["torch"] == torch.__version__ and "No leftover state" in repr(found)
     assert any(line.startswith("NVML") for line in found.devices)
     with lazyviz.lazy():
         torch.ones(2) + 1

@@ -1,4 +1,4 @@
-"""Whatever is raised while a block is entered or left, PyTorch is plain after it, and nothing is lost."""
+"""Exceptions while a block is entered or left: PyTorch is restored, and no op is lost."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_block_is_entered_once(state):
     block = lazyviz.lazy()
     with block:
         pass
-    with pytest.raises(RuntimeError, match="this lazy block has been entered before"), block:
+    with pytest.raises(RuntimeError, match="this lazy block was already entered"), block:
         pass
     assert is_plain()
 

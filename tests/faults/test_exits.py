@@ -1,4 +1,4 @@
-"""A process ends as it would without lazyviz, whatever it was about: with its status, and never aborted."""
+"""A process exits as it would without lazyviz: with the same status, and without aborting."""
 
 from __future__ import annotations
 

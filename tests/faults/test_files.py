@@ -1,4 +1,4 @@
-"""Saved files: whole or not there, with nothing in them that was not to be told, whatever names hold."""
+"""Saved files: complete or absent, without private contents, for any names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is forgotten is forgotten as a whole, whatever is raised meanwhile."""
+"""Dropping pending ops is complete, even if exceptions are raised meanwhile."""
 
 from __future__ import annotations
 

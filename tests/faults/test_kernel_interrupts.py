@@ -1,4 +1,4 @@
-"""A real kernel, interrupted at random moments of ``%%lazy`` cells: what follows is as if it had not been.
+"""Real kernels interrupted at random moments of ``%%lazy`` cells leave no trace.
 
 Each round runs a cell that records, evaluates or shows, sends the interrupt that a notebook's stop button
 sends, and then asks the same kernel whether PyTorch is plain and whether known programs give known values.

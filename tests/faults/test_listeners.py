@@ -1,4 +1,4 @@
-"""Who follows a run cannot break it: what listeners raise is reported, what ``progress`` raises stops it."""
+"""Listeners cannot break a run: their errors are reported; an error of ``progress`` stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that fails when it has written: what it wrote is put back, or refused, in each way to run it."""
+"""A kernel that fails after writing: its writes are undone or refused, in every way to run it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_little_is_put_back_and_written_once(kind, way):
     expected, program = kind(SMALL)
     program()
     written, graph, words = failed(kind, SMALL, way)
-    assert "It stays pending" in words
+    assert "stay pending" in words
     graph.evaluate()
     assert difference(expected, written) is None
 

@@ -1,4 +1,4 @@
-"""What is called in the midst of a run, and would run something itself, leaves that run whole."""
+"""Code that is called during a run and evaluates something leaves that run intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind where it was stopped, and what going on makes of it."""
+"""The state after a stopped run, and the results of resuming it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step that is interrupted anywhere and resumed is the step that was not, to the last bit.
+"""A training step that is interrupted anywhere and resumed is bit-equal to an uninterrupted one.
 
 ``--all`` tries every kernel of the first step in each way to run it, and every third one of the others, and
 writes docs/faults.md with ``--fault-table=FILE``; without it a few points of each are tried.

@@ -1,4 +1,4 @@
-"""Thousands of steps: memory stays flat, and nothing is referred to more often than before."""
+"""Thousands of steps: memory and reference counts stay constant."""
 
 from __future__ import annotations
 

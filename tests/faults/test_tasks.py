@@ -1,4 +1,4 @@
-"""Tasks whose blocks overlap: one clear error in the second, and whatever the order, nothing stays lazy."""
+"""Tasks with overlapping blocks: one clear error in the second, and nothing stays lazy in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorders, readers and evaluators on any threads: the right answer or one clear error, and never stuck."""
+"""Recorders, readers, and evaluators on any threads: the right answer or one clear error, no deadlock."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Export of graphs to ``torch.fx``."""
+
 from __future__ import annotations
 
 import pytest

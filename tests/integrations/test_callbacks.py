@@ -89,7 +89,7 @@ def test_transformers_is_stopped_above_the_budget(tmp_path):
     pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
 
-    with pytest.raises(PeakExceeded, match=r"more than the 10.0 KiB allowed"):
+    with pytest.raises(PeakExceeded, match=r"above the limit of 10.0 KiB"):
         trained_by_transformers(tmp_path, [LazyvizCallback(fail_above="10KiB")])
     lazyviz.reset()
 
@@ -169,7 +169,7 @@ def test_lightning_leaves_nothing_open_where_a_step_fails(tmp_path):
     with pytest.raises(KeyError, match="in a step"):
         trained_by_lightning(tmp_path, [LazyvizCallback()], fail_at=1, logger=False)
     assert lazyviz.doctor().recording == ()
-    with pytest.raises(PeakExceeded, match="allowed"):
+    with pytest.raises(PeakExceeded, match="above the limit"):
         trained_by_lightning(tmp_path, [LazyvizCallback(fail_above=100)], logger=False)
     assert lazyviz.doctor().recording == ()
     lazyviz.reset()

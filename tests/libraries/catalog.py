@@ -1,4 +1,4 @@
-"""Which libraries have programs here, what each needs to be installed, and which are due on a day."""
+"""The libraries that have programs here, the packages each needs, and which run on a given day."""
 
 from __future__ import annotations
 

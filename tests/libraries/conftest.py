@@ -1,4 +1,4 @@
-"""Which libraries have their turn today, and the table of what came of their programs."""
+"""Selects the libraries of the day, and prints the table of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a program eagerly and in a lazy block, from one seed, and says what differs."""
+"""Runs a program in eager mode and in a lazy block from one seed, and reports differences."""
 
 from __future__ import annotations
 

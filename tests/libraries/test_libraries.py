@@ -1,4 +1,4 @@
-"""Unmodified programs of other people's libraries leave in a lazy block what they leave in eager mode."""
+"""Unmodified programs of other libraries have the same effects in a lazy block as in eager mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remedy was said to bring, beside what the change brought."""
+"""Compares the projected with the actual effect of a remedy."""
 
 from __future__ import annotations
 

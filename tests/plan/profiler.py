@@ -1,4 +1,4 @@
-"""What the CPU's allocator did during a call, by PyTorch's profiler."""
+"""CPU allocations during a call, from PyTorch's profiler."""
 
 from __future__ import annotations
 

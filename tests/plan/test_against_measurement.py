@@ -1,4 +1,4 @@
-"""The plan of a recorded training step against what eager PyTorch and our run really take."""
+"""The plan of a training step, compared with measurements of eager PyTorch and of an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest size that fits is found with few questions, whatever the need looks like."""
+"""The capacity search finds the largest size with few plans, whatever the memory function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest batch fits where it is recorded as it is, and one sample more runs out of memory."""
+"""The largest batch fits when recorded at that size, and one sample more does not."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Plans: peak, timeline, categories, verdict, and errors."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -162,13 +164,13 @@ def test_an_empty_graph_has_an_empty_plan_that_fits(program):
 
 
 def test_a_backend_that_is_not_planned_yet_is_refused_in_one_sentence(training_step):
-    with pytest.raises(ValueError, match="plans runs with 'eager'; what 'xla' would take is not known"):
+    with pytest.raises(ValueError, match="plans only runs with 'eager'; the memory of 'xla' is unknown"):
         make_plan(training_step, backend="xla")
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 8}, {"split": 4}, {"split": "auto"}])
 def test_another_batch_or_a_split_needs_to_know_the_batch(training_step, options):
-    with pytest.raises(ValueError, match="needs to know the batch"):
+    with pytest.raises(ValueError, match="needs the batch"):
         make_plan(training_step, **options)
 
 

@@ -1,4 +1,4 @@
-"""What a run is projected to peak at is what it peaks at, whatever cells its nodes are of."""
+"""The projected peak of a run equals the measured one, whatever cells its nodes are from."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_what_a_part_of_the_run_allocates_is_listed_largest_first(graph):
 
 def test_a_plan_made_again_refuses_what_a_plan_refuses(graph):
     for wrong in [{"batch_size": 0}, {"split": "some"}, {"split": True}]:
-        with pytest.raises(ValueError, match="split is|batch_size is"):
+        with pytest.raises(ValueError, match="split must be|batch_size must be"):
             graph.plan().replan(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""The planned peak of each rank against what real processes allocate, which gloo connects, on the CPU."""
+"""The planned peak of each rank, compared with real processes connected by gloo, on the CPU."""
 
 from __future__ import annotations
 

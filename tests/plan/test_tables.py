@@ -1,4 +1,4 @@
-"""Plans, reports, remedies and moments show themselves as tables, and in one line inside of others."""
+"""Plans, reports, remedies, and moments display as tables, and as one line inside containers."""
 
 from __future__ import annotations
 

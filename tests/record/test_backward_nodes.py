@@ -1,4 +1,4 @@
-"""Which autograd nodes a backward pass calls: found in C++ as in Python."""
+"""Autograd nodes that a backward pass calls: found in C++ as in Python."""
 
 from __future__ import annotations
 

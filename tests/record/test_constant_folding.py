@@ -1,4 +1,4 @@
-"""Reads of small values that can be told without the graph are no sync points, and are right."""
+"""Reads of small values that are known without running the graph are no sync points, and are correct."""
 
 from __future__ import annotations
 

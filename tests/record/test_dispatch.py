@@ -1,4 +1,4 @@
-"""The C++ way from PyTorch's dispatcher to the recorder: the same calls, and nobody else's are touched."""
+"""The C++ path from PyTorch's dispatcher to the recorder: the same calls, without affecting others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs at a sync point is part of the record, with the memory that it made until it is dropped."""
+"""Ops that run at a sync point are part of the graph, with their memory until it is dropped."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ def test_explain_names_what_is_not_known_of_what_ran_at_once():
         y = function(x)
         k = y.nonzero()
     text = graph.plan().explain()
-    assert "Ran at once, at a sync point: torch.compile at test_fallback.py:" in text
+    assert "Ran immediately, at a sync point: torch.compile at test_fallback.py:" in text
     assert "nonzero at test_fallback.py:" in text
-    assert "is not known" in text
+    assert "is unknown" in text
     assert len(k) == 2500
     with lazyviz.lazy() as graph:
         y = x + 1

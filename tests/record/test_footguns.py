@@ -1,4 +1,4 @@
-"""What once went wrong, each as the shortest program that showed it."""
+"""Regression tests: former bugs, each as a minimal program."""
 
 from __future__ import annotations
 

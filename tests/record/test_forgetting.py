@@ -1,4 +1,4 @@
-"""Pending work whose results nobody can see any more is forgotten, whatever memory it writes."""
+"""Pending ops whose results are unreachable are dropped, whatever memory they write."""
 
 from __future__ import annotations
 

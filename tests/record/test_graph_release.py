@@ -1,4 +1,4 @@
-"""A record goes with its graph, without the garbage collector, unless somebody has some of it."""
+"""A graph is freed with its owner, without the garbage collector, unless parts are still referenced."""
 
 from __future__ import annotations
 

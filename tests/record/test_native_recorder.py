@@ -1,4 +1,4 @@
-"""The compiled recorder records what the one in Python does, object by object."""
+"""The compiled recorder records the same objects as the Python recorder."""
 
 from __future__ import annotations
 

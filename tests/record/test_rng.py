@@ -1,4 +1,4 @@
-"""Random numbers are those eager would have drawn, whatever the order of evaluation."""
+"""Random numbers equal those of eager mode, whatever the order of evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending tensors of users' own classes keep these classes' methods, attributes and overrides."""
+"""Pending tensors of user-defined classes keep the methods, attributes, and overrides of the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of values evaluate what they need, and say so; looks do not."""
+"""Reads of values evaluate what they need, and are reported; displays evaluate nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain code beside a pending graph sees what eager PyTorch would show."""
+"""Code outside of blocks sees the same values as in eager PyTorch."""
 
 from __future__ import annotations
 

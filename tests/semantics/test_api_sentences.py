@@ -1,4 +1,4 @@
-"""The sentences of the public interface's section "Semantics", one test each, in their order."""
+"""The sentences of the public interface's section "Semantics", one test each, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast on the CPU: nested, switched off, its cache of weights, its own functions."""
+"""Autocast on the CPU: nested, disabled, its weight cache, custom functions."""
 
 from __future__ import annotations
 

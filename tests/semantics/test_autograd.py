@@ -1,4 +1,4 @@
-"""Backward passes of every kind: again, of themselves, through custom functions, recomputed."""
+"""Backward passes: repeated, double backward, custom functions, recomputation."""
 
 from __future__ import annotations
 

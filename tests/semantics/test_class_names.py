@@ -1,4 +1,4 @@
-"""Messages that name the class of a tensor name the one that it has once it is real."""
+"""Error messages name the class that a pending tensor has after evaluation."""
 
 from __future__ import annotations
 

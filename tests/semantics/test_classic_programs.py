@@ -1,4 +1,4 @@
-"""Programs that every lazy tensor system has been tried on."""
+"""Programs that earlier lazy tensor systems were tested with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that torch traces, scripts, exports or compiles inside of a block; attention in every backend."""
+"""Tracing, scripting, exporting, and compiling inside a block; attention with every backend."""
 
 from __future__ import annotations
 

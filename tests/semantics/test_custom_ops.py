@@ -1,4 +1,4 @@
-"""Operators of the user's own: deferred where they have a shape rule, run at a named sync point where not."""
+"""User-defined operators: deferred with a shape rule, otherwise run at a named sync point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DataLoader gives the same batches in the same order, and leaves the generators where eager does."""
+"""A DataLoader returns the same batches in the same order, with the same generator states as eager."""
 
 from __future__ import annotations
 

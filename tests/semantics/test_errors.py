@@ -1,4 +1,4 @@
-"""Errors are eager PyTorch's, at the user's line: while recording where metadata tells, else later."""
+"""Errors are those of eager PyTorch, at the user's line: while recording if possible, else later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error that depends on no data is raised while recording, at the line and in the words of eager mode."""
+"""Errors that do not depend on data are raised while recording, at their line, with eager's message."""
 
 from __future__ import annotations
 

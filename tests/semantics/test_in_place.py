@@ -1,4 +1,4 @@
-"""Writes in place: through views, into ``out=``, under ``.data``, beside autograd's version counters."""
+"""In-place writes: through views, into ``out=``, under ``.data``, with autograd's version counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boolean and old uint8 masks, in forward and backward, known, pending and written."""
+"""Boolean and legacy uint8 masks, in forward and backward: known, pending, and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules built, changed, moved, copied and saved inside of a block."""
+"""Modules that are built, changed, moved, copied, and saved inside a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lazyviz.options``: defaults of a process, for a while, and from the environment."""
+"""``lazyviz.options``: process defaults, temporary changes, and environment variables."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_set_wrongly_is_refused_where_it_is_set(name, value):
 
 
 def test_an_unknown_option_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match="no option 'colour'; there are: device, backend, widget"):
+    with pytest.raises(ValueError, match="unknown option 'colour'; available: device, backend, widget"):
         with lazyviz.options(colour="bytes"):
             pass
     with pytest.raises(AttributeError):
@@ -98,7 +98,7 @@ def test_the_environment_says_what_nobody_has_set():
     assert (options.device, options.widget, options.backend) == ("A100-40GB", False, "eager")
     options.device = None
     assert options.device is None
-    with pytest.raises(ValueError, match="LAZYVIZ_WIDGET=maybe: widget is True or False"):
+    with pytest.raises(ValueError, match="LAZYVIZ_WIDGET=maybe: widget must be True or False"):
         Options({"LAZYVIZ_WIDGET": "maybe"}).widget
 
 

@@ -1,4 +1,4 @@
-"""Sparse, quantized and nested tensors: named sync points where they cannot be deferred, and right values."""
+"""Sparse, quantized, and nested tensors: named sync points if not deferrable, and correct values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever reaches memory past PyTorch's dispatcher: DLPack, storages, constructors from lists, C++ code."""
+"""Memory access that bypasses the dispatcher: DLPack, storages, constructors from lists, C++ code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short programs around memory, numbers, masks and derivatives, as people write them: bit by bit eager's."""
+"""Short programs with memory, numbers, masks, and derivatives: bit-equal to eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending metadata is true of ops on one sample, on nothing, and on unusual layouts and dtypes."""
+"""Pending metadata is correct for single samples, empty tensors, unusual layouts, and dtypes."""
 
 from __future__ import annotations
 

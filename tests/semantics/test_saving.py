@@ -1,4 +1,4 @@
-"""What is saved together is evaluated together, and what is loaded in a block needs no evaluation."""
+"""Tensors that are saved together are evaluated together; loading in a block evaluates nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse tensors are made at once: as in eager mode, with and without a check of what they hold."""
+"""Sparse tensors are created immediately, as in eager mode, with and without invariant checks."""
 
 from __future__ import annotations
 

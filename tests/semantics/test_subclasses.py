@@ -1,4 +1,4 @@
-"""Tensor subclasses: the user's own of both kinds, and those that ship with PyTorch."""
+"""Tensor subclasses: user-defined ones of both kinds, and those of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that are not there: functions that return None, outputs that nobody uses, hooks, allow_unused."""
+"""Undefined gradients: functions that return None, unused outputs, hooks, allow_unused."""
 
 from __future__ import annotations
 

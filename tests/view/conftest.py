@@ -1,4 +1,4 @@
-"""Graphs written by hand, so that the picture is tested without the recorder."""
+"""Graphs built by hand, so that pictures are tested without the recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boxes are coloured by."""
+"""What boxes are colored by."""
 
 from __future__ import annotations
 

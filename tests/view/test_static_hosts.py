@@ -1,4 +1,4 @@
-"""What is seen where no widget can live: viewers that filter HTML, a terminal, a log file."""
+"""Output where no widget can run: viewers that filter HTML, terminals, log files."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ const HEADS: [name: string, title: string][] = [
   ["Code", ""],
   [
     "Allocates",
-    "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
+    "Bytes allocated by the line's ops, including those of functions and modules that it calls. Allocations of the backward pass count for the line that runs it, such as loss.backward(); hover over a line to see its gradients",
   ],
-  ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
-  ["Time", "Seconds that the line's ops took in the run; before it what is projected for them, ≈"],
+  ["At peak", "Share of the projected peak: tensors allocated by the line that are alive at the peak. Paler: its gradients, allocated by another line"],
+  ["Time", "Seconds that the line's ops took in the run; before a run, their projected time, ≈"],
 ];
 
 interface Row {

@@ -107,7 +107,7 @@ export class Writer {
     parts.push(...this.#tensors("Inputs", details.inputs), ...this.#tensors("Outputs", details.outputs));
     if (details.readable) {
       const look = plainButton({ class: "lz-button", "data-action": "summarize" }, "Summarize");
-      look.title = "Read the values as they are now: least, largest, mean, NaN and a histogram";
+      look.title = "Read the current values: minimum, maximum, mean, NaN, and a histogram";
       look.addEventListener("click", () => {
         this.#events.ask("summarize", details.id);
       });

@@ -73,7 +73,7 @@ export class GraphView {
       {
         class: "lz-graph",
         role: "group",
-        "aria-label": "Recorded graph. Arrow keys go along the edges, Enter opens and closes a group, Escape closes the one around",
+        "aria-label": "Recorded graph. Arrow keys follow the edges, Enter opens and closes a group, Escape closes the enclosing group",
         tabindex: -1,
       },
       this.#content,

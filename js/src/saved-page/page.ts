@@ -131,7 +131,7 @@ class Offline implements Model {
 
 function leftOut(id: string): FromPython {
   const none = { inputs: [], outputs: [], forward: null, flows: [], lifetime: [], source: null, relations: [] };
-  const fact: [string, string] = ["left out", "of this page, which would be too large with the details of every op"];
+  const fact: [string, string] = ["omitted", "this page would be too large with the details of every op"];
   return { kind: "details", details: { id, title: "Details", subtitle: "", facts: [fact], ...none } };
 }
 

@@ -10,7 +10,7 @@ import type { MemoryChart } from "./memory-chart";
 
 const SWEEP = 8000; // milliseconds
 const DRAG = 5; // pixels, from which a press is a drag
-const HINT = "Point to read it; click for what is alive; drag to look closer.";
+const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
 
 export interface CursorEvents {
   choose(position: number): void;
@@ -27,7 +27,7 @@ export class ChartCursor {
     class: "lz-chart-slider",
     role: "slider",
     tabindex: 0,
-    "aria-label": "Position in the run. Arrows move, Shift and arrows take a part, Enter shows what is alive or looks closer, Escape goes back",
+    "aria-label": "Position in the run. Arrow keys move, Shift and arrow keys select a part, Enter shows what is alive or zooms in, Escape goes back",
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run" }, icon("play"));

@@ -4,9 +4,9 @@
 import { grouped, html, plainButton, seconds } from "../page/dom";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
-const BACKEND_HINT = "What runs the ops; eager gives PyTorch's own results to the last bit";
+const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";
 const VALUES_HINT =
-  "Note of every result its least, largest and mean value, share of NaN and infinities, and a histogram: each is read twice for it";
+  "Compute minimum, maximum, mean, shares of NaN and infinity, and a histogram of every result, which reads each result twice";
 
 export class RunControls {
   readonly element: HTMLElement;
@@ -119,7 +119,7 @@ export class RunControls {
     const box = this.#selected;
     const runs = box && box.kind !== "input" && box.kind !== "sync" && box.state !== "done";
     this.upTo.disabled = !runs || this.#state === "running" || this.#state === "done";
-    this.upTo.title = runs ? `Run ${box.label} and what it needs, and nothing else` : "Run a box that you select, and what it needs";
+    this.upTo.title = runs ? `Run ${box.label} and only the ops that it needs` : "Run the selected box and the ops that it needs";
   }
 
   showProgress(progress: Progress | null): void {

@@ -10,7 +10,7 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
     const chains = syncs.chains?.[n] ?? [];
     if (!chains.length) return html("li", {}, line);
     const where = html("span", { class: "lz-muted" });
-    const button = plainButton({ class: "lz-link", title: "Show it in the graph; again: the next one" }, line);
+    const button = plainButton({ class: "lz-link", title: "Show it in the graph; click again for the next one" }, line);
     let at = -1;
     button.addEventListener("click", () => {
       at = (at + 1) % chains.length;

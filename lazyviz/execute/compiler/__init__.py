@@ -1,1 +1,1 @@
-"""Compiling backends: what they share, and the Inductor backend."""
+"""Compiling backends: common parts, and the Inductor backend."""

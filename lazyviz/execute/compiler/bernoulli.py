@@ -1,9 +1,9 @@
-"""Random masks (dropout, bernoulli) whose random numbers Inductor chooses.
+"""Bernoulli custom ops: random masks (dropout, bernoulli) whose numbers Inductor generates.
 
-On a CPU it draws ``bernoulli_`` in place, and a kernel that reads the memory may be fused with the one that
-fills it before the draw: a mask is then what was there before (seen with PyTorch 2.11 in a training
-step with batch norm).  An operator of ours gives the numbers in memory of their own, so that whoever reads
-them depends on the draw.  (Where the numbers are to be eager's:
+On a CPU, Inductor draws ``bernoulli_`` in place, and may fuse a kernel that reads the memory with the one
+that fills it before the draw.  The mask then has the previous contents of the memory (seen with PyTorch 2.11
+in a training step with batch norm).  The custom operator returns the numbers in new memory, so that every
+reader depends on the draw.  (If the numbers must equal those of eager mode, see
 :mod:`lazyviz.execute.compiler.rng_prologue`.)
 """
 

@@ -1,7 +1,8 @@
 """Calling convention of compiled code: from a segment's input tensors to its outputs, by position.
 
-Code hands out each new storage once, in the form that it was made in.  What the segment's outputs are of that
-is known when the code is found, so that a call looks at no recording, and keeps none alive.
+Code returns each new storage once, in its original form.  How the outputs of the segment are derived from
+these storages is determined when the code is looked up, so that a call needs no recording, and keeps none
+alive.
 """
 
 from __future__ import annotations

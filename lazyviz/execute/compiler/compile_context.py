@@ -1,4 +1,4 @@
-"""Compile context: what is active while a backend compiles, how it is reported, and how it is canceled."""
+"""Compile context: modes during compilation, progress reports, and cancellation."""
 
 from __future__ import annotations
 

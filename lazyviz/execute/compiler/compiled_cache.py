@@ -1,9 +1,9 @@
-"""Cache of compiled programs: subgraphs recognized by their structure, with variants for sizes and numbers.
+"""Cache of compiled programs by structure, with variants for sizes and numbers.
 
 A :class:`Program` is what a compiled version of the subgraph depends on, with values numbered
-in order of first appearance: operators, wiring, kinds of tensors, who shares memory, and static
-arguments.  Two things stand apart, since they change from step to step: Python numbers that only feed
-arithmetic (``scalars``), and sizes (``shapes``).  Which of them may vary is for whoever compiles.
+in order of first appearance: operators, connections, kinds of tensors, memory sharing, and static
+arguments.  Two parts are separate, because they change from step to step: Python numbers that only feed
+arithmetic (``scalars``), and sizes (``shapes``).  The compiling backend decides which of them may vary.
 """
 
 from __future__ import annotations
@@ -268,12 +268,12 @@ class Programs(Generic[Compiled]):
         self._known.use(known.key)
 
     def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
-        """What is there for other numbers and sizes of ``program``, the newest last."""
+        """The variants for other numbers and sizes of ``program``, newest last."""
         known = self.known(program)
         return () if known is None else tuple(known.variants)
 
     def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
-        """Which scalars are to be inputs of a new variant: those that vary, equal ones together.
+        """Which scalars become inputs of a new variant: those that vary, grouped by equal values.
 
         What has varied before varies again; what has been equal so far, to the same operator, stays equal.
         """
@@ -315,12 +315,14 @@ class Programs(Generic[Compiled]):
             needed = set(program.kept)
             if all(needed - set(each.program.kept) for each in variants):
                 at, _ = min(needed - set(variants[-1].program.kept))
-                return f"{place(nodes[at])}: its result is needed afterwards, was not"
+                return f"{place(nodes[at])}: its result is needed later, and was not before"
             like = next((each for each in variants if same_shapes(each.program.shapes, program.shapes)), None)
             if like is None:
                 return _shapes_differ(variants[-1].program, program, nodes)
-            changed = next(_changed(like.program.scalars, program.scalars), "others are no more equal")
-            return f"a number that was compiled as a constant is another: {changed}"
+            changed = next(
+                _changed(like.program.scalars, program.scalars), "numbers that were equal now differ"
+            )
+            return f"a number that was compiled as a constant has changed: {changed}"
         known = [each.variants[-1].program for each in self._known.values()]
         nearest = most_alike(program, _sketch(program), [(other, _sketch(other)) for other in known])
         if nearest is None:
@@ -330,7 +332,7 @@ class Programs(Generic[Compiled]):
             return found
         if nearest.inputs != program.inputs:
             return SHARED_OTHERWISE
-        return "PyTorch's settings are others: deterministic algorithms, or the precision of products"
+        return "PyTorch settings changed: deterministic algorithms, or matmul precision"
 
 
 def _note_dropped(key: ProgramKey, known: Known[Any]) -> None:
@@ -374,7 +376,7 @@ def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
         for at in range(start, len(sizes)):
             if sizes[at] != old.shapes.arguments[at]:
                 return f"{place(node)}: argument {sizes[at]}, was {old.shapes.arguments[at]}"
-    return "inputs begin elsewhere in the memory that they share"
+    return "inputs have other offsets in shared memory"
 
 
 def _steps_differ(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, now: Program) -> str:
@@ -387,7 +389,7 @@ def _steps_differ(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, n
             if inputs.get(other) is not known.get(other):
                 return f"{inputs.get(other)}, was {known.get(other)}"
             if one != other:
-                return "it works on other tensors"
+                return "it has other inputs"
         elif one != other:
             return f"{other}, was {one}"
     return "it has other arguments"

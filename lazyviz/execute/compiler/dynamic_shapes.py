@@ -1,9 +1,9 @@
-"""Dynamic shapes: sizes as functions of the one that varies, found by comparing recordings of a program.
+"""Dynamic shapes: sizes as functions of one varying size, inferred from several recordings.
 
-Two steps that differ in their batch differ in many numbers: shapes, strides, arguments of views.  Each is
-guessed to be a function of the one size that differs first.  A guess needs no proof: code made
-for it is run only for recordings whose every number it gives (:meth:`Sizes.fits`).  The more recordings
-there are, the fewer guesses are left.
+Two steps with different batch sizes differ in many numbers: shapes, strides, arguments of views.  Each of
+these is assumed to be a function of the size that differs first.  The assumption needs no proof, because code
+compiled for it runs only for recordings for which it gives every number correctly (:meth:`Sizes.fits`).  More
+recordings leave fewer possible functions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Lowering to torch.fx: a segment of recorded nodes as a graph that a compiler accepts.
 
-Everything here is still the recorded program: operators, order, in-place writes.  Only three
-things are made for compilers: operators whose writes their schema hides are replaced by
-the ones that show them, numbers that vary from run to run become inputs, and what is
-handed out is each new storage once, in the form it was made in; views are made of it
-afterwards (:func:`views_of`).
+The lowered graph is still the recorded program: operators, order, in-place writes.  Only three things are
+changed for compilers: operators whose schema hides writes are replaced by operators that declare them,
+numbers that vary from run to run become inputs, and each new storage is returned once, in its original form.
+Views of it are created afterwards (:func:`views_of`).
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def lower(
 
 
 class _Lowering:
-    """The fx graph of a segment while it is made: what stands for each value, number and size."""
+    """The fx graph of a segment during construction: the fx node of each value, number, and size."""
 
     def __init__(self, inputs: Sequence[Value], groups: Sequence[Sequence[int]], sizes: Sizes | None) -> None:
         self.graph = fx.Graph()
@@ -138,7 +137,7 @@ class _Lowering:
 
     def _other(self, item: Any) -> Any:
         if isinstance(item, torch.Generator):
-            raise NotLowered("an op draws from a generator of its own")
+            raise NotLowered("an op draws random numbers from its own generator")
         return self.env[item] if isinstance(item, Value) else item
 
     def sized(self, function: int | Size) -> Any:
@@ -165,7 +164,7 @@ class _Lowering:
         """Add a node whose random numbers are there."""
         args, _ = self._reader.call(node)
         if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
-            raise refuse(node, "draws with numbers that vary")
+            raise refuse(node, "draws random numbers with arguments that vary")
         self.env.update(_random(self.graph, node, content, args))
 
     def add(self, node: Node, *, channels_last: bool) -> None:
@@ -207,7 +206,7 @@ def _draws(nodes: Sequence[Node]) -> dict[Node, Draw]:
     return found
 
 
-NEEDS_VALUES = "draws random numbers within its kernel, in an order that compiled code does not keep"
+NEEDS_VALUES = "draws random numbers inside its kernel, in an order that compiled code does not preserve"
 
 
 def _dimensions(
@@ -287,27 +286,27 @@ def wants_channels_last(nodes: Sequence[Node]) -> bool:
 def check(node: Node) -> None:
     """Raises :class:`NotLowered` if a compiler cannot be given ``node``."""
     name = node.op._schema.name
-    if "as_strided" in name:  # it counts on strides that a compiler chooses anew
-        raise refuse(node, "takes strides as they are")
+    if "as_strided" in name:  # it depends on strides, which a compiler may change
+        raise refuse(node, "depends on the exact strides of its input")
     if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
-        raise refuse(node, "gives a tensor another shape in place")
+        raise refuse(node, "changes the shape of a tensor in place")
     if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
-        raise refuse(node, "hands on a workspace that only its kernel knows")
+        raise refuse(node, "returns a workspace that only its kernel can read")
     own = [value for value in node.outputs if value.node is node]
     if (
         name != "aten::cat"  # which is lowered by itself, below
         and any(not value.meta.nbytes for value in node.inputs)
         and any(value.meta.nbytes for value in own)
     ):
-        raise refuse(node, "makes numbers of a tensor without elements, which Inductor may take for zeros")
+        raise refuse(node, "computes values from an empty tensor, which Inductor may replace by zeros")
     shown = any(
         item.alias_info is not None and item.alias_info.is_write for item in node.op._schema.arguments
     )
     if node.writes and not shown and (node.op is not aten.native_batch_norm.default or node.kwargs):
-        raise refuse(node, "writes tensors that its schema does not name")
+        raise refuse(node, "writes tensors that its schema does not mark as written")
     for value in (*node.inputs, *node.outputs):
         if value.meta.flags:
-            raise refuse(node, "takes or makes a conjugate or negative view")
+            raise refuse(node, "uses or creates a conjugate or negative view")
         if value.meta.device.type not in ("cpu", "cuda"):
             raise refuse(node, f"is on {value.meta.device}")
 

@@ -42,7 +42,7 @@ class InductorBackend(SegmentCompiler):
             except Refused:
                 if not channels_last:
                     raise
-        raise AssertionError("the last layout gives code or is refused")
+        raise AssertionError("the last layout returns code or raises")
 
     def _compiled(self, task: Task, channels_last: bool) -> dynamo.Compiled:
         nodes, sizes = task.segment.nodes, task.sizes

@@ -35,11 +35,11 @@ _MOST_REASONS = 8
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run with a backend came to: ``share`` counts the ops that the backend itself ran.
+    """The result of a run with a backend: ``share`` counts the ops that the backend itself ran.
 
-    ``left`` counts those that it was given and ran one by one.  ``hits`` and ``misses`` count segments whose
-    code was there, or had to be made; ``missed`` says what was new about these, ``fallbacks`` why ops ran op
-    by op.  ``seconds`` went into asking the backend for code.
+    ``left`` counts ops of its segments that ran one by one.  ``hits`` and ``misses`` count segments with and
+    without existing code; ``missed`` says what was new about the latter, ``fallbacks`` why ops ran op by op.
+    ``seconds`` is the time for requesting code from the backend.
     """
 
     share: int = 0
@@ -51,7 +51,7 @@ class Outcome:
     seconds: float = 0.0
 
     def ran(self, count: int, compiled: object) -> None:
-        """Code for so many ops has run."""
+        """Code for ``count`` ops has run."""
         left, why = (
             compiled.left() if isinstance(compiled, Compiled) and compiled.left is not None else (0, ())
         )
@@ -80,19 +80,19 @@ def run_with_backend(
 ) -> Outcome:
     """Run pending ``nodes``, given in program order, with ``backend``.
 
-    Draws of random numbers run eagerly between its segments, unless it takes them, so that their values and
-    the generators' states stay eager's.  A segment that it refuses is tried phase by phase, and then
-    runs op by op.  ``memory`` counts what is held between segments.  With ``verify`` what newly compiled
-    segments compute is compared with the recorded ops' results, which stand where they differ by more than
-    rounding.  ``compiles`` is called with what is being compiled, now and then, on a thread of its own,
-    and with None afterwards.  ``subgraph`` is the structure of ``nodes``, by which they are
-    recognized when they are run again.
+    Random draws run in eager mode between its segments, unless it accepts them, so that their values and the
+    generator states are those of eager mode.  A segment that it refuses is tried phase by phase, and then
+    runs op by op.  ``memory`` counts the memory between segments.  With ``verify``, results of newly compiled
+    segments are compared with those of the recorded ops, which are used if they differ by more than rounding.
+    ``compiles`` is called repeatedly on a separate thread with what is being compiled, and with None
+    afterwards. ``subgraph`` is the structure of ``nodes``, the key for later runs.
 
     Raises:
-        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; nothing is half done.
-        ValueError: the backend gave back another number of tensors than the segment has outputs.
-        Exception: whatever the backend raises; the segment stays pending, unless it had begun to write
-            tensors from outside: then it can never be run again.
+        Interrupted, KeyboardInterrupt: between two segments or while one is compiled; no segment is partially
+        run.
+        ValueError: the backend returned a different number of tensors than the segment has outputs.
+        Exception: raised by the backend; the segment stays pending, unless it had started to write outside
+            tensors: then it can never run again.
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
     with nothing_around():
@@ -131,7 +131,7 @@ class _Run:
         self.verify = verifies
         self.seen = seen
         self.compiles = compiles
-        self.number = self.segments = 0  # the segment at hand, of how many
+        self.number = self.segments = 0  # the current segment, and the number of segments
         self.reuse: Reuse | None = None  # finds the code for all nodes
         self.done = 0
         self.outcome = Outcome()
@@ -218,13 +218,13 @@ class _Run:
         try:
             results = list(compiled(*reals))
             refuse_other_metadata(segment.outputs, results)
-        except Refused as refusal:  # nothing is written yet
+        except Refused as refusal:  # nothing has been written yet
             raise _NeverRan(str(refusal)) from refusal
         except BaseException as error:
             if before is None:
                 note_partial_write(nodes, error)
                 raise
-            for at, content in before.items():  # nothing is lost
+            for at, content in before.items():  # undo its writes
                 reals[at].untyped_storage().copy_(content)
             if isinstance(compiled, Compiled) and isinstance(error, Exception):
                 # Code that fails when it first runs is wrong.
@@ -239,7 +239,7 @@ class _Run:
                 results = self._verified(segment, reals, results, check)
             complete(partial(self._note, nodes, segment, results, []))
         except BaseException as error:
-            if nodes[-1].state != "done":  # it comes from elsewhere, between the code and its note
+            if nodes[-1].state != "done":  # an asynchronous exception between the code and its bookkeeping
                 note_partial_write(nodes, error)
             raise
 
@@ -250,12 +250,12 @@ class _Run:
         results: Sequence[torch.Tensor],
         stage: list[None],
     ) -> None:
-        """Record that the segment has run; may be called again where it was interrupted."""
+        """Bookkeeping after the segment has run; can be called again after an interrupt."""
         if not stage:
             for node in nodes:
                 node.state, node.error = "done", None
             outputs = [value for value in segment.outputs if isinstance(value, TrackedValue)]
-            if self.seen is not None:  # what stays inside the backend nobody sees
+            if self.seen is not None:  # values inside the backend are not visible
                 for value, real in zip(outputs, results):
                     self.seen.whole(value, real)
             deliver(dict(zip(outputs, results)), self.memory)
@@ -266,7 +266,7 @@ class _Run:
     def _expected(
         self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
     ) -> _Expected:
-        """What the recorded ops make of copies of the inputs: the outputs, and the inputs afterwards."""
+        """The results of the recorded ops on copies of the inputs: the outputs, and the inputs afterwards."""
         untouched = verify.Copies(segment.inputs, reals)
         states = [(sequence.generator, sequence.state) for sequence in draws]
 
@@ -287,7 +287,7 @@ class _Run:
         results: list[torch.Tensor],
         expected: _Expected,
     ) -> list[torch.Tensor]:
-        """``results``, if they and what was written are eager's; else eager's."""
+        """``results``, if they and all writes agree with eager mode; otherwise the eager results."""
         outputs, inputs = expected.outputs, expected.inputs
         changed = verify.written(segment)
         blank = verify.blank(segment)
@@ -309,7 +309,7 @@ class _Run:
         if mismatch is None:
             return results
         self.outcome.note(
-            self.outcome.fallbacks, f"compiled code was not right, eager's results stand: {mismatch}"
+            self.outcome.fallbacks, f"compiled code was wrong, so the eager results are used: {mismatch}"
         )
         self.outcome.share -= len(segment.nodes)
         self._forget(segment, mismatch)
@@ -342,10 +342,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What the recorded ops make of a segment's inputs, and what they leave in these.
+    """The results of the recorded ops on a segment's inputs, and the inputs afterwards.
 
-    ``ends`` are the states of generators afterwards.  ``nudged`` gives the first two for inputs that are off
-    by one rounding.
+    ``ends`` are the generator states afterwards.  ``nudged`` computes the first two for inputs that differ by
+    one rounding.
     """
 
     outputs: list[torch.Tensor]
@@ -355,11 +355,11 @@ class _Expected:
 
 
 class _NeverRan(Exception):
-    """New code failed when it first ran; what it had written is as it was before."""
+    """New code failed in its first run; its writes have been undone."""
 
 
 def segment_of(nodes: Sequence[TrackedNode]) -> Segment:
-    """``nodes`` with what they read from outside and what is needed afterwards."""
+    """``nodes`` with their outside inputs and the outputs that are needed later."""
     inside = set(nodes)
     uses: dict[TrackedValue, int] = {}
     for node in nodes:
@@ -372,9 +372,9 @@ def segment_of(nodes: Sequence[TrackedNode]) -> Segment:
 
 
 def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`Refused` where inputs share memory otherwise than recorded, on which code is built.
+    """Raise :class:`Refused` if inputs share memory in another way than recorded, because code depends on it.
 
-    A kernel that ran by itself may keep to no shape rule.
+    Kernels that ran immediately may not follow shape rules.
     """
     written = {storage for node in segment.nodes for storage in node.writes}
     places: dict[Storage, int] = {}
@@ -384,9 +384,9 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
         place = private_api.storage_address(real)
         other = storages.setdefault(place, storage)
         if places.setdefault(storage, place) != place:
-            what = "shares no memory, as it was recorded to, with another result"
+            what = "does not share memory with another result, although it was recorded to"
         elif other is not storage and (storage in written or other in written):
-            what = "shares memory that it was not recorded to share"
+            what = "shares memory, although it was not recorded to"
         else:
             continue
         where = f" at {value.node.source}" if value.node is not None and value.node.source is not None else ""
@@ -397,7 +397,7 @@ def _check_memory(segment: Segment, reals: Sequence[torch.Tensor]) -> None:
 def _subgraphs(
     nodes: Sequence[TrackedNode], backend: Backend, outcome: Outcome
 ) -> Iterator[tuple[list[TrackedNode], bool]]:
-    """``nodes`` cut into the longest runs that ``backend`` may take (True) and what lies between."""
+    """``nodes`` partitioned into the longest runs that ``backend`` may take (True), and those in between."""
     takes_draws = getattr(backend, "draws", False)
     refuses: Callable[[TrackedNode], str | None] = getattr(backend, "refuses", lambda node: None)
     current: list[TrackedNode] = []
@@ -414,7 +414,7 @@ def _subgraphs(
                 and takes_draws
                 and not any(isinstance(item, torch.Generator) for item in (*node.args, *node.kwargs.values()))
             )
-        # A generator that was seeded in between begins another segment.
+        # A generator that was seeded in between starts another segment.
         reseeded = (
             takes
             and node.draws is not None

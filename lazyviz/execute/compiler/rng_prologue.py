@@ -1,8 +1,8 @@
-"""RNG prologue of compiled code: random numbers are drawn first, by PyTorch's kernels, in program order.
+"""RNG prologue of compiled code: eager kernels draw all random numbers first, in program order.
 
-Which number comes to which element depends on the order of the draws and on the strides that a kernel is
-given (and on the processor).  Inductor chooses strides anew, drops draws that nobody reads, and may
-exchange two.  In compiled code one operator makes all draws of a segment: none needs a tensor's values.
+Which random number an element gets depends on the order of the draws, on the strides that a kernel receives,
+and on the processor.  Inductor changes strides, drops unused draws, and may reorder them.  In compiled code,
+one operator makes all draws of a segment, because none of them needs the values of a tensor.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ...graph.ir import Node, works_by_element
 from ...graph.operands import operands
 from ...torch_internals.private_api import OpOverload
 
-# Arguments that optimizers compute anew in each step (bias corrections, learning rates).
+# Arguments that optimizers recompute in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}
 # Operators that write a number, without the tag of those that compute with it.
 _FILL = {"fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"}

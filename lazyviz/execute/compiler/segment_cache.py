@@ -1,8 +1,9 @@
 """Segment cache: runs that are one compiled segment skip partitioning and run its code directly.
 
-The first run of a subgraph with a backend cuts it into segments, asks the backend for code and looks at each
-node (:mod:`lazyviz.execute.compiler.partitioned_run`).  Where it came to one segment, the code is kept with
-the subgraph's structure (:mod:`lazyviz.execute.replay.program_key`), which leaves the call itself to do.
+The first run of a subgraph with a backend partitions it into segments, requests code from the backend, and
+inspects each node (:mod:`lazyviz.execute.compiler.partitioned_run`).  If the result is a single segment, its
+code is stored under the structure of the subgraph (:mod:`lazyviz.execute.replay.program_key`), so that later
+runs only call it.
 """
 
 from __future__ import annotations
@@ -147,9 +148,7 @@ def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> No
 def name_segment(nodes: Sequence[TrackedNode], error: BaseException) -> None:
     """Add what the code was for to an error that leaves ``nodes`` as they were."""
     if error.args and isinstance(error.args[0], str) and isinstance(error, Exception):
-        words = (
-            f"raised by the backend's code for {_first(nodes)}\nNothing is lost: these ops are still pending"
-        )
+        words = f"raised by the backend's code for {_first(nodes)}\nThese ops are still pending"
         error.args = (f"{error.args[0]}\n{words}", *error.args[1:])
 
 

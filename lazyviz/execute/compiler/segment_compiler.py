@@ -1,8 +1,8 @@
-"""Base class of compiling backends: looks up code, compiles on a miss, and remembers what was refused.
+"""Base class of compiling backends: looks up code, compiles on a miss, remembers refusals.
 
-Recording happened below autograd, so forward, backward and optimizer of a step are one program.  A
-segment met again (the same structure, :mod:`lazyviz.execute.compiler.compiled_cache`) runs the code that is
-there (:mod:`lazyviz.execute.compiler.calling_convention`).
+Because recording happens below autograd, forward, backward, and optimizer of a step are one program.  A
+segment of a known structure (:mod:`lazyviz.execute.compiler.compiled_cache`) runs existing code
+(:mod:`lazyviz.execute.compiler.calling_convention`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SegmentCompiler(ABC):
         needed = _needed(inner)
         for value in needed:
             if not _shows_all(value):
-                raise Refused(f"{value.meta} does not show all of its memory")
+                raise Refused(f"{value.meta} covers only a part of its storage")
         program = program_of(inner.nodes, needed)
         with self._lock:
             if (why := self._refused.get(program.key)) is not None:
@@ -104,7 +104,9 @@ class SegmentCompiler(ABC):
             if variant is None:
                 reason = self.programs.difference(program, inner.nodes)
                 if len(self.programs.variants(program)) >= MOST_VARIANTS:
-                    raise Refused(f"it was compiled {MOST_VARIANTS} times, and is new again: {reason}")
+                    raise Refused(
+                        f"it was compiled {MOST_VARIANTS} times already, and differs again: {reason}"
+                    )
                 try:
                     variant, fixed = self._variant(inner, cuts.inputs(inputs), program)
                 except Refused as refusal:
@@ -123,7 +125,7 @@ class SegmentCompiler(ABC):
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:
             self.programs.drop(program)
-            self._refuse(program, f"compiled code was not right: {why}")
+            self._refuse(program, f"compiled code was wrong: {why}")
 
     def _refuse(self, program: Program, why: str) -> None:
         self._refused[program.key] = why
@@ -156,9 +158,9 @@ class SegmentCompiler(ABC):
                 why = why or str(refusal)
                 continue
             if follows and made.holds is not None and not made.holds(follows.of(program.shapes)):
-                why = why or "the compiler wants these sizes alone"
+                why = why or "the compiler specialized on these sizes"
                 continue
-            fixed = f"for these numbers and sizes alone: {why}" if why else ""
+            fixed = f"only for these numbers and sizes: {why}" if why else ""
             return Variant(program, free, made.code, follows, made.holds), fixed
         raise Refused(why)
 
@@ -200,7 +202,7 @@ def _shows_all(value: Value) -> bool:
 
 
 def _likely(nodes: Sequence[Node]) -> list[Made]:
-    """Results that somebody may want to see in another run of the program: a loss, an accuracy.
+    """Results that another run of the program may need, such as a loss or an accuracy.
 
     Those of one number, made in the forward pass, the last ones.
     """

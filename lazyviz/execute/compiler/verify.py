@@ -116,7 +116,9 @@ def first_mismatch(
     for value, mine, other, moved in zip(values, ours, theirs, nudged or theirs, strict=True):
         where = _place(value, nodes)
         if mine.shape != other.shape or mine.dtype != other.dtype:
-            return f"{where} is {list(mine.shape)} {mine.dtype}, eagerly {list(other.shape)} {other.dtype}"
+            return (
+                f"{where} is {list(mine.shape)} {mine.dtype}, in eager mode {list(other.shape)} {other.dtype}"
+            )
         if not (mine.is_floating_point() or mine.is_complex()):
             if not torch.equal(mine, other):
                 return f"{where} differs in {int((mine != other).sum()):,} of {mine.numel():,} elements"
@@ -141,6 +143,6 @@ def _magnitude(tensor: torch.Tensor) -> float:
 def _place(value: Value, nodes: Mapping[Value, Node]) -> str:
     node = nodes.get(value)
     if node is None:
-        return f"what is written to {value.name or value.storage.name or 'a tensor from outside'}"
+        return f"the write to {value.name or value.storage.name or 'an outside tensor'}"
     line = f" at {node.source}" if node.source is not None else ""
     return f"the result of {node.name}{line}"

@@ -1,10 +1,10 @@
 """CUDA Graphs backend: repeated segments are captured and launched as a whole.
 
-The first time a segment runs node by node, which makes what is made once (cuBLAS's handles, tuned kernels).
-The next time its kernels are captured, in parts where some cannot be
-(:mod:`lazyviz.execute.cuda_graphs.partition`), and from then on these are launched
-(:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order and their arguments are
-eager's.
+The first time, a segment runs node by node, which performs one-time initialization (cuBLAS handles, tuned
+kernels).  The second time, its kernels are captured, in several parts if some cannot be captured
+(:mod:`lazyviz.execute.cuda_graphs.partition`).  From then on, the captured graphs are launched
+(:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order, and their arguments are those
+of eager mode.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
 MOST_FORMS = 4  # of one program: models of one structure in turn
-MOST_CAPTURES = 16  # of one program; what is new more often than that is not worth it
+MOST_CAPTURES = 16  # of one program; if it differs more often, capturing does not pay
 PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
-WARM_UP = "a new program runs op by op the first time; it is captured when it is run again"
+WARM_UP = "a new program runs op by op the first time and is captured the second time"
 
 STAYING = ("parameter", "buffer", "optimizer")
 """Roles of memory that is the same from step to step."""
@@ -74,11 +74,11 @@ class CudaGraphsBackend:
         inside = set(inner.nodes)
         first = tuple([at for at, node in enumerate(segment.nodes) if node not in inside])
         if not inner.nodes:
-            raise Refused("it computes nothing")
+            raise Refused("it contains no kernel to run")
         program = program_of(inner.nodes, ())
         modes = tuple([(_grad_mode(node), _inference_mode(node)) for node in segment.nodes])
         if len({inference for _, inference in modes}) > 1:
-            raise Refused("some of it was recorded in inference mode, and some was not")
+            raise Refused("only a part of it was recorded in inference mode")
         with self.lock:
             variant = self.programs.find(program)
             reason = ""
@@ -88,7 +88,7 @@ class CudaGraphsBackend:
                 variant = Variant(program, every, Known(self, segment, first, modes))
                 self.programs.add(variant)
             elif (variant.compiled.first, variant.compiled.modes) != (first, modes):
-                reason = "it was recorded in another mode, or its inputs are cut elsewhere"
+                reason = "it was recorded in another mode, or its inputs are other slices"
                 variant.compiled = Known(self, segment, first, modes)
             return variant.compiled.compile(segment, inputs, reason)
 
@@ -97,15 +97,15 @@ class CudaGraphsBackend:
         with self.lock:
             variant = self.programs.find(program_of(cut_first(segment).nodes, ()))
             if variant is not None:
-                variant.compiled.refuse(f"a CUDA Graph was not right: {why}")
+                variant.compiled.refuse(f"a CUDA Graph was wrong: {why}")
 
 
 Ran = tuple[list[torch.Tensor], int, Sequence[str]]
-"""What a run has come to: the segment's outputs, the number of ops that ran by themselves, and why."""
+"""Result of a run: the segment's outputs, the number of ops that ran outside CUDA Graphs, and why."""
 
 
 class Handed:
-    """What a segment hands out: for each output its number, and that of the storage that it is on."""
+    """The outputs of a segment: for each, its number and the number of its storage."""
 
     def __init__(self, layout: Layout, segment: Segment) -> None:
         numbers: dict[Storage, int] = {
@@ -155,7 +155,7 @@ class Known:
         self._moving = [
             at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
         ]
-        self._scalars: list[Any] = []  # of the last run that was looked at
+        self._scalars: list[Any] = []  # of the last examined run
         self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
         self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
         self._strangers: set[int] = set()  # values that are on another device than the record has it
@@ -183,7 +183,7 @@ class Known:
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor], reason: str) -> Compiled:
         """What runs a recording of it; as :meth:`CudaGraphsBackend.compile`."""
         if self.device is None:
-            self.refuse("CUDA Graphs: none of it is on a CUDA device")
+            self.refuse("CUDA Graphs: no op is on a CUDA device")
         if self.why_not:
             raise Refused(self.why_not)
         handed = Handed(self.layout, segment)
@@ -191,7 +191,7 @@ class Known:
         self._note(scalars)
         if threading.current_thread() not in self._threads:
             # What is made once is made for each thread.
-            reason = reason or "it has not run in this thread before"
+            reason = reason or "its first run in this thread"
             return self._compiled(segment, handed, self._warm_up, reason)
         self._check_odd(handed, ())
         with private_api.kernels_only():
@@ -225,7 +225,7 @@ class Known:
     def _moved_of(self, form: Form, turn: Turn) -> str:
         """Why the form cannot take these tensors here and now, or ""."""
         if form.settings != self.captures.settings():
-            return "PyTorch's settings for its kernels are others"
+            return "PyTorch settings that affect kernels changed"
         try:
             form.captured.check(turn)
         except Moved as moved:
@@ -242,14 +242,18 @@ class Known:
         device, nodes = self.device, segment.nodes
         assert device is not None
         if self._tries >= MOST_CAPTURES:
-            self.refuse(f"it was captured {MOST_CAPTURES} times as a CUDA Graph, and is new again: {reason}")
+            self.refuse(
+                f"it was captured {MOST_CAPTURES} times as a CUDA Graph already, and differs again: {reason}"
+            )
             raise Refused(self.why_not)
         alone = dict(self.alone)
         for at, node in enumerate(nodes):
             if at not in self.layout.first and (why := unfit(node, device, self.captures)):
                 alone.setdefault(at, why)
         for position, (before, now) in self._varying.items():
-            why = f"has a number that changes, as a captured one does not: {before}, then {now}"
+            why = (
+                f"has an argument that changes between runs, which a CUDA Graph cannot: {before}, then {now}"
+            )
             alone.setdefault(self.places[position][0], why)
         feeds = self._feeds(segment)
         parts = parts_of(self.layout, alone, feeds, self._tied(alone))
@@ -289,7 +293,7 @@ class Known:
             group = [*makers, *(at for at, line in enumerate(lines) if number in line.inputs)]
             if not makers or self.layout.storage_of[number] in self._handed:
                 for at in group:
-                    alone.setdefault(at, "takes or hands on a state that is not on the GPU")
+                    alone.setdefault(at, "reads or returns random state that is not on the GPU")
             groups.append(frozenset(group))
         return groups
 
@@ -334,7 +338,9 @@ class Known:
             or self._memory_of.setdefault(storage, place) != place
         ):
             shown = f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
-            self._odd.setdefault(storage, f"a kernel made {shown}, the record has {meta}, {meta.stride}")
+            self._odd.setdefault(
+                storage, f"a kernel returned {shown}, but {meta}, {meta.stride} was recorded"
+            )
 
     def _check_odd(self, handed: Handed, loose: Container[int]) -> None:
         """Raises :class:`Refused` where a tensor is told by a record that its kernel does not keep to."""
@@ -349,7 +355,7 @@ class Known:
         Raises:
             Moved: none does; nothing has run.
         """
-        why = "what was captured is there no more"
+        why = "the captured graph no longer exists"
         for form in forms:
             if form in self.forms and not (why := self._moved_of(form, turn)):
                 self.forms.remove(form)
@@ -389,10 +395,10 @@ class Form:
         if (values != self._scalars or 0 in values) and (exact := list(map(str, values))) != self._exact:
             at = next(at for at, (was, now) in enumerate(zip(self._exact, exact)) if was != now)
             node = nodes[self._places[self._fixed[at]][0]]
-            return f"{named(node)} has the number {exact[at]}, was {self._exact[at]}"
+            return f"{named(node)} has the argument {exact[at]}, was {self._exact[at]}"
         known = self._known()
         if known is None or known.moves(nodes) != self._moves:
-            return "it works on another place in a tensor"
+            return "it uses another slice of a tensor"
         if not self.captured.kept.keys() >= set(handed.captured(self.captured)):
             return "other results are still referred to"
         return ""
@@ -411,7 +417,7 @@ class Form:
         self._counters["failed captures"] += 1
         at, why = captured.failed
         if at is None:
-            known.refuse(f"CUDA Graphs: it cannot be captured: {why}")
+            known.refuse(f"CUDA Graphs: capture failed: {why}")
         else:
             known.alone[at] = f"cannot be captured: {why}"
         why = known.why_not if at is None else f"{named(turn.nodes[at])} {known.alone[at]}"
@@ -422,7 +428,7 @@ class Form:
         self._counters["replays"] += 1
         if self.captured.run(turn):
             return self._ran(turn, handed)
-        why = "what ops by themselves have made is cut otherwise than when the rest was captured"
+        why = "results of ops outside the CUDA Graph have another layout than at capture"
         return self._results(turn, handed), len(turn.nodes), [why]
 
     def _ran(self, turn: Turn, handed: Handed) -> Ran:

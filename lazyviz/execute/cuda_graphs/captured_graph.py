@@ -1,10 +1,10 @@
-"""Captured CUDA Graph of a segment: its kernels, the memory that they work on, and its launches.
+"""Captured CUDA Graph of a segment: its kernels, memory, and launches.
 
-Captured kernels read and write the addresses that they were captured with.  So memory from outside is either
-*pinned*, used where it is for as long as it stays there (parameters, an optimizer's states), or *fed*: copied
-to memory of the form's own before the kernels that use it, and back if they write it.  What the kernels
-make is in memory of theirs as well, and what is needed afterwards is copied out of it: no later run writes
-what the user has.
+Captured kernels read and write the addresses that they were captured with.  Therefore, outside memory is
+either *pinned*, that is, used directly as long as its address does not change (parameters, optimizer states),
+or *fed*: copied to a private buffer before the kernels that use it, and back if they write it.  Results of
+kernels are in private memory, too, and those that are needed later are copied out of it, so that no later run
+overwrites the user's tensors.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Turn:
         line = self.layout.lines[at]
         results = call(self.nodes[at], line.inputs, self.tensor)
         for index, number in line.outputs:
-            if results[index] is not None:  # a kernel may leave out a gradient that nobody needs
+            if results[index] is not None:  # a kernel may omit a gradient that is not needed
                 self.values[number] = results[index]
                 if self.seen is not None:
                     self.seen(number, results[index])
@@ -73,7 +73,7 @@ class Turn:
                     self.memory.setdefault(storage, results[index])
 
     def call_all(self, start: int = 0, stop: int | None = None) -> None:
-        """Run nodes one by one, freeing what nobody needs any more."""
+        """Run nodes one by one, and free values after their last use."""
         layout = self.layout
         for at in range(start, len(layout.lines) if stop is None else stop):
             if at not in layout.first:
@@ -206,7 +206,7 @@ class CapturedForm:
             try:
                 self._prepare(step, turn, made)
                 sources = self._sources(step, turn)
-                assert sources is not None, "what was looked at a moment ago is where it was"
+                assert sources is not None, "the sources were checked before"
                 feed(step, sources)
                 record = functools.partial(self._record, part, turn, made, needed)
                 step.captured = self._captures.capture(self.device, record)
@@ -326,18 +326,14 @@ class CapturedForm:
                 if _address(values[number]) != address:
                     storages.add(self.layout.storage_of[number])
             are = "tensor is" if len(storages) == 1 else "tensors are"
-            raise Moved(
-                f"{len(storages)} {are} elsewhere in memory than in the run that was captured", storages
-            )
+            raise Moved(f"{len(storages)} {are} at another address than at capture", storages)
         for step in self._steps:
             for storage, buffer in step.fed.items():
                 if storage < self.layout.outside and buffer.source(turn) is None:
                     storages.add(storage)
         if storages:
             are = "input is" if len(storages) == 1 else "inputs are"
-            raise Moved(
-                f"{len(storages)} {are} cut from memory otherwise than in the run that was captured", ()
-            )
+            raise Moved(f"{len(storages)} {are} laid out otherwise in memory than at capture", ())
 
     def run(self, turn: Turn) -> bool:
         """Run it on a turn that was checked; False if a part has had to run node by node."""
@@ -357,7 +353,7 @@ class CapturedForm:
         return True
 
     def _sources(self, step: Step, turn: Turn) -> list[torch.Tensor] | None:
-        """What is to be fed to a part, in order; None if its kernels would not find all that they use."""
+        """The inputs to copy for a part, in order; None if its kernels would not find all their inputs."""
         values, given = turn.values, self._given
         if any(_address(values[number]) != address for number, address in step.pinned if number not in given):
             return None

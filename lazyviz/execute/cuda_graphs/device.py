@@ -1,8 +1,8 @@
 """Capture device: every call of ``torch.cuda`` for CUDA Graphs.
 
-What captures programs (:mod:`lazyviz.execute.cuda_graphs.captured_graph`) knows no more of a device than
-:class:`CaptureDevice`, so that tests can stand one in that records calls and makes them again on the very
-same memory.
+The capturing code (:mod:`lazyviz.execute.cuda_graphs.captured_graph`) uses a device only through
+:class:`CaptureDevice`, so that tests can replace it by one that records calls and repeats them on the same
+memory.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CudaCaptures:
         if why := torch_cuda.missing_cuda() or self._broken:
             return why
         if torch.cuda.is_current_stream_capturing():
-            return "a capture of your own is under way"
+            return "another CUDA Graph capture is in progress"
         return ""
 
     def takes(self, meta: TensorMeta) -> bool:

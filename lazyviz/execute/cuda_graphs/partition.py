@@ -1,7 +1,7 @@
 """Partition for CUDA Graphs: which ops are captured together, and which memory the parts share.
 
-Everything is told by position and number, so that it holds for every recording of the same structure and
-keeps none alive.
+Everything is described by positions and numbers, so that it applies to every recording of the same structure
+and keeps none alive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..backend import Segment
 from .device import CaptureDevice
 
 LEAST_KERNELS = 4  # worth a part of their own: to launch it costs as much as some kernels
-TOO_FEW = f"is among fewer than {LEAST_KERNELS} between ops that run by themselves"
+TOO_FEW = f"is in a group of fewer than {LEAST_KERNELS} kernels between ops that cannot be captured"
 
 # Wait for the device, or read a value, where no tag of the operator says so.  What is not listed and does is
 # found when it is captured, and then runs by itself.
@@ -51,24 +51,24 @@ def unfit(node: Node, device: torch.device, captures: CaptureDevice) -> str:
     """Why ``node`` cannot be captured on ``device``; "" if nothing is known that speaks against it."""
     op, name = node.op, node.op._schema.name
     if op.namespace not in ("aten", "prims"):
-        return "is no operator of PyTorch's own, and may do more than launch kernels"
+        return "is not an operator of PyTorch itself, and may do more than launch kernels"
     if name in _WAITING or any(tag in op.tags for tag in _WAITING_TAGS):
         return "waits for the device"
     if name.startswith(_SOLVERS):
-        return "is solved with the help of the CPU"
+        return "computes partly on the CPU"
     for value in (*node.inputs, *node.outputs):
         if value.meta.device != device or not captures.takes(value.meta):
-            return f"works on the {value.meta.device.type}, beside {device}"
+            return f"uses the {value.meta.device.type} in addition to {device}"
     if not node.inputs and not node.outputs:
-        return "works on no tensor"
+        return "has no tensor arguments or results"
     if name in _INDEXED_WRITES and any(
         value.dtype in (torch.bool, torch.uint8)
         for value in node.inputs[1:]
         if value in _listed(node.args[1])
     ):
-        return "counts the elements of a mask"
+        return "counts the elements of a mask, which needs its values"
     if "cudnn_rnn" in name and "backward" not in name and node.args[11:12] not in ((0,), ()):
-        return "draws random numbers from a state of cuDNN's own"
+        return "draws random numbers from cuDNN's own state"
     return ""
 
 
@@ -80,10 +80,10 @@ def refused(node: Node) -> str | None:
     """Why a segment cannot hold ``node`` at all, or None: what a tensor is, not what it holds, is changed."""
     name = node.op._schema.name
     if torch.Tag.inplace_view in node.op.tags or name in ("aten::set_", "aten::resize_", "aten::resize_as_"):
-        return f"{named(node)} gives a tensor another shape or other memory in place"
+        return f"{named(node)} changes the shape or memory of a tensor in place"
     for value in (*node.inputs, *node.outputs):
         if value.meta.flags:
-            return f"{named(node)} takes or makes a conjugate or negative view"
+            return f"{named(node)} uses or creates a conjugate or negative view"
     return None
 
 
@@ -197,12 +197,12 @@ def parts_of(
         for group in tied:
             if not alone.keys().isdisjoint(group):
                 for at in group:
-                    alone.setdefault(at, "hands on the state it has drawn from")
+                    alone.setdefault(at, "returns the random state that it used")
         for at, line in enumerate(layout.lines):
             if line.by_place and at not in alone:
                 storage = layout.storage_of[line.inputs[0]]
                 if storage in moving or (storage in layout.made and layout.made[storage][0] in alone):
-                    alone[at] = "takes a place in memory that is elsewhere in each run"
+                    alone[at] = "uses another slice of memory in each run"
         parts = _cut(layout, alone)
         for part in parts:
             if not part.captured:

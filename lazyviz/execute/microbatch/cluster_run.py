@@ -1,10 +1,10 @@
 """Micro-batches on the workers of a cluster: the same program and the same sums as in one process.
 
-Each worker gets the program of a pass once, with the tensors that all pieces share (weights among them);
-then a piece at a time, with its part of the batch.  What pieces give is added up here, in the order of
-the pieces whatever the order they end in, so that the result does not depend on the workers' speed.
-A piece whose worker is lost runs on another, one that does not fit a worker's memory is halved.  As
-in a run in this process, nothing the user holds is touched before a pass is complete.
+Each worker receives the program of a pass once, with the tensors that all pieces share (such as weights), and
+then one piece at a time, with its slice of the batch.  Results of pieces are summed here in the order of the
+pieces, independent of the order in which they finish, so that the result does not depend on the speed of
+workers.  If a worker is lost, its piece runs on another one.  A piece that does not fit in a worker's memory
+is halved.  As in a run in this process, the user's tensors are not changed before a pass is complete.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ PATIENCE = 1800.0
 MOST_LOSSES = 3
 """A piece that cost this many workers is halved, if it can be, before it is given to another."""
 
-_NOBODY = "no worker is left: {reason}. Evaluate again, with this backend or another, to go on"
+_NOBODY = "no worker is left: {reason}. To continue, evaluate again, with this or another backend"
 _DEADLY = (
-    "samples {piece.start} to {piece.stop} cost {most} workers, the last: {error}. Evaluate again, with "
-    "another backend or with other workers, to go on"
+    "samples {piece.start} to {piece.stop} failed on {most} workers, last with: {error}. To continue, "
+    "evaluate "
+    "again, with another backend or other workers"
 )
 
 
 class PiecewiseRun(Protocol):
-    """The run that a pass belongs to: its pieces, how far it has come, and where sums are kept."""
+    """The run that a pass belongs to: its pieces, its progress, and its sums."""
 
     pieces: list[Piece]
     next_piece: int
@@ -80,7 +81,7 @@ def on_cuda(programs: Iterable[PassProgram]) -> bool:
 
 
 class _PassElsewhere:
-    """One pass: who runs which piece, and what has come back."""
+    """One pass: which worker runs which piece, and the results so far."""
 
     def __init__(self, run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
@@ -94,10 +95,10 @@ class _PassElsewhere:
         self.jobs: dict[Any, tuple[Any, Piece | None]] = {}  # job: its worker and piece; none: the program
         self.ended: dict[int, Done] = {}  # by first sample: pieces whose turn to be added has not come
         self.silent: set[Any] = set()  # workers that were given up; they may still come back
-        self.begun: dict[Any, float] = {}  # when each job was given out
+        self.begun: dict[Any, float] = {}  # when each job was sent
         self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
-        self.reason = "there was none"  # why the last one is gone
+        self.reason = "there were none"  # why the last one is gone
 
     def run(self) -> None:
         run = self.owner
@@ -201,12 +202,12 @@ class _PassElsewhere:
             return
         due = {key for step in self.program.steps for key in step.collects}
         if result.collected.views.keys() != due:
-            raise protocol.MessageError(f"worker {worker} gave other values than those that were asked for")
+            raise protocol.MessageError(f"worker {worker} returned other values than requested")
         self.idle.append(worker)
         self.ended[piece.start] = result
 
     def _drop(self, job: Any) -> None:
-        """Nobody will ask for what ``job`` gives."""
+        """The result of ``job`` is no longer needed."""
         drop = getattr(self.cluster, "drop", None)
         if drop is not None:
             drop(job)
@@ -247,7 +248,7 @@ class _PassElsewhere:
             self.idle.append(worker)
             return
         if failure.out_of_memory and piece is None:
-            self.reason = f"worker {worker} has no memory for the weights: {error}"
+            self.reason = f"worker {worker} does not have enough memory for the weights: {error}"
             self.unfit.add(worker)
             return
         if failure.step is not None and failure.step < len(self.program.nodes):
@@ -258,7 +259,7 @@ class _PassElsewhere:
         raise error
 
     def _halve(self, piece: Piece) -> bool:
-        """Cut ``piece``, and those as large that nobody has yet, in two; ``False`` if it is the smallest."""
+        """Halve ``piece`` and all unassigned pieces of its size; ``False`` if it is the smallest size."""
         if not self.owner.halve(piece, self.waiting):
             return False
         ranges = [(each.start, each.stop) for each in (piece, *self.waiting)]

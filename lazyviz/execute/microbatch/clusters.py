@@ -1,8 +1,8 @@
 """Clusters of workers: ipyparallel's engines and Ray's actors.
 
-A :class:`Cluster` carries calls of functions on bytes to worker processes and says when one is gone;
-what they do is in :mod:`lazyviz.execute.microbatch.worker`, who gets what in
-:mod:`lazyviz.execute.microbatch.cluster_run`.
+A :class:`Cluster` transports calls of functions on bytes to worker processes, and reports lost workers.
+:mod:`lazyviz.execute.microbatch.worker` has the functions, and :mod:`lazyviz.execute.microbatch.cluster_run`
+assigns the work.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class IPyParallelBackend:
             try:
                 self._client = ipyparallel.Client(**self._options)
             except (OSError, TimeoutError, ipyparallel.TimeoutError) as error:
-                raise NoWorkersError(f"no ipyparallel cluster answers ({error}); {_START_ENGINES}") from None
+                raise NoWorkersError(f"no ipyparallel cluster responds ({error}); {_START_ENGINES}") from None
         return self._client
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
@@ -117,7 +117,7 @@ class IPyParallelBackend:
         try:
             return self.client[worker].apply_async(function, *arguments)
         except (IndexError, ipyparallel.error.NoEnginesRegistered) as error:
-            raise LostWorkerError(f"engine {worker} is gone: {error}") from None
+            raise LostWorkerError(f"engine {worker} was lost: {error}") from None
 
     def finished(self, jobs: Sequence[Any], seconds: float, /) -> Sequence[Any]:
         end = time.monotonic() + seconds
@@ -191,7 +191,7 @@ class RayBackend:
             try:
                 ray.init(self._address, **{"log_to_driver": False, **self._options})
             except (ConnectionError, ValueError) as error:
-                raise NoWorkersError(f"no Ray cluster answers: {error}") from None
+                raise NoWorkersError(f"no Ray cluster responds: {error}") from None
         if cuda != self._cuda:
             self.close()
             self._cuda = cuda
@@ -217,7 +217,7 @@ class RayBackend:
         import ray
 
         if worker not in self._workers:
-            raise LostWorkerError(f"Ray's worker {worker} is gone")
+            raise LostWorkerError(f"the Ray worker {worker} was lost")
         if worker not in self._actors:
             options = {"num_cpus": self._cpus, "num_gpus": int(self._cuda), "max_restarts": 0}
             self._actors[worker] = ray.remote(_Actor).options(**options).remote()
@@ -241,12 +241,12 @@ class RayBackend:
             raise LostWorkerError(str(error)) from None
         except ray.exceptions.OutOfMemoryError as error:  # Ray's own watch over a machine's memory
             self._lose(worker)
-            raise LostWorkerError(f"Ray ended it for lack of memory: {error}") from None
+            raise LostWorkerError(f"Ray killed it because the node ran out of memory: {error}") from None
         except ray.exceptions.RayTaskError as error:
             raise RuntimeError(f"a Ray worker failed: {error}") from error
 
     def drop(self, job: Any, /) -> None:
-        """The result of ``job`` will not be asked for: Ray frees it as soon as it is there."""
+        """The result of ``job`` is not needed: Ray frees it as soon as it arrives."""
         self._jobs.pop(job, None)
 
     def _lose(self, worker: int) -> None:

@@ -1,9 +1,9 @@
-"""Plain data as JSON, and back: what messages between this process and its workers are made of.
+"""JSON encoding of plain data in messages between this process and its workers.
 
-Numbers, text, lists, dictionaries, bytes, PyTorch's dtypes, devices and layouts, common errors, and the
-records that a codec is given, each by its name in a table.  Decoding makes these and nothing else: it
-imports nothing, calls nothing that arrives, and refuses a record whose fields are not of their declared
-types.  Bytes are kept apart, so that tensors do not pass through text.
+Supported are numbers, strings, lists, dictionaries, bytes, PyTorch's dtypes, devices, and layouts, common
+errors, and the records registered with a codec, each by its name in a table.  Decoding creates nothing else:
+it imports nothing, calls nothing from the message, and rejects records whose fields do not have the declared
+types.  Bytes are stored separately, so that tensors are not converted to text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 
 class MessageError(ValueError):
-    """What arrived is no message of ours, or one that is damaged."""
+    """A received message is damaged, or is not a lazyviz message."""
 
 
 def _of_torch(*kinds: type) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _leaf(item: Any) -> dict[str, Any]:
         return {"error": _error(item)}
     if isinstance(item, (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)):
         return {"torch": _CONSTANT_NAMES[item]}
-    raise TypeError(f"{type(item).__qualname__} is no plain data: it cannot be sent to a worker, or back")
+    raise TypeError(f"{type(item).__qualname__} is not plain data and cannot be sent to or from a worker")
 
 
 def _error(error: Exception) -> list[Any]:
@@ -126,7 +126,7 @@ def _error(error: Exception) -> list[Any]:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 class _Reader:
@@ -151,7 +151,7 @@ class _Reader:
     def message(self, parsed: Any) -> Any:
         item = self._read(parsed)
         if self._buffers:
-            raise ValueError("bytes that nothing refers to")
+            raise ValueError("unreferenced bytes")
         return item
 
     def _read(self, item: Any) -> Any:
@@ -168,26 +168,26 @@ class _Reader:
 
     def _list(self, items: Any) -> list[Any]:
         if type(items) is not list:
-            raise ValueError("no list where one is due")
+            raise ValueError("expected a list")
         return [self._read(each) for each in items]
 
     def _record(self, cls: type, content: list[Any]) -> Any:
         hints = self._codec.fields[cls]
         for (name, hint), item in zip(hints.items(), content, strict=True):
             if not _fits(item, hint):
-                raise ValueError(f"{cls.__name__}.{name} is of another type")
+                raise ValueError(f"{cls.__name__}.{name} has the wrong type")
         return cls(*content)
 
 
 def _text(item: Any) -> str:
     if type(item) is not str:
-        raise ValueError("no text where one is due")
+        raise ValueError("expected a string")
     return item
 
 
 def _plain(item: Any) -> Any:
     if type(item) not in _ARGUMENTS:
-        raise ValueError("an error is made from text and numbers")
+        raise ValueError("arguments of an error must be strings and numbers")
     return item
 
 

@@ -1,4 +1,4 @@
-"""Dropout masks of a split run: drawn for the whole batch and kept for the pieces to come."""
+"""Dropout masks of a split run: drawn for the whole batch and kept for later pieces."""
 
 from __future__ import annotations
 

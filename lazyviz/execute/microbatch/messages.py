@@ -1,6 +1,6 @@
-"""What messages between this process and its workers say: the work of a pass and of a piece, and its outcome.
+"""Messages between this process and its workers: the work of a pass and a piece, and the results.
 
-Records hold plain data only: operators are there by name, tensors as bytes.
+Records contain only plain data: operators by name, tensors as bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpName:
         for name, function in _FUNCTIONS.items():
             if function is op:
                 return cls(name)
-        raise TypeError(f"{op} is no operator: it cannot be sent to a worker")
+        raise TypeError(f"{op} is not an operator and cannot be sent to a worker")
 
     def find(self) -> Callable[..., Any]:
         """What is called so; raises ``LookupError`` if nothing has registered it in this process."""

@@ -1,8 +1,8 @@
 """Program of a piece: the nodes that a piece of the batch runs in one pass.
 
-The program says of every argument where a piece gets it: from what it has made itself, from a whole
-tensor, or as its part of one.  It refers to values by number and holds no tensors, so that a piece
-can run in this process or, sent there with the tensors it needs, in another.
+For every argument, the program says where a piece gets it: from its own results, from a whole tensor, or as a
+slice of one.  It refers to values by number and holds no tensors, so that a piece can run in this process or,
+sent with the tensors that it needs, in another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Protocol between this process and workers: a header that says whose message it is, then data, no code.
+"""Protocol between this process and workers: a versioned header, followed by data without code.
 
-A message is a line of text with the versions of its sender, then chunks, each after its length in eight
+A message is a line of text with the sender's versions, followed by chunks, each preceded by its length in
+eight
 bytes: JSON (:mod:`lazyviz.execute.microbatch.encoding`), and the bytes that it refers to.  Operators are
-there by name, tensors as bytes with dtype, shape and strides.
+given by name, tensors as bytes with dtype, shape, and strides.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def loads(data: bytes, kind: type[_Record]) -> _Record:
 
     Raises:
         MismatchError: the sender has other versions, named in the message.
-        MessageError: it is no message of ours, damaged, too long, or says something else than is due.
+        MessageError: it is not a lazyviz message, is damaged or too long, or has unexpected contents.
     """
     item = _loads(data)
     if not isinstance(item, kind):
@@ -82,18 +83,20 @@ def answer(data: bytes, kind: type[_Record]) -> _Record | Failed:
 def _loads(data: bytes) -> Any:
     head, line, _ = bytes(data[:200]).partition(b"\n")
     if not line or not head.startswith(_MAGIC):
-        raise MessageError("this is no message between lazyviz and its workers")
+        raise MessageError("this is not a message between lazyviz and its workers")
     if head + line != (own := _head()):
         theirs, ours = (each.decode(errors="replace").partition(" work ")[2].strip() for each in (head, own))
-        raise MismatchError(f"sender and worker differ: the message is of protocol {theirs}, this is {ours}")
+        raise MismatchError(
+            f"sender and worker have different versions: the message has protocol {theirs}, expected {ours}"
+        )
     text, *buffers = _chunks(memoryview(data)[len(own) :])
     _bounded(len(data), len(text))
     return CODEC.decode(bytes(text), buffers)
 
 
 def _another(item: Any, kind: type) -> MessageError:
-    words = f"{type(item).__name__} where {kind.__name__} is due"
-    return MessageError(f"a message between lazyviz and its workers says something else: {words}")
+    words = f"expected {kind.__name__}, got {type(item).__name__}"
+    return MessageError(f"a message between lazyviz and its workers has unexpected contents: {words}")
 
 
 def _chunks(rest: memoryview) -> list[memoryview]:
@@ -102,7 +105,7 @@ def _chunks(rest: memoryview) -> list[memoryview]:
     while rest or not found:
         size = int.from_bytes(rest[:_LENGTH], "little")
         if len(rest) < _LENGTH + size:
-            raise MessageError("a message between lazyviz and its workers is cut off")
+            raise MessageError("a message between lazyviz and its workers is truncated")
         found.append(rest[_LENGTH : _LENGTH + size])
         rest = rest[_LENGTH + size :]
     return found

@@ -1,7 +1,8 @@
-"""Random numbers of a split run: drawn for the whole batch, from the states of eager PyTorch.
+"""Random numbers of a split run: drawn for the whole batch, from the states of eager mode.
 
-Every draw gets the state that the draws before it leave, whichever pass or piece comes first; a draw
-whose turn is later is drawn ahead and thrown away to know that state, and drawn again when it runs.
+Every draw gets the state that the previous draws leave, whatever the order of passes and pieces.  If a later
+draw is needed first, the draws before it are made in advance and discarded to compute that state, and made
+again when they run.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def draw_of(node: Node) -> Draw:
     name = base_name(node.op)
     if not node.inputs:  # a factory
         return Draw(name, node.op, node.args, node.kwargs)
-    assert separable(node), "only draws that need no values are made ahead"
+    assert separable(node), "only draws that need no values are made in advance"
     mask = next((each.meta for each in node.outputs if each.index == 1), None)
     return Draw(name, node.op, (None, *node.args[1:]), node.kwargs, node.inputs[0].meta, mask)
 

@@ -1,9 +1,9 @@
-"""Split runs: a graph is run in micro-batches.
+"""Split runs: execution of a graph in micro-batches.
 
-Whole nodes run as ever.  Between them pieces run one after another, each with tensors of its own that
-live no longer than the piece; what is needed whole is added up or put together as it comes.  Nothing
-the user holds, and nothing outside, is touched before a pass over all pieces is complete, so that an
-interruption or a lack of memory between two ops loses no more than the piece at hand.
+Whole nodes run as usual.  Between them, pieces run one after another, each with its own tensors, which are
+freed at the end of the piece.  Results that are needed as a whole are summed or concatenated as they arrive.
+The user's tensors and outside memory are not changed before a pass over all pieces is complete, so that an
+interrupt or an out-of-memory error between two ops loses at most the current piece.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class SplitRun:
-    """A split run, from its first op to its last; interrupted, ``run`` goes on from there.
+    """A split run, from its first op to its last; after an interrupt, ``run`` continues.
 
     ``pieces`` become more where memory did not suffice for one.
     """
@@ -167,7 +167,7 @@ class SplitRun:
         self.report(node)
 
     def _run_view(self, node: TrackedNode) -> None:
-        """Show the user, and whole nodes, what was collected: spread nodes read it in their own way."""
+        """Give collected values to the user and to whole nodes; spread nodes read them differently."""
         args, kwargs = _whole(node.args), {name: _whole(item) for name, item in node.kwargs.items()}
         result = node.op(*args, **kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]

@@ -1,4 +1,4 @@
-"""Serialization of tensors: bytes with strides, shared memory only once."""
+"""Serialization of tensors: bytes with strides; shared memory is sent only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .encoding import MessageError
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a tensor lies in a buffer; ``offset`` and ``stride`` count elements."""
+    """The position of a tensor in a buffer; ``offset`` and ``stride`` count elements."""
 
     buffer: int
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> di
     memories = []
     for buffer, dtype, recorded in packed.buffers:
         if len(buffer) % dtype.itemsize:
-            raise MessageError(f"{len(buffer)} bytes are no whole number of elements of {dtype}")
+            raise MessageError(f"{len(buffer)} bytes are not a whole number of elements of {dtype}")
         memory = torch.empty(len(buffer) // dtype.itemsize, dtype=dtype, device=device(recorded))
         if buffer:
             memory.view(torch.uint8).copy_(torch.frombuffer(buffer, dtype=torch.uint8))
@@ -82,7 +82,7 @@ def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> di
     tensors = {}
     for name, view in packed.views.items():
         if not 0 <= view.buffer < len(memories) or not _lies_in(view, len(memories[view.buffer])):
-            raise MessageError(f"{view!r:.200} lies outside of what was sent")
+            raise MessageError(f"{view!r:.200} extends beyond the memory that was sent")
         tensors[name] = torch.as_strided(memories[view.buffer], view.shape, view.stride, view.offset)
     return tensors
 

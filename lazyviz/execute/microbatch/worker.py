@@ -1,7 +1,7 @@
-"""Worker process: keeps the program of a pass with its shared tensors, and runs pieces.
+"""Worker process: stores the program of a pass with its shared tensors, and runs pieces.
 
-Everything comes and goes as bytes (:mod:`lazyviz.execute.microbatch.protocol`), so that a cluster has to
-carry nothing else.  A worker has lazyviz and PyTorch, not the user's code.
+All communication is in bytes (:mod:`lazyviz.execute.microbatch.protocol`), so that a cluster needs to
+transport nothing else.  A worker needs lazyviz and PyTorch, but not the user's code.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def run_piece(token: str, work: bytes) -> bytes:
     try:
         own = protocol.loads(work, PieceWork)
         if token not in _passes:
-            raise LookupError("the worker does not know this run: it was started again meanwhile")
+            raise LookupError("the worker does not know this run: it was restarted in the meantime")
         prepared = _passes[token]
         prepared.used = time.monotonic()
         seconds = []

@@ -1,1 +1,1 @@
-"""Program cache: subgraphs that were run before run again as generated code."""
+"""Program cache: subgraphs that have run before run again as generated code."""

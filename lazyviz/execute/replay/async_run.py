@@ -1,8 +1,8 @@
-"""Asynchronous replay: the kernels of a cached subgraph run on another thread while Python goes on.
+"""Asynchronous replay: kernels of a cached subgraph run on another thread while Python continues.
 
-That thread runs kernels and nothing else: it never has the interpreter, makes no tensor of the user's real
-and notes nothing.  Until the run is joined its nodes are pending to everyone, so that whatever needs their
-results, writes what they read, or reads what they write, meets a sync point, which joins it first.
+That thread only runs kernels: it never holds the interpreter lock, makes no tensor of the user real, and does
+no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their
+results, writes what they read, or reads what they write reaches a sync point, which joins the run first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def part(subgraph: Subgraph) -> None:
         node = subgraph.nodes[at]
         sequence = node.draws
         if sequence is None or sequence.last is None or sequence.last.state == "done":
-            continue  # nobody goes on with it
+            continue  # nothing continues from it
         if sequence not in parted:
             parted[sequence] = DrawSequence(sequence.generator, sequence.state)
         node.draws = parted[sequence]
@@ -100,27 +100,27 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     """Why ``code`` cannot run on another thread, for any subgraph like this one; ``None``: it can."""
     assert subgraph.key is not None
     if not hasattr(code, "start"):
-        return "its program is one of Python's"
+        return "its program is Python code"
     steps = subgraph.key.steps
     if others := [step.op for step in steps if step.op.namespace != "aten"]:
         return f"{others[0]} may need Python"
     if subgraph.draws and not code.takes_generators():  # type: ignore[attr-defined]
-        return "an op can draw from the program's generator only"
+        return "an op can draw only from the user's generator"
     if subgraph.nodes[0].inference_mode:
         return "it was recorded in inference mode"
     if any(value.meta.device.type != "cpu" for value in subgraph.values):
-        return "it is not of the CPU alone; a GPU's kernels are queued without waiting anyway"
+        return "it uses other devices than the CPU; GPU kernels are queued asynchronously anyway"
     return None
 
 
 def why_not_now(subgraph: Subgraph) -> str | None:
     """Why this one cannot run on another thread though its code could; ``None``: it can."""
     if not node_passes.active:
-        return "what its nodes need is found by Python"
+        return "its node passes run in Python"
     for at in subgraph.draws:
         draws = subgraph.nodes[at].draws
         if draws is not None and draws.awaits is not None:
-            return "it draws after a state of its generator that was handed back"
+            return "it draws from a generator state that was set after being read"
     return None
 
 

@@ -1,11 +1,11 @@
-"""Code generation: a subgraph of nodes as code that runs its kernels one after another.
+"""Code generation: turns a subgraph into code that runs its kernels one after another.
 
-What each node comes to (:mod:`lazyviz.execute.replay.instructions`) becomes a program that C++ runs
-(``interpreter.cpp``), where that was compiled and can represent it, or Python
+The instructions of each node (:mod:`lazyviz.execute.replay.instructions`) become a program for the C++
+interpreter (``interpreter.cpp``), if it was compiled and can represent them, or Python code
 (:mod:`lazyviz.execute.replay.python_codegen`).  Both do the same, in the same order.
 
-The code has no name and no text of the user's in it.  What differs from run to run it is given: tensors
-from outside, numbers, generators, and whose tensors its results are.
+The code contains no names or text of the user's program.  Everything that differs from run to run is an
+argument: outside tensors, numbers, generators, and the user's tensors for the results.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
     if (cls is list or cls is tuple) and next(values_in(item), None) is not None:
         for entry in item:
             if entry is not None and type(entry) is not TrackedValue:
-                raise _module.Refused("a list of tensors and others")
+                raise _module.Refused("a list of tensors and other values")
         return _TENSORS, tuple([NOWHERE if entry is None else numbers[entry] for entry in item])
     return _CONSTANT, item
 

@@ -1,4 +1,4 @@
-"""Instructions: what each node of a subgraph does when it runs, computed once for all code generators."""
+"""Instructions: what each node of a subgraph does when it runs, for all code generators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def name_of(number: int) -> str:
 
 
 class Result(NamedTuple):
-    """A result that somebody needs: its position among the node's, its number, and whose it is.
+    """A needed result: its position among the results of its node, its number, and its owner.
 
     ``user`` and ``later`` are places in the lists of those that the code is given, or ``NOWHERE``.
     """
@@ -46,7 +46,7 @@ class Line(NamedTuple):
         scalars: for each argument that is a number from outside (its position or name) where that is.
         draw: where its sequence of random numbers is among those that the code is given, or ``NOWHERE``.
         results: those that are kept.
-        gone: the numbers of the values that nobody needs after it.
+        gone: the numbers of the values that are not needed after it.
         copied: of those that are copied before it runs, and put back if it fails.
         refused: what it writes cannot be put back.
     """

@@ -1,4 +1,4 @@
-"""Miss reasons: which known program a new one is most like, and the first difference from it, in words."""
+"""Miss reasons: the most similar cached program, and the first difference from it, as text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HasSteps(Protocol):
 
 P = TypeVar("P", bound=HasSteps)
 FIRST_OF_ITS_KIND = "the first program of its kind"
-SHARED_OTHERWISE = "inputs share memory otherwise"
+SHARED_OTHERWISE = "inputs share memory in another way"
 
 
 def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
@@ -62,7 +62,7 @@ def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) 
 def first_difference(
     old: HasSteps, new: HasSteps, nodes: Sequence[Node], differ: Callable[[Any, Any], str]
 ) -> str | None:
-    """The first op that is another one, in words; ``None`` if all are the same.
+    """The first op that differs, as text; ``None`` if all are the same.
 
     ``differ`` says how two steps differ.
     """
@@ -70,9 +70,9 @@ def first_difference(
     if same == len(new.steps) == len(old.steps):
         return None
     if same == len(new.steps):
-        return f"it ends after {same:,} ops, the one known goes on"
+        return f"it ends after {same:,} ops, but the cached program continues"
     if same == len(old.steps):
-        return f"it goes on with {place(nodes[same])}, the one known ends there"
+        return f"it continues with {place(nodes[same])}, but the cached program ends there"
     return f"{place(nodes[same])}: {differ(old.steps[same], new.steps[same])}"
 
 
@@ -92,7 +92,7 @@ def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple
     counts = accumulate(len(node.inputs) for node in nodes)
     otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
     if otherwise < _same(nearest.steps, key.steps):
-        return f"{place(nodes[otherwise])}: it works on other tensors"
+        return f"{place(nodes[otherwise])}: it has other inputs"
     return first_difference(nearest, key, nodes, _steps_differ) or _beside_wiring(nearest, key)
 
 
@@ -118,20 +118,20 @@ def _steps_differ(old: Step, new: Step) -> str:
         if before != given:
             return f"{name} is {given}, was {before}"
     if list(new.arguments) != list(old.arguments):
-        return "its arguments are given in another order"
-    return "its results are in memory otherwise, or it was recorded in another mode"
+        return "its keyword arguments are in another order"
+    return "its results have another memory layout, or it was recorded in another mode"
 
 
 def forms_differ(was: Form, now: Form) -> str:
     if str(was) != str(now):
         return f"{now}, was {was}"
     if was.stride != now.stride:
-        return f"{now} of strides {list(now.stride)}, was {list(was.stride)}"
-    return f"{now}, conjugated or negated otherwise"
+        return f"{now} with strides {list(now.stride)}, was {list(was.stride)}"
+    return f"{now}, with another conjugate or negative bit"
 
 
 def _readable(given: Any) -> Any:
-    """An argument as the user would write it, as far as it is structure."""
+    """An argument as the user would write it, without values that are not part of the structure."""
     if isinstance(given, type):
         return "a tensor" if given is TrackedValue else given.__name__
     cls, *entries = given
@@ -139,7 +139,7 @@ def _readable(given: Any) -> Any:
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items from the first on are equal."""
+    """The length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -158,9 +158,9 @@ def _beside_wiring(old: Key, new: Key) -> str:
     if old.places != new.places:
         return SHARED_OTHERWISE
     if (old.later, old.kept, old.whole) != (new.later, new.kept, new.whole):
-        return "other ops are pending beside it"
+        return "the other pending ops differ"
     if old.sizes != new.sizes:
-        return "the memory that inputs are in is of another size"
+        return "the storage of an input has another size"
     if old.users != new.users or old.memory != new.memory:
         return "other results are still referred to"
-    return "it was recorded in another mode or phase, or evaluated otherwise"
+    return "it was recorded in another mode or phase, or evaluated in another way"

@@ -1,7 +1,7 @@
 """Native runs of short cached subgraphs, for programs that read a value after every op.
 
-What :mod:`lazyviz.execute.replay.program_cache` does around its code is left out: no signal has to be put
-off, since no code in Python comes between a kernel and its being noted (``Program.in_one_go`` of
+The steps that :mod:`lazyviz.execute.replay.program_cache` takes around its code are omitted: signals need not
+be deferred, because no Python code runs between a kernel and its bookkeeping (``Program.in_one_go`` of
 ``interpreter.cpp``).
 """
 

@@ -1,6 +1,6 @@
-"""Passes over all nodes of a subgraph at once, in C++ (``node_passes.cpp``) where that was compiled.
+"""Passes over all nodes of a subgraph, in C++ (``node_passes.cpp``) if it was compiled.
 
-A replay looks at no node by itself but for this: a good part of what it takes beside its kernels.
+Replays access nodes only in these passes, which take a large part of their time apart from kernels.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Glance(NamedTuple):
 
 
 class InPython:
-    """The sweeps in Python."""
+    """The passes in Python."""
 
     @staticmethod
     def glance(

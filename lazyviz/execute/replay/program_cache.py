@@ -1,8 +1,8 @@
-"""Program cache: subgraphs that were run before run as generated code, without a look at each node.
+"""Program cache: subgraphs that have run before run as generated code, without inspecting each node.
 
-The first time a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and what memory it took is kept with
-its structure.  The second time code is generated for it, which is what runs from then on.  The kernels,
-their order, their arguments and the moments at which memory is freed are the same.
+The first time, a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and its memory use is stored with its
+structure.  The second time, code is generated for it, which is used from then on.  The kernels, their order,
+their arguments, and the times at which memory is freed are the same.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .instructions import Code, Stopped, name_of
 from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
 
-LEAST_NODES = 1  # worth recognizing
-FEW_NODES = 4  # fewer are worth it when they come again
-MOST_FEW = 10_000  # of such subgraphs that are remembered to have come
+LEAST_NODES = 1  # minimum size of cached subgraphs
+FEW_NODES = 4  # smaller subgraphs are cached when they run a second time
+MOST_FEW = 10_000  # number of such subgraphs that are remembered
 MOST_NODES = 100_000  # of one subgraph
 MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
-MOST_FINGERPRINTS = 8  # that one subgraph goes by: equal strings may be others
-MOST_COMPARED = 16  # of those at the same line, and of the others, to say what is new about another
+MOST_FINGERPRINTS = 8  # per subgraph: equal strings may be different objects
+MOST_COMPARED = 16  # at the same line, and of the others, to find the miss reason
 
 Progress = Callable[[int, int, TrackedNode], None]
 Projection = tuple[Peak, Mapping[Storage, Category]]
@@ -52,33 +52,35 @@ Projection = tuple[Peak, Mapping[Storage, Category]]
 
 @dataclass
 class Known:
-    """A subgraph that has run: its memory, and its code once it has been run twice."""
+    """A subgraph that has run: its memory, and its code after it has run twice."""
 
     key: Key
     size: int  # nodes
     sketch: Sketch
     levels: Levels
-    live: frozenset[int]  # the numbers of the storages that the user's tensors showed
+    live: frozenset[int]  # the numbers of the storages that the user's tensors referred to
     code: Code | None = None
-    # What was projected of it and what it held of that, where both depend on nothing else.
+    # Its projected and measured memory, if both depend on nothing else.
     projected: Peak | None = None
     held: Peak | None = None
     # Each with the key that keeps it valid.
     fingerprints: list[tuple[bytes, Key]] = field(default_factory=list)
-    found: bool = False  # by its fingerprint, since it was last about to be dropped
-    seconds: float | None = None  # that its code took the last time it ran to its end
-    in_one_go: bool | None = None  # whether its code may run so, once that was asked
-    not_async: str | None = None  # why its kernels cannot run on another thread, "": they can; once asked
+    found: bool = False  # looked up by its fingerprint since it was last considered for eviction
+    seconds: float | None = None  # of the last complete run of its code
+    in_one_go: bool | None = None  # whether its code can run in a single call; None: not checked yet
+    not_async: str | None = (
+        None  # why its kernels cannot run on another thread, "": they can; None: not checked yet
+    )
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
-        """What was projected of it, if that depends on nothing else."""
+        """Store its projection, if that depends on nothing else."""
         if projection is not None and subgraph.is_all_of_a_graph:
             self.projected = _without_storages(projection[0])
             self.held = _without_storages(memory.peak_on(self.projected.device, projection[1]))
 
 
 def _without_storages(peak: Peak) -> Peak:
-    """The same without its storages, whose graph would be kept for it."""
+    """The peak without its storages, which would keep their graph alive."""
     return peak._replace(by_category=dict(peak.by_category))
 
 
@@ -88,31 +90,33 @@ class Replays:
     def __init__(self) -> None:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
-        self.last_miss = ""  # what was new about it, in words
-        self.not_looked_at = ""  # why the last nodes were nothing to recognize
+        self.last_miss = ""  # what was new about it, as text
+        self.not_looked_at = ""  # why the last nodes cannot be cached
         self._known: LRUCache[Key, Known] = LRUCache(
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
         self._in_order: dict[int, Known] = {}  # by id, the latest last: a walk over _known hashes each key
         self._latest: dict[Key, Key] = {}  # by program
-        self._by_fingerprint: dict[bytes, Known] = {}  # of those with code
-        self._few: set[bytes] = set()  # the words of subgraphs of few nodes that have come once
+        self._by_fingerprint: dict[bytes, Known] = {}  # those that have code
+        self._few: set[bytes] = set()  # the fingerprints of small subgraphs that have run once
 
     def __len__(self) -> int:
         return len(self._known)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Subgraph | None:
-        """The structure of ``nodes``, if they are worth it; as :meth:`Steps.look_at`, which see."""
+        """The structure of ``nodes``, if it can be cached; see :meth:`Steps.look_at`."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
-            self.not_looked_at = f"{bound} ops are not recognized"
+            self.not_looked_at = f"subgraphs of {bound} ops are not cached"
             return None
         glanced = self.steps.glance(tape, nodes, purpose)
         if glanced is not None and (known := self._by_fingerprint.get(glanced.fingerprint)) is not None:  # type: ignore[arg-type]
             glanced.key = known.key
             return glanced
         if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = f"fewer than {FEW_NODES} ops are recognized when they are run again"
+            self.not_looked_at = (
+                f"subgraphs of fewer than {FEW_NODES} ops are cached only when they run a second time"
+            )
             return None
         subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
@@ -120,16 +124,16 @@ class Replays:
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
         self.not_looked_at = (
-            "ops of inference mode and others are not recognized together"
+            "subgraphs that are only partly recorded in inference mode are not cached"
             if mixed
-            else "an op that has failed, runs once more or has an argument without a hash is not recognized"
+            else "subgraphs with failed or recomputed ops, or with unhashable arguments, are not cached"
         )
         return None
 
     def _have_come(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Subgraph | None
     ) -> bool:
-        """Whether these few nodes were run before; most short subgraphs never are again."""
+        """Whether these few nodes have run before; most small subgraphs never run again."""
         if glanced is None and node_passes.active:
             self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
             glanced = self.steps.glance(tape, nodes, purpose)
@@ -145,7 +149,7 @@ class Replays:
     def glance(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
     ) -> tuple[Subgraph, Known] | None:
-        """The cached subgraph that ``nodes`` are, if it has code and the fingerprint tells."""
+        """The cached subgraph of ``nodes``, if it has code and is found by its fingerprint."""
         glanced = self.steps.glance(tape, nodes, purpose)
         known = self._by_fingerprint.get(glanced.fingerprint) if glanced is not None else None  # type: ignore[arg-type]
         if glanced is None or known is None or known.code is None:
@@ -155,7 +159,7 @@ class Replays:
         return glanced, known
 
     def find(self, subgraph: Subgraph) -> Replay | None:
-        """The replay of the subgraph, if it was run before."""
+        """The replay of the subgraph, if it has run before."""
         assert subgraph.key is not None
         fingerprint = subgraph.fingerprint
         known = self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
@@ -168,7 +172,7 @@ class Replays:
             self.misses += 1
             return None
         self.hits += 1
-        self._known.use(known.key)  # its own: an equal one is compared once more
+        self._known.use(known.key)  # the identical object, which saves a comparison
         self._used(known)
         if known.code is None:
             with paused():
@@ -182,7 +186,7 @@ class Replays:
         return Replay(subgraph, known, known.code)
 
     def learn(self, subgraph: Subgraph, memory: ResidentMemory, projection: Projection | None) -> str:
-        """The subgraph has run op by op; why it was not found, in words."""
+        """The subgraph has run op by op; return why it was not found, as text."""
         assert subgraph.key is not None
         drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
         self.last_miss = subgraph_difference(subgraph, drawn, self._comparable(drawn))
@@ -193,7 +197,7 @@ class Replays:
         return self.last_miss
 
     def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
-        """The same program was met, with other results that the user still refers to."""
+        """The same program was seen before, with other results that the user still refers to."""
         assert subgraph.key is not None
         before = self._known.peek(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
         if (
@@ -222,12 +226,12 @@ class Replays:
         self._known[key] = known
 
     def _used(self, known: Known) -> None:
-        """It is the latest now."""
+        """Mark it as most recently used."""
         self._in_order.pop(id(known), None)
         self._in_order[id(known)] = known
 
     def _dropped(self, oldest: Key, known: Known) -> bool:
-        """Whether to keep it: it has been found by its fingerprint."""
+        """Whether to keep it, because it was looked up by its fingerprint."""
         if known.found:
             known.found = False
             self._used(known)
@@ -241,7 +245,7 @@ class Replays:
         return False
 
     def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
-        """The latest that are known, the latest last: those recorded at the same line, and others."""
+        """The most recent known subgraphs, latest last: those recorded at the same line, and others."""
         here: list[tuple[Key, Sketch]] = []
         others: list[tuple[Key, Sketch]] = []
         for known in reversed(self._in_order.values()):
@@ -263,7 +267,7 @@ replays = Replays()
 
 
 class Replay:
-    """A subgraph that is to run by its code."""
+    """A subgraph that runs by its generated code."""
 
     def __init__(self, subgraph: Subgraph, known: Known, code: Code) -> None:
         self.subgraph = subgraph
@@ -273,20 +277,20 @@ class Replay:
         self.started: async_run.AsyncRun | None = None  # on another thread
 
     def start(self) -> str | None:
-        """Have the kernels run on another thread from now on, until it is run; why they cannot, in words."""
+        """Start the kernels on another thread; return the reason if that is not possible."""
         known = self.known
         if known.not_async is None:
             known.not_async = async_run.why_not(self.subgraph, self.code) or ""
         reason = known.not_async or async_run.why_not_now(self.subgraph)
         if reason is None:
             self.started, begin = async_run.prepared(self.subgraph, self.code)
-            self.started.handle[:] = map(partial.__call__, (begin,))  # begun and noted by C alone
+            self.started.handle[:] = map(partial.__call__, (begin,))  # started and stored entirely in C
             if not self.started.has_begun:
-                self.started, reason = None, "modes of PyTorch's own are active"
+                self.started, reason = None, "PyTorch dispatch modes are active"
         return reason
 
     def learn(self, projection: Projection | None) -> None:
-        """It has run, and this was projected of it."""
+        """After the run: store its projection."""
         self.known.learn(self.subgraph, self.memory, projection)
 
     def run(
@@ -297,7 +301,7 @@ class Replay:
         cancelled: Callable[[], bool] | None = None,
         timed: bool = False,
     ) -> None:
-        """Run it; as :func:`lazyviz.execute.eager.run`, which see for the arguments and what it raises."""
+        """Run it; arguments and errors are those of :func:`lazyviz.execute.eager.run`."""
         nodes = self.subgraph.nodes
         with kernel_level(tape, [nodes[at] for at in self.subgraph.draws], nodes) as arrived:
             check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")
@@ -333,9 +337,9 @@ class Replay:
             times,
             watch.done if watch is not None else None,
         )
-        if started is not None:  # which has its tensors, and they stay until all of it is noted
+        if started is not None:  # it holds its tensors until the bookkeeping is complete
             take, code, before = partial(list), started.joining(subgraph, arrived), []
-        ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
+        ran: list[Stopped | None] = []  # the result of the code, as soon as it has run
         note = partial(self.note, tape, times, timed, ran, [])
         try:
             outside.extend(chain.from_iterable(map(partial.__call__, (take,))))
@@ -355,7 +359,7 @@ class Replay:
     def raise_from(
         self, arrived: Deferred, finished: int, error: BaseException, has_run: bool, midway: bool
     ) -> None:
-        """Raise what has stopped the code: the error of a kernel, or another."""
+        """Raise the error that stopped the code: of a kernel, or another one."""
         nodes = self.subgraph.nodes
         error = error.with_traceback(None)  # it holds the code's variables
         of_a_kernel = error is not arrived.raised and not has_run and finished < len(nodes)
@@ -363,7 +367,7 @@ class Replay:
             note_failure(nodes[finished], error, midway=midway)
         try:
             raise error
-        finally:  # this frame is in its traceback: nothing is to wait for the garbage collector
+        finally:  # this frame is in its traceback: avoid waiting for the garbage collector
             del error
 
     def note(
@@ -374,7 +378,7 @@ class Replay:
         ran: Sequence[Stopped | None],
         stage: list[Any],
     ) -> None:
-        """The code has run, or was stopped; may be called again where it was stopped itself."""
+        """Bookkeeping after the code has run or was stopped; can be called again if it was interrupted."""
         subgraph, nodes, stopped = self.subgraph, self.subgraph.nodes, ran[0]
         if stopped is None:
             finish(tape, subgraph, nodes, times if timed else None, stage)
@@ -382,18 +386,18 @@ class Replay:
             return
         _, variables, has_run, _ = stopped
         finished = len(times) - 1
-        if has_run:  # the kernel of one more
+        if has_run:  # the kernel of one more node
             self._hand_over(nodes[finished], variables)
             finished += 1
         seconds = array("d", [*times, perf_counter()]) if timed else None
         finish(tape, subgraph, nodes[:finished], seconds, stage)
-        for number, value in enumerate(subgraph.values):  # what the nodes that are left need
+        for number, value in enumerate(subgraph.values):  # values that the remaining nodes need
             if value.uses and value.real is None:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
 
     def _hand_over(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
-        """The kernel of ``node`` has run: what was not noted of it."""
+        """Complete the bookkeeping of ``node``, whose kernel has run."""
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)
         for value in node.outputs:
@@ -428,7 +432,7 @@ class _Watch:
                 tell(self._arrived, self._progress, count, len(nodes), node)
             if count < len(nodes):
                 check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")
-        except BaseException as error:  # not of a kernel
+        except BaseException as error:  # not raised by a kernel
             self._arrived.raised = error
             raise
 
@@ -440,9 +444,9 @@ def finish(
     times: array[float] | None,
     stage: list[None],
 ) -> None:
-    """Note that the nodes in ``ran`` have run: what is pending, what is needed, how long they took.
+    """Bookkeeping for the nodes in ``ran``: pending ops, needed values, times.
 
-    May be called again where it was stopped, with the same ``stage``, where that is noted which is done once.
+    Can be called again after an interrupt, with the same ``stage``, which stores what must be done only once.
     """
     node_passes.note_done(ran, times)
     graph = subgraph.graphs[0]

@@ -1,13 +1,12 @@
 """Cache key of a subgraph: its structure, equal for subgraphs that can run the same code.
 
-The structure is what generated code depends on: operators, wiring, metadata, who shares memory with whom,
-and static arguments, in a form that means something in this process alone.  Half of it is known since
-recording: the shape cache's answer of a node (``node.entry``) stands for its operator, the metadata of its
-inputs and outputs, who shares memory with whom, and its static arguments.  What is added is the wiring:
-values numbered in order of first appearance.
+The structure is what generated code depends on: operators, connections, metadata, memory sharing, and static
+arguments, in a form that is valid only in this process.  Half of it is known from recording: a node's entry
+in the shape cache (``node.entry``) represents its operator, the metadata of its inputs and outputs, memory
+sharing, and static arguments.  The key adds the connections: values numbered in order of first appearance.
 
-Numbers that recording knows by their type alone (a learning rate, a step counter) are inputs, not structure;
-so is the place in a larger tensor that a batch is cut from.
+Numbers that recording knows only by type (a learning rate, a step counter) are inputs, not structure, and so
+is the offset of a batch in a larger tensor.
 """
 
 from __future__ import annotations

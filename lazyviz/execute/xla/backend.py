@@ -1,8 +1,8 @@
-"""XLA backend: recorded segments, compiled by XLA through torchax and JAX.
+"""XLA backend: recorded segments compiled by XLA through torchax and JAX.
 
-A segment is made functional, its operators become JAX's (:mod:`lazyviz.execute.xla.program`), and JAX
-compiles them as one program for the device that it has: a TPU, a GPU or the CPU.  What new code computes is
-compared with the recorded operators once, on the inputs of its first run.  Random operators run eagerly
+A segment is functionalized, its operators are lowered to JAX (:mod:`lazyviz.execute.xla.program`), and JAX
+compiles them as one program for its device: a TPU, a GPU, or the CPU.  The results of new code are compared
+once with those of the recorded operators, on the inputs of its first run.  Random operators run in eager mode
 between segments.
 """
 
@@ -76,7 +76,7 @@ class XlaBackend(SegmentCompiler):
             return "draws random numbers"
         for value in (*node.inputs, *node.outputs):
             if value.meta.dtype not in xla_ops.DTYPES:
-                return f"has {value.meta.dtype}, which JAX has not"
+                return f"has {value.meta.dtype}, which JAX does not support"
         inputs = list(dict.fromkeys(node.inputs))
         kept = [value for value in node.outputs if value.node is node]
         try:
@@ -84,7 +84,7 @@ class XlaBackend(SegmentCompiler):
             with self._settings():
                 jax.eval_shape(xla_program.traced(program), [], xla_program.shapes(inputs, program.arguments))
         except Exception as error:
-            return f"is not known to XLA: {first_line(error)}"
+            return f"cannot be lowered to XLA: {first_line(error)}"
         return None
 
     @contextmanager
@@ -154,7 +154,8 @@ class Code:
             made, right = self.call(numbers, [to_jax(part, self.device) for part in parts])
             if not right:  # waits for the end of the program
                 raise Refused(
-                    "a value is out of range, as of an index: the ops run by themselves and tell which"
+                    "a value, for example an index, is out of range; the ops run in eager mode to "
+                    "report which"
                 )
             made.reverse()
             results = [make().copy_(to_torch(made.pop())) for make in self.results]

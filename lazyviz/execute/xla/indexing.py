@@ -1,4 +1,4 @@
-"""Indexing, scattering and sorting in JAX; an index that a kernel would refuse is reported, not clamped."""
+"""Indexing, scattering, and sorting in JAX; invalid indices are reported, not clamped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _places(
         if index is None:
             places.append(slice(None))
         elif index.dtype in (jnp.bool_, jnp.uint8):
-            raise NoLowering("with a mask gives a shape that depends on values")
+            raise NoLowering("with a mask has a result whose shape depends on values")
         else:
             places.append(_in_range(require, index, x.shape[dim], negative=True))
     return tuple(places)
@@ -123,7 +123,7 @@ def _sort(
 ) -> tuple[jax.Array, jax.Array]:
     """NaN is the largest; what is equal stays in its order, whichever way it is sorted."""
     if not stable:
-        raise NoLowering("leaves the order of equal elements to the kernel")
+        raise NoLowering("does not define the order of equal elements")
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
     if descending:

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and attention in JAX; most gradients are JAX's own of the same lowering."""
+"""Convolutions, pooling, and attention in JAX; most gradients come from JAX."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """ATen operators in JAX: torchax's lowerings where they agree with eager PyTorch, otherwise our own.
 
-``TAKEN`` names the operators of torchax's table that agree with eager, as
-``tests/execute/xla/test_xla_ops.py`` shows.  Those that differ, that torchax has not, or whose
-kernels raise errors about values (an index out of range, a division by zero) are here, in
-:mod:`lazyviz.execute.xla.indexing` and in :mod:`lazyviz.execute.xla.layers`.
-An operator that is in neither table is not compiled.
+``TAKEN`` lists the operators of torchax's table that agree with eager mode, as tested by
+``tests/execute/xla/test_xla_ops.py``.  Operators that differ, that torchax does not have, or whose kernels
+raise errors about values (an index out of range, a division by zero) are implemented here, in
+:mod:`lazyviz.execute.xla.indexing`, and in :mod:`lazyviz.execute.xla.layers`.  Operators in neither table are
+not compiled.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _pow(require: Lowering, x: Any, y: Any) -> jax.Array:
 @lowers(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def _addmm(bias: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     if jnp.issubdtype(bias.dtype, jnp.integer) and not (isinstance(beta, int) and isinstance(alpha, int)):
-        raise NoLowering("takes fractions of integers")
+        raise NoLowering("scales integers by a number that is not an integer")
     product = a @ b if isinstance(alpha, int) and alpha == 1 else alpha * (a @ b)
     if isinstance(beta, int | float) and beta == 0:  # then what is in it does not matter, NaN neither
         return jnp.broadcast_to(product, jnp.broadcast_shapes(bias.shape, product.shape))
@@ -304,7 +304,7 @@ DECOMPOSED = [
     aten.tril_indices,
     aten.triu_indices,
 ]
-"""Operators that PyTorch's decompositions are used for beside those into its core operators."""
+"""Operators decomposed by PyTorch in addition to its core decompositions."""
 
 
 def _foreach(name: str) -> Lowering:

@@ -1,8 +1,8 @@
-"""Segments as functions of JAX arrays, and tensors converted to and from JAX.
+"""Segments as functions of JAX arrays, and conversion of tensors to and from JAX.
 
-The segment is made functional by PyTorch itself (:mod:`lazyviz.torch_internals.functionalization`): no writes
-in place, no views of memory, operators decomposed as far as :mod:`lazyviz.execute.xla.ops` has lowerings.
-What is left is called on JAX's tracers, operator by operator, so that XLA gets the whole program.
+PyTorch itself functionalizes the segment (:mod:`lazyviz.torch_internals.functionalization`): without in-place
+writes and views, and with operators decomposed as needed for the lowerings in :mod:`lazyviz.execute.xla.ops`.
+ The result is called on JAX tracers, operator by operator, so that XLA gets the whole program.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments(inputs: Sequence[Value], written: set[Storage]) -> list[Argument]:
             result += [Argument((at,), False) for at in group]
             continue
         if len({value.meta.dtype for value in values}) > 1 or storage.nbytes % values[0].meta.dtype.itemsize:
-            raise NotLowered("tensors of several dtypes share memory that is written")
+            raise NotLowered("tensors of different dtypes share memory that is written")
         result.append(Argument(tuple(group), True))
     return result
 
@@ -170,7 +170,7 @@ def traced(program: Functional) -> Callable[..., Any]:
                     for each in node.args[0]
                 ]
                 return given_back, right
-        raise AssertionError("a graph ends with its output")
+        raise AssertionError("a graph must end with its output node")
 
     return run
 

@@ -1,1 +1,1 @@
-"""CUDA caching allocator: simulated, with its options and initial state."""
+"""Simulated CUDA caching allocator, with its options and initial state."""

@@ -1,15 +1,15 @@
 """Simulated CUDA caching allocator: its state, block by block.
 
-What :mod:`lazyviz.plan.allocator.simulation` plays its events on.  Followed is the native backend of
-``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The
-source was read as of PyTorch 2.6; what the compiled libraries of 2.11, 2.13 and 2.15, compared step
-by step (``benchmarks/allocator_traces.py``), do otherwise is followed: a memory fraction of 1 neither
-limits nor lets garbage be collected, and the size of shared segments is an option.
+:mod:`lazyviz.plan.allocator.simulation` runs its events on it.  It follows the native backend in
+``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The source was
+read as of PyTorch 2.6.  Differences of the compiled libraries of 2.11, 2.13, and 2.15, compared step by step
+(``benchmarks/allocator_traces.py``), are included: a memory fraction of 1 neither limits memory nor enables
+garbage collection, and the size of shared segments is an option.
 
-Not simulated: the ``cudaMallocAsync`` backend, private pools (CUDA graphs, ``MemPool``: what a
-snapshot has of them counts as taken), blocks that wait for another stream (``record_stream``), the
-option ``throw_on_cudamalloc_oom``.  Addresses that CUDA would hand out are taken to rise and never
-to come back; they decide only between free blocks of equal size.
+Not simulated: the ``cudaMallocAsync`` backend, private pools (CUDA graphs, ``MemPool``: their memory in a
+snapshot counts as used), blocks that wait for another stream (``record_stream``), and the option
+``throw_on_cudamalloc_oom``.  Addresses from CUDA are assumed to increase and never to be reused; they only
+decide between free blocks of equal size.
 """
 
 from __future__ import annotations

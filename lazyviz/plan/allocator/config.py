@@ -1,8 +1,8 @@
 """Allocator configuration: PyTorch's options, and the sizes that requests are rounded to.
 
-Followed are ``c10/core/AllocatorConfig.h`` and ``.cpp`` and ``c10/cuda/CUDAAllocatorConfig.h`` of
-PyTorch 2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``,
-which is MiB as in PyTorch's options.
+It follows ``c10/core/AllocatorConfig.h`` and ``.cpp``, and ``c10/cuda/CUDAAllocatorConfig.h`` of PyTorch
+2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``, which is MiB as in
+PyTorch's options.
 """
 
 from __future__ import annotations
@@ -109,41 +109,41 @@ def _options(text: str) -> list[tuple[str, str]]:
 
 def _flag(value: str) -> bool:
     if value not in ("True", "False"):
-        raise ValueError("True or False is expected.")
+        raise ValueError("True or False was expected.")
     return value == "True"
 
 
 def _fraction(value: str) -> float:
     number = float(value)
     if not 0 <= number <= 1:
-        raise ValueError("a number from 0 to 1 is expected.")
+        raise ValueError("a number from 0 to 1 was expected.")
     return number
 
 
 def _threshold(value: str) -> float:
     number = float(value)
     if not 0 < number < 1:
-        raise ValueError("a number between 0 and 1 is expected.")
+        raise ValueError("a number between 0 and 1 was expected.")
     return number
 
 
 def _size_mb(value: str) -> int:
     number = int(value)
     if number <= 0:
-        raise ValueError("a number of MiB above 0 is expected.")
+        raise ValueError("a number of MiB above 0 was expected.")
     return number
 
 
 def _segment_mb(value: str) -> int:
     number = int(value)
     if number * MIB <= MIDDLE_LIMIT:
-        raise ValueError(f"more than {MIDDLE_LIMIT // MIB} MiB is expected.")
+        raise ValueError(f"more than {MIDDLE_LIMIT // MIB} MiB was expected.")
     return number
 
 
 def _backend(value: str) -> str:
     if value not in ("native", "cudaMallocAsync"):
-        raise ValueError("native or cudaMallocAsync is expected.")
+        raise ValueError("native or cudaMallocAsync was expected.")
     return value
 
 

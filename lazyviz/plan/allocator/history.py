@@ -1,8 +1,8 @@
 """Allocator history: what the caching allocator would do during a run, event by event.
 
-A recording of the simulator in :mod:`lazyviz.plan.allocator.caching_allocator`, for exports in the form that
-``torch.cuda.memory._record_memory_history`` gives.  A plan for the CPU, which has no such
-allocator, is played on it all the same: sizes and times are the plan's, addresses are made up.
+It records the simulator in :mod:`lazyviz.plan.allocator.caching_allocator`, for exports in the format of
+``torch.cuda.memory._record_memory_history``.  A plan for the CPU, which has no such allocator, is simulated
+in the same way: sizes and times are those of the plan, addresses are fictitious.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Trace:
 
 
 class _Recorded(CachingAllocator):
-    """Notes what it takes from CUDA and gives back."""
+    """Records the memory that it takes from CUDA and returns."""
 
     def __init__(self, config: AllocatorConfig | None, total: int | None) -> None:
         self.entries: list[Entry] = []

@@ -1,7 +1,7 @@
-"""Initial state of the allocator: what this process holds of a GPU already.
+"""Initial state of the allocator: the GPU memory that this process already holds.
 
-``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some of them are tensors that a plan
-counts, too; each of those is one block, and no bytes are counted twice.
+``torch.cuda.memory_snapshot()`` lists segments and blocks.  Some blocks are tensors that a plan also counts;
+each of these is one block, and no bytes are counted twice.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def start(
     """
     if not segments:
         return EMPTY
-    free: dict[int, int] = {}  # blocks nobody claims: address -> bytes asked for
+    free: dict[int, int] = {}  # unclaimed blocks: address -> requested bytes
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:

@@ -1,7 +1,7 @@
-"""Reserved memory: what a graph takes of a GPU beyond its tensors (allocator, libraries, context).
+"""Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
 The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
-table of facts; what is estimated is said to be.
+table of facts, in which estimates are marked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def reserve(
     """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
 
     ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
-    ``None`` where PyTorch is told to use CUDA's own asynchronous allocator, which nobody simulates.
+    ``None`` if PyTorch is set to use CUDA's asynchronous allocator, which is not simulated.
 
     Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
     """

@@ -1,14 +1,15 @@
 """Allocator simulation: what a list of allocations and frees would reserve on a GPU.
 
-A GPU run fits or fails by the bytes that PyTorch's caching allocator takes from CUDA, not by the
-tensors' bytes: sizes are rounded and packed into segments, and what is freed stays cached in pieces.
-:func:`simulate` does the same arithmetic on plain numbers, so neither a GPU nor a CUDA build of
-PyTorch is needed::
+Whether a GPU run fits depends on the bytes that PyTorch's caching allocator takes from CUDA, not on the bytes
+of the
+tensors: sizes are rounded and packed into segments, and freed memory stays cached in pieces.
+:func:`simulate` does the same arithmetic on plain numbers, so neither a GPU nor a CUDA build of PyTorch is
+needed::
 
     outcome = simulate([("a", 3_000_000), ("b", 500), ("a", 0)], capacity=24 * 2**30)
     outcome.reserved_peak, outcome.failure
 
-Not in it, since they are not the allocator's: the CUDA context, and what libraries take from CUDA
+It does not include memory outside the allocator: the CUDA context, and memory that libraries take from CUDA
 directly.  All sizes are bytes.
 """
 

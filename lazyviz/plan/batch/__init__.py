@@ -1,1 +1,1 @@
-"""Batch analysis: where the batch lies in every value, and how a run is split into micro-batches."""
+"""Batch analysis: the batch dimension of every value, and splitting a run into micro-batches."""

@@ -23,7 +23,7 @@ class BatchAnalysis:
 
     Attributes:
         size: samples of the batch.
-        roots: the tensors that were named, and where the batch lies in them.
+        roots: the named tensors, and their batch dimensions.
         placements: of every value that is spread at some time; what is not listed is replicated.
         calls: how each spread node runs on a piece.
         gathers: per node, what it reads that is spread until then and has to be put together: all of a

@@ -1,4 +1,4 @@
-"""Batch rules of indexing: embedding, gather and scatter, ``x[index]``."""
+"""Batch rules for indexing: embedding, gather and scatter, ``x[index]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rule import Call, Coupled, rule
 @rule("embedding")
 def embedding(call: Call) -> Placement | None:
     if call.shard(call["weight"]) is not None:
-        raise Coupled("the table that it looks up is made of the batch")
+        raise Coupled("the table that it looks up depends on the batch")
     return call.shard(call["indices"])
 
 
@@ -29,7 +29,7 @@ def embedding_backward(call: Call) -> Placement | None:
     call.take(indices, shard)
     call.take(call["grad_output"], shard)
     if call["scale_grad_by_freq"]:
-        raise Coupled("scale_grad_by_freq counts words of the whole batch")
+        raise Coupled("scale_grad_by_freq counts indices over the whole batch")
     return PARTIAL
 
 
@@ -40,10 +40,10 @@ def index_select(call: Call) -> Placement | None:
     shard, chosen = call.shard(value), call.shard(index)
     if chosen is not None:
         if shard is not None:
-            raise Coupled("it chooses samples by index")
+            raise Coupled("it selects samples by index")
         return chosen.at(dim)
     if shard is not None and shard.dim == dim:
-        raise Coupled("it chooses samples by index")
+        raise Coupled("it selects samples by index")
     return shard
 
 
@@ -57,7 +57,7 @@ def gather(call: Call) -> Placement | None:
         return None
     if found.dim == dim:
         if shard is not None:
-            raise Coupled("it chooses samples by index")
+            raise Coupled("it selects samples by index")
         return found  # of a whole table
     call.take(index, found)
     call.take(value, found)
@@ -79,7 +79,7 @@ def scatter(call: Call) -> Placement | None:
             call.take(source, found)
             call.onto = target
             return PARTIAL
-        raise Coupled("it places samples by index")
+        raise Coupled("it writes samples at indices")
     for value in (target, index, source):
         call.take(value, found)
     return found
@@ -93,7 +93,7 @@ def gather_backward(call: Call) -> Placement | None:
     if found is None:
         return None
     if found.dim == dim:
-        raise Coupled("it has no rule for an index of the batch")
+        raise Coupled("lazyviz has no rule for an index that depends on the batch")
     for each in (grad, index, value):
         call.take(each, found)
     return found
@@ -110,7 +110,7 @@ def _indexed(call: Call, value: Value, indices: Sequence[Any], ndim: int) -> Pla
     """The placement of ``value[indices]``, of ``ndim`` dimensions."""
     given = [(dim, entry) for dim, entry in enumerate(indices) if entry is not None]
     if any(entry.dtype in (torch.bool, torch.uint8) for _, entry in given):
-        raise Coupled("it chooses by a mask")
+        raise Coupled("it selects by a mask")
     shard = call.shard(value)
     chosen = [(dim, entry) for dim, entry in given if call.shard(entry) is not None]
     if shard is None and not chosen:
@@ -121,14 +121,14 @@ def _indexed(call: Call, value: Value, indices: Sequence[Any], ndim: int) -> Pla
     front = dims[0] if adjacent else 0
     if shard is not None and shard.dim not in dims:
         if chosen:
-            raise Coupled("it chooses by index for each sample of another dimension")
+            raise Coupled("it selects by an index per sample along another dimension")
         before = sum(dim not in dims for dim in range(shard.dim))
         return shard.at(before + (width if front <= before else 0))
     if shard is not None:
         # logits[torch.arange(B), target]: each sample its own row.
         rows = dict(given)[shard.dim]
         if not counts_up(rows, call.total) or shard != Shard(shard.dim):
-            raise Coupled("it chooses samples by index")
+            raise Coupled("it selects samples by index")
         place = width - len(rows.shape)
         call.heads[rows] = Shard(0)
         for _, entry in given:
@@ -143,7 +143,7 @@ def _indexed(call: Call, value: Value, indices: Sequence[Any], ndim: int) -> Pla
         assert own is not None
         here = own.at(own.dim + width - len(entry.shape))
         if found is not None and found != here:
-            raise Coupled("the batch lies in different dimensions of its indices")
+            raise Coupled("the batch is in different dimensions of its indices")
         found = here
     assert found is not None
     for _, entry in given:
@@ -184,7 +184,7 @@ def index_put(call: Call) -> Placement | None:
     if before is not None:
         if rows is None or before != Shard(rows[0]):
             if any(dim == before.dim for dim, _ in given):
-                raise Coupled("it places samples by index")
+                raise Coupled("it writes samples at indices")
             found = _indexed(call, target, indices, len(source.shape))
         else:
             call.heads[rows[1]] = Shard(0)
@@ -206,7 +206,7 @@ def index_put(call: Call) -> Placement | None:
                 call.take(source, found.at(at))
         return before
     if not call["accumulate"]:
-        raise Coupled("it places samples by index")
+        raise Coupled("it writes samples at indices")
     return _sum_of_rows(call, given, width, own)
 
 
@@ -225,7 +225,7 @@ def _sum_of_rows(call: Call, given: Sequence[tuple[int, Any]], width: int, own: 
     if found is None and own is not None and front <= own.dim + missing < front + width:
         found = own.at(own.dim + missing - front)
     if found is None:
-        raise Coupled("it has no rule for these arguments")
+        raise Coupled("lazyviz has no rule for these arguments")
     for _, entry in given:
         at = found.dim - (width - len(entry.shape))
         if at >= 0 and entry.shape[at] != 1:
@@ -248,7 +248,7 @@ def index_add(call: Call) -> Placement | None:
     if chosen is not None or (shards and shards[0].dim == dim):
         found = chosen.at(dim) if chosen is not None else shards[0]
         if call.shard(target) is not None:
-            raise Coupled("it places samples by index")
+            raise Coupled("it writes samples at indices")
         call.take(indices, found.at(0))
         call.take(source, found)
         call.onto = target

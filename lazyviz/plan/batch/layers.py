@@ -1,4 +1,4 @@
-"""Batch rules of layers' kernels: normalization, convolution, pooling, attention, recurrence, losses."""
+"""Batch rules for layers: normalization, convolution, pooling, attention, recurrence, losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEAN, SUM = 1, 2  # ATen's Reduction.h
 
 # --- normalization ----------------------------------------------------------------------
 
-_STATISTICS = "batch norm in training takes its statistics over the batch"
+_STATISTICS = "batch norm in training mode computes statistics over the batch"
 
 
 @rule(
@@ -118,7 +118,7 @@ def group_norm_backward(call: Call) -> Outputs | None:
 def convolution(call: Call) -> Placement | None:
     shard = call.shard(call["input" if call.has("input") else "self"])
     if any(call.shard(value) is not None for value in call.tensors[1:]):
-        raise Coupled("its weights are made of the batch")
+        raise Coupled("its weights depend on the batch")
     if shard is not None and shard.dim:
         raise Coupled("it combines samples")
     return shard
@@ -340,7 +340,7 @@ def multi_margin_loss(call: Call) -> Placement | None:
     if shard is None:
         return None
     if shard.dim or len(call["self"].shape) != 2:
-        raise Coupled("the classes are the batch")
+        raise Coupled("the batch is in the class dimension")
     call.take(call["self"], shard)
     call.take(call["target"], shard)
     reduction, backward = call["reduction"], call.has("grad_output")
@@ -358,7 +358,7 @@ def nll_loss(call: Call) -> Outputs | None:
     if shard is None:
         return None
     if shard.dim == 1 or len(value.shape) == 1:
-        raise Coupled("the classes are the batch")
+        raise Coupled("the batch is in the class dimension")
     call.take(value, shard)
     call.take(target, _in_target(shard))
     if call["reduction"] not in (MEAN, SUM):
@@ -396,7 +396,7 @@ def nll_loss_backward(call: Call) -> Placement | None:
     if shard is None:
         return None
     if shard.dim == 1 or len(value.shape) == 1:
-        raise Coupled("the classes are the batch", shard)
+        raise Coupled("the batch is in the class dimension", shard)
     call.take(value, shard)
     call.take(target, _in_target(shard))
     if call["grad_output"].shape:
@@ -432,7 +432,7 @@ def _ctc(call: Call, shard: Shard) -> None:
         raise Coupled("it combines samples")
     targets = call["targets"]
     if len(targets.shape) != 2:
-        raise Coupled("its targets are one row for all samples: pass them padded, (samples, length)")
+        raise Coupled("its targets are concatenated for all samples: pass them padded, (samples, length)")
     call.take(call["log_probs"], shard)
     call.take(targets, Shard(0))
     for name in ("input_lengths", "target_lengths"):

@@ -1,6 +1,7 @@
-"""Partial inputs: whole tensors of which a piece can make the part that it uses.
+"""Partial inputs: whole tensors of which a piece can compute the slice that it uses.
 
-The gradient of a mean, say, is an expanded scalar, divided: as large as the batch if made whole.
+For example, the gradient of a mean is an expanded scalar, divided, which as a whole tensor is as large as the
+batch.
 """
 
 from __future__ import annotations

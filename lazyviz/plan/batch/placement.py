@@ -11,7 +11,7 @@ from ...graph.ir import TensorMeta
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The batch lies in dimension ``dim``, which has ``outer * (samples / group) * unit`` entries.
+    """The batch is in dimension ``dim``, which has ``outer * (samples / group) * unit`` entries.
 
     Merged dimensions keep their factors: ``(B, T)`` flattened is ``Shard(0, unit=T)``, ``(T, B)``
     is ``Shard(0, outer=T)``, the first of the two dimensions of a batch seen as ``(B / 4, 4)`` is

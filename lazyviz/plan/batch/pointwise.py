@@ -1,4 +1,4 @@
-"""Batch rules of general operators: pointwise, products, reductions, views, indexing."""
+"""Batch rules for general operators: pointwise, matrix products, reductions, views, indexing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pointwise(call: Call) -> Outputs | Placement | None:
     ndim = len(outputs[0].shape)
     found = align(call, call.tensors, ndim)
     if found is not None and any(len(value.shape) != ndim for value in outputs):
-        raise Coupled("its results differ in their dimensions")
+        raise Coupled("its results have different numbers of dimensions")
     return found
 
 
@@ -123,7 +123,7 @@ def _with_summand(call: Call, product: Placement | None, summand: Any) -> Placem
     if product is not None:
         raise Coupled("it adds a term to a sum over the batch")
     if own is not None:
-        raise Coupled("it adds samples to a product of none")
+        raise Coupled("it adds the batch to a matrix product without the batch")
     return None
 
 
@@ -149,7 +149,7 @@ def reduction(call: Call) -> Outputs | Placement | None:
     value = call["self"]
     shard = call.shard(value)
     if any(call.shard(other) is not None for other in call.tensors if other is not value):
-        raise Coupled("it has no rule for these arguments")
+        raise Coupled("lazyviz has no rule for these arguments")
     if shard is None:
         return None
     ndim = len(value.shape)
@@ -166,7 +166,7 @@ def reduction(call: Call) -> Outputs | Placement | None:
         return PARTIAL
     if name in ("any", "all"):
         return Partial(how=name)
-    raise Coupled(f"{name} runs over the batch", [None])
+    raise Coupled(f"{name} reduces over the batch", [None])
 
 
 @rule(
@@ -183,7 +183,7 @@ def along(call: Call) -> Outputs | Placement | None:
     given = call[name]
     if shard.dim in wrapped(given if given != [] and given != () else None, len(value.shape)):
         short = call.node.op._schema.name.rpartition("::")[2].strip("_")
-        raise Coupled(f"{short} runs along the batch", shard if short != "topk" else None)
+        raise Coupled(f"{short} computes along the batch", shard if short != "topk" else None)
     return shard
 
 
@@ -192,7 +192,7 @@ def along_backward(call: Call) -> Outputs | Placement | None:
     grad = call["grad_output"]
     found = align(call, call.tensors, len(grad.shape))
     if found is not None and found.dim in wrapped(call["dim"], len(grad.shape)):
-        raise Coupled("it runs along the batch", found)
+        raise Coupled("it computes along the batch", found)
     return found
 
 
@@ -200,7 +200,7 @@ def along_backward(call: Call) -> Outputs | Placement | None:
 def buckets(call: Call) -> Placement | None:
     bounds = call["boundaries" if call.has("boundaries") else "sorted_sequence"]
     if call.shard(bounds) is not None or len(bounds.shape) != 1:
-        raise Coupled("it has no rule for these arguments")
+        raise Coupled("lazyviz has no rule for these arguments")
     return call.shard(call["self"])
 
 

@@ -1,10 +1,10 @@
-"""Batch propagation: where the batch lies in every value, and which nodes can run on a piece.
+"""Batch propagation: finds the batch dimension of every value, and the nodes that can run on a piece.
 
-From the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
-(each piece has a summand) or replicated (``None``: the same for all).  The rules are in
+Starting from the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
+(each piece has a summand), or replicated (``None``: the same for all).  The rules are in
 :mod:`lazyviz.plan.batch.pointwise` and :mod:`lazyviz.plan.batch.layers`.  A node is *spread* if it runs once
-a piece, else *whole*: once, on whole tensors; where it reads what is spread, that is put together first.  An
-operator that lets samples meet, or that has no rule, blocks the split, named with the reason.
+per piece, and *whole* if it runs once, on whole tensors; spread values that it reads are concatenated first.
+An operator that combines samples, or that has no rule, prevents the split and is reported with the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def analyze(
     Args:
         roots: the batch tensors: dimension ``dim`` of each has one entry a sample.
         whole: names of operators that may run on the whole batch where they would block a split.
-        independent_rng: operators that draw inside a fused kernel may draw anew for each piece.
+        independent_rng: operators that draw inside a fused kernel may draw separately for each piece.
     """
     seeds: dict[Value, Shard | Partial] = {}
     while True:
@@ -136,7 +136,7 @@ class _Pass:
                 self.makers[node.outputs[0].storage] = node
             return
         if any(value.meta.flags for value in (*spread, *node.outputs)):
-            return self.block(node, "it works on a conjugate or negative view")
+            return self.block(node, "it uses a conjugate or negative view")
         partial = [value for value in spread if isinstance(now[value], Partial)]
         sharded = len(partial) < len(spread)
         if name in _SHAPE_ONLY and not (name.endswith("_like") and sharded) and name != "zero":
@@ -153,7 +153,7 @@ class _Pass:
                 return self.run_spread(node, Call(node, self.result.size, now.get), PARTIAL)
             return self.run_whole(node)
         if any(isinstance(now[value], Local) for value in spread) and "rnn" not in name:
-            return self.block(node, "it reads what a kernel keeps for itself")
+            return self.block(node, "it reads internal state of a kernel")
         if partial:
             self.result.gathers[node] = partial
             for value in partial:
@@ -168,7 +168,7 @@ class _Pass:
         if rule is None:
             if name in self.whole_by_wish:
                 return self.run_whole(node)
-            return self.block(node, f"there is no rule for {node.op._schema.name}")
+            return self.block(node, f"lazyviz has no rule for {node.op._schema.name}")
         if (reason := self.draws_within(node, call)) is not None:
             try:
                 grown = rule(call)  # that much is known: how the results grow
@@ -184,7 +184,7 @@ class _Pass:
                 return self.run_whole(node)
             return self.block(node, coupled.reason, coupled.outputs)
         if outputs is None:
-            return self.block(node, "it has no rule for these arguments")
+            return self.block(node, "lazyviz has no rule for these arguments")
         return self.run_spread(node, call, outputs)
 
     def stays_partial(self, node: Node, name: str, partial: list[Value]) -> bool:
@@ -232,14 +232,14 @@ class _Pass:
         written = self.written(node)
         placed = _by_output(node, outputs)
         if not all(_holds(value, at, self.result.size) for value, at in zip(node.outputs, placed)):
-            return self.block(node, "it has no rule for these arguments")
+            return self.block(node, "lazyviz has no rule for these arguments")
         for value in written:
             if value.storage in self.named:
                 return self.block(node, "it changes the batch itself")
             placement = next((p for o, p in zip(node.outputs, placed) if o is value), None)
             if value in self.now:
                 if placement is not None and placement != self.now[value]:
-                    return self.block(node, "it would change where the batch lies in the tensor it writes")
+                    return self.block(node, "it would change the batch dimension of the tensor it writes")
                 continue
             wanted = call.slices.get(value) or placement
             if not self.seed(value, wanted):
@@ -249,7 +249,7 @@ class _Pass:
             if maker is None or base_name(maker.op) not in _ZEROS or maker.outputs[0] is not call.onto:
                 return self.block(node, "it adds the batch to a tensor that is not zero")
         if call.onto is not None and written and call.onto in self.now and self.now[call.onto] != PARTIAL:
-            return self.block(node, "it places samples by index")
+            return self.block(node, "it writes samples at indices")
         call.whole = {
             value for value in node.inputs if value not in self.now and value in self.result.placements
         }
@@ -264,13 +264,13 @@ class _Pass:
         self.result.gathers.setdefault(node, []).extend(gathers)
         for value in gathers:
             if isinstance(self.now.get(value), Local):
-                self.result.blocked.append(Blocker(node, "it reads what a kernel keeps for itself"))
+                self.result.blocked.append(Blocker(node, "it reads internal state of a kernel"))
             self.settled(value.storage)
         for value in self.written(node):
             self.settled(value.storage)
 
     def unused(self, node: Node) -> bool:
-        """Whether nobody reads what the node gives, as where a known value decided a branch."""
+        """Whether no node reads its results, for example because a known value decided a branch."""
         return not node.writes and not any(
             value in self.read or value.storage.dropped is None for value in node.outputs
         )

@@ -1,8 +1,8 @@
 """Batch rules: one operator call as a rule sees it, and the table of rules.
 
-A rule says where the batch lies in an operator's results, given where it lies in its arguments, and
-what the call on a piece takes: parts of whole tensors, other sizes.  It raises :class:`Coupled`
-where samples meet.  No rule means no split.
+A rule computes the batch dimension of an operator's results from those of its arguments, and how the call
+changes on a piece: slices of whole tensors, other sizes.  It raises :class:`Coupled` if samples are combined.
+ Without a rule, there is no split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rule = Callable[["Call"], "Outputs | Placement | None"]
 
 
 class Coupled(Exception):
-    """The operator lets samples of the batch meet: no piece can run it alone.
+    """The operator combines samples of the batch, so a piece cannot run it alone.
 
     ``outputs`` is where the batch lies in its results all the same, if that is known.  ``pairs``: each
     sample meets each other one, as in a product of the batch with itself; what follows is about
@@ -81,7 +81,7 @@ class Call:
         return any(argument.name == name for argument in self.node.op._schema.arguments)
 
     def shard(self, value: Any) -> Shard | None:
-        """Where the batch lies in ``value``; ``None``: it is whole, or no tensor."""
+        """The batch dimension of ``value``; ``None``: it is whole, or not a tensor."""
         found = self._placement(value) if isinstance(value, Value) else None
         return found if isinstance(found, Shard) else None
 
@@ -95,11 +95,11 @@ class Call:
         now = self.shard(value)
         if now is None:
             if value.shape[shard.dim] != shard.size(self.total):
-                raise Coupled("its arguments differ in size along the batch")
+                raise Coupled("its arguments have different sizes along the batch")
             if self.slices.setdefault(value, shard) != shard:
-                raise Coupled("an argument is used in two ways")
+                raise Coupled("one argument is used in two different ways")
         elif now != shard:
-            raise Coupled("the batch lies in different dimensions of its arguments")
+            raise Coupled("the batch is in different dimensions of its arguments")
 
     def local(self, name: str, shard: Shard, full: Sequence[int]) -> None:
         """The list of sizes ``name`` is ``full`` with the batch's dimension as long as the piece's."""
@@ -170,7 +170,7 @@ def align(call: Call, values: Sequence[Any], ndim: int) -> Shard | None:
             found = here
         elif found != here:
             if found.dim == here.dim:
-                raise Coupled("it combines samples that lie in different places of the batch")
+                raise Coupled("it combines samples at different positions of the batch")
             raise Coupled(_PAIRS, pairs=True)
     if found is None:
         return None
@@ -201,7 +201,7 @@ def labeled(
         elif here != found[0]:
             raise Coupled(_PAIRS, pairs=True)
         elif not shard.like(found[1]):
-            raise Coupled("it combines samples that lie in different places of the batch")
+            raise Coupled("it combines samples at different positions of the batch")
     if found is None:
         return None
     label, shard = found

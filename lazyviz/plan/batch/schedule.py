@@ -1,13 +1,13 @@
-"""Schedule of a split run: ranges of whole nodes, and passes over the pieces between them.
+"""Schedule of a split run: passes over the pieces, and whole nodes between the passes.
 
-A spread node runs once a piece.  What whole nodes, or the user, need of a spread value is *collected*
-in a pass: sums added up, parts put together.  A whole node that needs what a pass collects runs after
-it, a spread one that needs that in the next pass.  So a mean over the whole batch's words needs their
-number before any piece's gradient: a pass that runs only what the number is made of, then one with
-forward and backward.  Where a later pass needs what an earlier one made, it is made again.
+A spread node runs once per piece.  Spread values that whole nodes or the user need are *collected* in a pass,
+by summing or concatenating.  A whole node that needs a collected value runs after that pass, a spread node
+that needs it runs in the next pass.  For example, a mean over all words of the batch needs their number
+before the gradient of any piece: one pass computes only that number, and another one runs forward and
+backward.  If a later pass needs values of an earlier one, they are recomputed.
 
-Levels count passes: whole nodes of level ``k`` run before pass ``k``, what pass ``k`` collects is there
-at level ``k + 1``.
+Levels count passes: whole nodes of level ``k`` run before pass ``k``, and values collected in pass ``k`` are
+available at level ``k + 1``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Schedule:
     Attributes:
         whole: per level, the nodes that run before the pass of that number; one more than passes.
         passes: over the pieces.
-        idle: spread nodes whose results nobody needs: they need not run.
+        idle: spread nodes whose results are not needed, so that they need not run.
         views: spread nodes that run on whole tensors, too, as views of what was collected.
         again: nodes' runs per piece beyond the first, summed over the passes.
     """
@@ -121,7 +121,7 @@ class _Scheduler:
         for node in self.nodes:
             self.level[node] = self.levelled(node)
             if self.level[node] > MOST_PASSES:
-                reason = "every piece has to wait for its result over the whole batch, pass after pass"
+                reason = "it is one of too many successive ops that need the whole batch"
                 raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
             if node in self.spread:
                 for storage in node.writes:
@@ -184,7 +184,7 @@ class _Scheduler:
         writers = [each for each in self.writers.get(value.storage, ()) if self.place[each] < position]
         placement = self.analysis.placements[value]
         if isinstance(placement, Local):
-            raise Unschedulable([Blocker(node, "what its kernel keeps for itself is needed as a whole")])
+            raise Unschedulable([Blocker(node, "internal state of its kernel is needed for the whole batch")])
         last = writers[-1] if writers else node
         alone = base_name(node.op) in ("nll_loss_forward", "nll_loss2d_forward") and value.index == 1
         if isinstance(placement, Partial) and placement.mean_of is not None:
@@ -202,7 +202,9 @@ class _Scheduler:
             since = self.place[self.wanted[base].after]
             for writer in self.writers.get(base.storage, ()):
                 if since < self.place[writer] < position:
-                    raise Unschedulable([Blocker(writer, "it writes what had to be put together before")])
+                    raise Unschedulable(
+                        [Blocker(writer, "it writes to a tensor that was concatenated before")]
+                    )
 
     def collect_base(self, view: Node, position: int) -> int:
         base = view.inputs[0]

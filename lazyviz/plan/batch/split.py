@@ -1,9 +1,9 @@
-"""Split plan: how the batch is cut, and what a run in pieces would hold.
+"""Split plan: how the batch is split, and the memory of a run in pieces.
 
-A split run is laid out as a program of its own, in which spread nodes appear once a piece; its storages
-get lifetimes on that program's clock, so that timeline, categories and allocator are computed as for
-any other.  Two pieces of a pass stand for all of them: from the second on, what was added up before is
-there, and nothing else grows.  Sizes are bytes.
+A split run is laid out as a separate program, in which spread nodes appear once per piece.  Its storages have
+lifetimes in that program, so that timeline, categories, and allocator are computed as for any other program.
+Two pieces of a pass represent all: from the second piece on, the accumulated sums exist, and nothing else
+grows.  Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How the batch is cut: ``pieces`` of ``piece_sizes`` samples; 1 is the whole batch.
+    """How the batch is split: ``pieces`` of ``piece_sizes`` samples; 1 piece is the whole batch.
 
-    ``blocked_by`` are the nodes that do not allow a cut, ``reasons`` say why, one each.  ``passes`` is
-    how often the pieces are gone through, ``again`` how many nodes a piece runs more than once for it.
-    ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or 0
-    where whole nodes run); the first two pieces of a pass stand for all of them.  Pieces have a multiple
-    of ``group`` samples.
+    ``blocked_by`` are the nodes that prevent a split, with one reason each in ``reasons``.  ``passes`` is the
+    number of passes over the pieces, ``again`` the number of nodes that a piece runs more than once because
+    of them.  ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or
+    0 for whole nodes); the first two pieces of a pass represent all.  Piece sizes are multiples of ``group``
+    samples.
     """
 
     pieces: int
@@ -51,7 +51,7 @@ class SplitPlan:
     group: int = 1
 
     def explain(self) -> str:
-        """The cut in words, or what forbids it."""
+        """The split as text, or the reasons that prevent it."""
         if self.blocked_by:
             return "\n".join(describe(Blocker(*each)) for each in zip(self.blocked_by, self.reasons))
         if self.pieces == 1:
@@ -59,17 +59,17 @@ class SplitPlan:
         sizes = sorted(set(self.piece_sizes), reverse=True)
         text = f"in {self.pieces} pieces of {' or '.join(map(str, sizes))} samples"
         if self.again:
-            text += f", {self.again:,} ops a piece run again for what all samples decide together"
+            text += f", with {self.again:,} ops per piece recomputed for results that need the whole batch"
         return text
 
 
 REMEDIES = {
-    "batch norm": "model.eval(), GroupNorm or LayerNorm in its place",
+    "batch norm": "model.eval(), GroupNorm, or LayerNorm instead",
 }
 
 
 def describe(blocker: Blocker) -> str:
-    """``blocker`` as a line for the user: where, why, and what to do."""
+    """``blocker`` as a line of text: where, why, and what to do."""
     node = blocker.node
     where = [
         part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
@@ -94,7 +94,7 @@ def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> l
     return [(least + (index < more)) * group for index in range(shown)]
 
 
-BATCH_NEEDED = "needs to know the batch: name its tensors (--batch, batch=)"
+BATCH_NEEDED = "needs the batch: name its tensors (--batch, batch=)"
 
 
 def check_split(split: int | str | None) -> None:
@@ -102,7 +102,7 @@ def check_split(split: int | str | None) -> None:
     if split in (None, "off", "auto"):
         return
     if isinstance(split, bool) or not isinstance(split, int) or split < 1:
-        raise ValueError(f"split is 'off', 'auto' or a number of pieces, not {split!r}")
+        raise ValueError(f"split must be 'off', 'auto', or a number of pieces, not {split!r}")
 
 
 class Batch:
@@ -199,7 +199,9 @@ def scaled(
     analysis = batch.analysis
     if analysis.unknown:
         node = analysis.unknown[0]
-        raise ValueError(f"it is not known how the results of {node.name} ({node.op}) grow with the batch")
+        raise ValueError(
+            f"lazyviz cannot determine how the results of {node.name} ({node.op}) grow with the batch"
+        )
     grows = {
         value.storage.origin
         for value, placement in analysis.placements.items()
@@ -224,7 +226,7 @@ def scaled(
 def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, samples: int) -> dict[int, Need]:
     """The scratch memory of what works on the batch, with one of ``samples``, on a type of device.
 
-    Kernels are asked anew: what they need does not grow in proportion.
+    Computed again per kernel, because scratch memory does not grow in proportion.
     """
     placements = batch.analysis.placements
 
@@ -246,7 +248,7 @@ def _spread(analysis: BatchAnalysis) -> list[Node]:
 
 
 def _copy(storage: Storage, nbytes: int) -> Storage:
-    """The same storage to whoever asks what it is for, of another size."""
+    """A copy of the storage with another size."""
     copy = Storage(nbytes, storage.device, external=storage.external, created=storage.created)
     copy.dropped, copy.role, copy.name = storage.dropped, storage.role, storage.name
     copy.variables, copy.continues = storage.variables, storage
@@ -306,7 +308,7 @@ class _Layout:
 
     def program(self) -> SplitProgram:
         found = self.batch.schedule
-        assert found is not None, "a blocked graph cannot be laid out"
+        assert found is not None, "the graph cannot be split"
         self.known = {span.storage.origin: span for span in self.spans}
         for storage, span in self.known.items():
             if span.maker is None:
@@ -328,7 +330,7 @@ class _Layout:
         return self.finished()
 
     def shown(self) -> list[int]:
-        """The pieces that stand for all."""
+        """The pieces that represent all others."""
         return list(self.sizes[:SHOWN])
 
     def step(self, node: Node, share: float) -> None:

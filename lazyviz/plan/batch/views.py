@@ -1,4 +1,4 @@
-"""Batch rules of views and rearrangements: reshaping, slicing, joining, padding."""
+"""Batch rules for views and rearrangements: reshaping, slicing, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def view(call: Call) -> Placement | None:
         return None
     if call.node.op._overloadname == "dtype":
         if shard.dim == len(value.shape) - 1 and value.dtype.itemsize != result.dtype.itemsize:
-            raise Coupled("it reads the batch as another type")
+            raise Coupled("it reinterprets the batch as another dtype")
         return shard
     found = reshaped(value.shape, shard, result.shape, call.total)
     if found is None:
-        raise Coupled("it takes the batch apart")
+        raise Coupled("it splits the batch dimension")
     call.local("size", found, result.shape)
     if call.has("stride"):
         call.sizes["stride"] = lambda samples: found.stride(result.meta, samples)
@@ -31,7 +31,7 @@ def view(call: Call) -> Placement | None:
 
 
 def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: int) -> Shard | None:
-    """Where the batch lies after ``view(target)``; ``None`` if in no one dimension.
+    """The batch dimension after ``view(target)``; ``None`` if it is not in a single dimension.
 
     The batch's blocks (``group`` samples each) are ``inner`` entries apart; in the target they are in
     the dimension within which that distance falls.
@@ -144,7 +144,7 @@ def slice_(call: Call) -> Placement | None:
     start, end = _bounds(call["start"], call["end"], size)
     found = _whole_batches(shard, start, end, size) if step == 1 else None
     if found is None:
-        raise Coupled("it takes some samples of the batch")
+        raise Coupled("it selects some samples of the batch")
     part = size // shard.outer
     call.sizes["start"] = lambda samples: start // part * shard.size(samples) // shard.outer
     call.sizes["end"] = lambda samples: end // part * shard.size(samples) // shard.outer
@@ -193,7 +193,7 @@ def select(call: Call) -> Placement | None:
         return None
     dim = call["dim"] % len(value.shape)
     if dim == shard.dim:
-        raise Coupled("it takes one sample of the batch", [None])
+        raise Coupled("it selects one sample of the batch", [None])
     return shard.at(shard.dim - (dim < shard.dim))
 
 
@@ -221,7 +221,7 @@ def split(call: Call) -> Outputs | None:
         return [shard.at(shard.dim - (gone and dim < shard.dim))] * len(outputs)
     part = value.shape[dim] // shard.outer
     if gone or any(output.shape[dim] % part for output in outputs):
-        raise Coupled("it takes the batch apart")
+        raise Coupled("it splits the batch dimension")
     batches = [output.shape[dim] // part for output in outputs]
     call.op = torch.ops.aten.split_with_sizes.default
     call.sizes["split_sizes"] = lambda samples: [
@@ -250,9 +250,9 @@ def as_strided(call: Call) -> Placement | None:
     rest = offset + sum((length - 1) * by for length, by in zip(size, stride) if by < step)
     where = [dim for dim, by in enumerate(stride) if by == step and size[dim] == call.total]
     if not made or value.meta.offset or shard.outer > 1 or shard.group > 1 or len(where) != 1 or rest >= step:
-        raise Coupled("it views the batch's memory in its own way")
+        raise Coupled("it views the memory of the batch with its own strides")
     if step != max(value.stride) * shard.unit or max(stride) != step:
-        raise Coupled("it views the batch's memory in its own way")
+        raise Coupled("it views the memory of the batch with its own strides")
     found = Shard(where[0])
     call.local("size", found, size)
     return found
@@ -284,9 +284,9 @@ def cat(call: Call) -> Placement | None:
             call.take(value, first)
         return first
     if len(shards) != len(values):
-        raise Coupled("it puts other rows beside the batch")
+        raise Coupled("it concatenates other rows to the batch")
     if any((shard.dim, shard.unit, shard.group) != (dim, first.unit, first.group) for shard in shards):
-        raise Coupled("the batch lies in different dimensions of its arguments")
+        raise Coupled("the batch is in different dimensions of its arguments")
     return Shard(dim, sum(shard.outer for shard in shards), first.unit, first.group)
 
 

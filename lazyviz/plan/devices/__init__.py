@@ -1,1 +1,1 @@
-"""Devices to plan for: those of this machine, and known cards that are absent."""
+"""Devices to plan for: those of this machine, and known GPUs that are absent."""

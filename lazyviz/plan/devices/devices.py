@@ -1,7 +1,7 @@
-"""Devices: those of this machine, and profiles of cards that are absent.
+"""Devices: those of this machine, and profiles of absent GPUs.
 
-A machine without a driver, without a GPU or with a driver that fails is described in words
-(:attr:`Devices.cuda_state`), never an exception.
+A missing driver, a missing GPU, or a failing driver is described as text (:attr:`Devices.cuda_state`) and
+never raises an exception.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DeviceLike: TypeAlias = str | torch.device | Device | DeviceProfile
 class Devices(list["Device | DeviceProfile"]):
     """Real devices first, then known profiles; prints as a table.
 
-    ``cuda_state`` says in words what NVML answered.
+    ``cuda_state`` describes the state of NVML as text.
     """
 
     def __init__(self, items: Iterable[Device | DeviceProfile], cuda_state: str) -> None:
@@ -88,18 +88,18 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
             if gpu.name == f"cuda:{position}":
                 return gpu
         raise ValueError(
-            f"There is no device {name!r} on this machine ({state}); "
-            f"name a profile to plan for a card that is absent, such as {' or '.join(WELL_KNOWN[:2])}."
+            f"There is no device {name!r} on this machine ({state}). "
+            f"To plan for an absent GPU, name a profile such as {' or '.join(WELL_KNOWN[:2])}."
         )
     return lookup(name)
 
 
 def planned(device: DeviceLike) -> Device | DeviceProfile:
-    """Like :func:`resolve`; where there is no GPU at all, ``"cuda"`` is a card of which nothing is known.
+    """Like :func:`resolve`, except that on a machine without a GPU, ``"cuda"`` is an unknown GPU.
 
-    What would be needed of it can be told, and held against a budget; not whether it fits.
+    A plan for it can say what is needed and compare it with a budget, but not whether it fits.
 
-    Raises ``ValueError`` for an unknown name, and for a number that this machine's cards do not have.
+    Raises ``ValueError`` for an unknown name, and for a device number that this machine does not have.
     """
     try:
         return resolve(device)
@@ -112,9 +112,9 @@ def planned(device: DeviceLike) -> Device | DeviceProfile:
 
 
 def is_absent(target: Device | DeviceProfile) -> bool:
-    """Whether it is a card that this machine lacks, where an evaluation by lazyviz cannot take place.
+    """Whether it is a GPU that is not on this machine, so that lazyviz cannot evaluate there.
 
-    A profile stands for a card of its own, whatever is in the machine; ``"cpu:2GiB"`` is the host.
+    A profile always counts as absent, whatever is in the machine; ``"cpu:2GiB"`` is the host.
     """
     if isinstance(target, DeviceProfile):
         return target.name != "cpu"
@@ -131,12 +131,12 @@ def card_number(device: object) -> int | None:
 
 
 def unknown_card(number: int, state: str) -> Device:
-    """``cuda`` where there is none."""
-    return Device(f"cuda:{number}", "a CUDA GPU of no known kind", None, None, None, state)
+    """The device ``cuda`` on a machine without a GPU."""
+    return Device(f"cuda:{number}", "an unknown CUDA GPU", None, None, None, state)
 
 
 def cpu_device() -> Device:
-    """The host's memory, or what this process may have of it: a container's limit, or its own."""
+    """The host, with its memory or the limit of this container or process."""
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     model = "system memory"
@@ -154,7 +154,7 @@ def cpu_device() -> Device:
 
 @contextmanager
 def memory_in_use(device: torch.device) -> Iterator[Callable[[], tuple[int, int] | None]]:
-    """A function that tells ``(used, total)`` bytes of a device, all processes; ``None`` if nobody knows."""
+    """A function that returns ``(used, total)`` bytes of a device, for all processes; ``None`` if unknown."""
     if device.type == "cuda":
         live = LiveMemory(device.index or 0)
         try:
@@ -215,14 +215,13 @@ def _cuda_in_use() -> bool:
 
 
 def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
-    """Bytes that a plan for ``device`` may use; ``None`` if the driver did not say.
+    """Bytes that a plan for ``device`` may use; ``None`` if the driver does not report them.
 
-    A plan's peak counts tensors that exist already (parameters, inputs) beside those still
-    to come.  On a real device the former are inside what is used now, so the peak is
-    compared with *free memory now, plus the counted tensors already there*
-    (``counted_bytes``), plus what PyTorch's CUDA allocator holds in reserve without using; and with
-    what ``torch.cuda.set_per_process_memory_fraction`` leaves this process, if that is less.
-    A profile stands for an empty card: its whole memory.
+    The peak of a plan counts tensors that already exist (parameters, inputs) and tensors that will be
+    allocated.  On a real device, the former are part of the used memory.  Therefore the peak is compared with
+    *the current free memory plus the counted tensors that already exist* (``counted_bytes``), plus unused
+    memory held by PyTorch's CUDA allocator, limited by ``torch.cuda.set_per_process_memory_fraction``.
+    A profile stands for an empty GPU, so all of its memory counts.
     """
     if isinstance(device, DeviceProfile):
         return device.total_bytes

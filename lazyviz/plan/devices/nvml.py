@@ -1,8 +1,8 @@
-"""NVML: what NVIDIA's driver says about this machine's cards.
+"""NVML: what the NVIDIA driver reports about the GPUs of this machine.
 
-NVML works without a CUDA build of PyTorch and creates no CUDA context.  Everything that can
-go wrong with it (no driver, a driver that fails, a card that does not answer, questions that
-a card does not support) ends in words, never in an exception: a plan must not fail for it.
+NVML works without a CUDA build of PyTorch and creates no CUDA context.  All failures (no driver, a failing
+driver, a GPU that does not respond, unsupported queries) are reported as text and never raise an exception,
+because a plan must not fail because of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of this machine, as it was when asked; sizes in bytes.
+    """A device of this machine, at the time of the query; sizes are in bytes.
 
-    ``name`` is what ``%%lazy --device`` takes (``"cpu"``, ``"cuda:0"``); ``free_bytes`` is
-    what a new allocation could get now; ``other_bytes`` of what is used belong to other
-    processes.  Sizes are ``None`` if the driver did not say.  A slice of a card in MIG mode is
-    a device with the slice's memory.
+    ``name`` is the name for ``%%lazy --device`` (``"cpu"``, ``"cuda:0"``), ``free_bytes`` the memory
+    available to a new allocation, and ``other_bytes`` the memory used by other processes.  Sizes are ``None``
+    if the driver does not report them.  A slice of a GPU in MIG mode is a device with the memory of the
+    slice.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Device:
 
 
 def cuda_devices() -> tuple[list[Device], str]:
-    """This process's CUDA devices, numbered as PyTorch numbers them, and NVML's state in words."""
+    """This process's CUDA devices, in PyTorch's order, and the state of NVML as text."""
     try:
         pynvml.nvmlInit()
     except Exception as error:  # a broken installation raises more than NVMLError
@@ -54,7 +54,7 @@ def cuda_devices() -> tuple[list[Device], str]:
 
 
 class LiveMemory:
-    """The memory of one card, read again and again while a run goes on; ``close()`` it after.
+    """Repeated readings of the memory of one GPU during a run; call ``close()`` afterwards.
 
     ``index`` is PyTorch's number of the card.
     """
@@ -71,7 +71,9 @@ class LiveMemory:
             self.close()
 
     def read(self) -> tuple[int, int] | None:
-        """``(used, total)`` in bytes of the whole card, all processes; ``None`` if NVML does not say."""
+        """``(used, total)`` bytes of the whole GPU, for all processes; ``None`` if NVML does not report
+        them.
+        """
         if self._handle is None:
             return None
         try:
@@ -91,23 +93,23 @@ _WORDS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this machine",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "no NVIDIA driver on this machine",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver does not answer: its library and its kernel module are of different versions, "
+        "the NVIDIA driver does not respond: its library and its kernel module have different versions, "
         "as after an update without a reboot"
     ),
-    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not answer: this user may not ask it",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "the card does not answer: it has fallen off the bus",
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver does not tell this card's memory",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not respond: this user has no permission",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU does not respond: it has fallen off the bus",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver does not report the memory of this GPU",
 }
 
 
 def _words(error: Exception) -> str:
     code = getattr(error, "value", None)
-    return _WORDS.get(code) or f"the NVIDIA driver does not answer: {error or type(error).__name__}"
+    return _WORDS.get(code) or f"the NVIDIA driver does not respond: {error or type(error).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """In place of a handle: a card that NVML counts but does not hand out."""
+    """Placeholder for the handle of a GPU that NVML counts but cannot open."""
 
     error: Exception
 
@@ -120,7 +122,7 @@ def _shutdown() -> None:
 
 
 def _handle(question: Any, argument: Any) -> Any:
-    """A card's handle, or why there is none: one lost card must not hide the others."""
+    """The handle of a GPU, or the reason why there is none: one lost GPU must not hide the others."""
     try:
         return question(argument)
     except Exception as error:
@@ -162,7 +164,7 @@ def _describe(name: str, handle: Any) -> Device:
 
 
 def _used_by_others(handle: Any) -> int | None:
-    """Bytes that other processes hold on a card; ``None`` where the driver does not say for one of them."""
+    """Bytes that other processes use on a GPU; ``None`` if the driver does not report one of them."""
     processes: dict[int, int | None] = {}
     for question in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
@@ -178,7 +180,7 @@ def _used_by_others(handle: Any) -> int | None:
 
 
 def _ask(question: Any, handle: Any) -> Any:
-    """An answer that a card may not have, and that nothing depends on."""
+    """The result of a query that a GPU may not support, and that nothing depends on."""
     try:
         return question(handle)
     except Exception:
@@ -186,7 +188,7 @@ def _ask(question: Any, handle: Any) -> Any:
 
 
 def _handles() -> tuple[list[Any], str]:
-    """NVML handles in PyTorch's order, and in words what hides some from this process.
+    """NVML handles in PyTorch's order, and text that says what hides some of them from this process.
 
     NVML counts every card in PCI order; PyTorch counts those that CUDA_VISIBLE_DEVICES
     leaves, fastest first, so cards are matched by their UUID.  A PyTorch without CUDA has
@@ -222,11 +224,11 @@ def _enumerated(cards: list[Any]) -> tuple[list[Any], str]:
             sliced = sliced or part is not card
             found.append(part)
     slices = "slices" if hidden > 1 else "slice"
-    return found, f" ({hidden} more MIG {slices}, of which CUDA gives a process one)" if hidden else ""
+    return found, f" ({hidden} more MIG {slices}; a CUDA process can use only one)" if hidden else ""
 
 
 def _parts(card: Any) -> list[Any]:
-    """A card in MIG mode is used by its slices."""
+    """The devices of a GPU: itself or, in MIG mode, its slices."""
     mode = _ask(pynvml.nvmlDeviceGetMigMode, card)
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return [card]

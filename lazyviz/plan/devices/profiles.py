@@ -1,4 +1,4 @@
-"""Device profiles: known cards, and how to describe others."""
+"""Device profiles: known GPUs, and a way to describe others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ loaded kernels (pytorch issues 107667 and 109888), growing with the kernels a pr
 
 @dataclass(frozen=True, slots=True, init=False)
 class DeviceProfile:
-    """A kind of card to plan for, present or not.
+    """A GPU model to plan for, present or not.
 
-    ``total_bytes`` is its memory, in bytes or as text (``"8 GiB"``); ``source`` says where that number
-    is from.  ``context_bytes`` is what a CUDA context takes of it: with it a plan compares what PyTorch's
-    caching allocator would hold with the rest of the memory.  **Without it (0), as in a profile of one's
-    own that does not name it, a plan counts tensors alone**, and its verdict says so.
-    ``compute_capability`` decides which kernels PyTorch chooses on the card; ``None``: not known.
-    ``rates`` are what projected seconds are computed from; without them none are given.
+    ``total_bytes`` is its memory, in bytes or as text (``"8 GiB"``); ``source`` says where that number is
+    from. ``context_bytes`` is the memory of a CUDA context; if given, a plan compares the memory that
+    PyTorch's caching allocator would hold with the remaining memory.  **Without it (0, the default for your
+    own profiles), a plan counts only tensors**, and its verdict says so.  ``compute_capability`` determines
+    which kernels PyTorch chooses on the GPU; ``None``: unknown.  Projected times are computed from ``rates``;
+    without them, there are none.
 
-    Raises ``ValueError`` for what is no size.
+    Raises ``ValueError`` for an invalid size.
     """
 
     name: str
@@ -38,7 +38,7 @@ class DeviceProfile:
         self,
         name: str,
         total_bytes: int | str,
-        source: str = "given by the user",
+        source: str = "defined by the user",
         context_bytes: int | str = 0,
         compute_capability: tuple[int, int] | None = None,
         rates: Rates | None = None,
@@ -129,9 +129,9 @@ KINDS: dict[str, list[str]] = {kind: [card[0] for card in cards] for kind, cards
 
 
 def lookup(name: str) -> DeviceProfile:
-    """The known profile called ``name``; case, spaces and the maker's name do not matter.
+    """The known profile called ``name``; case, spaces, and the vendor's name do not matter.
 
-    Raises ``ValueError`` naming the nearest known ones if there is none.
+    Raises ``ValueError`` for an unknown name, with the most similar known ones.
     """
     by_plain = {_plain(known): profile for known, profile in PROFILES.items()}
     wanted = _plain(name)

@@ -1,7 +1,8 @@
-"""Rates of cards: what their data sheets promise, and what large products of matrices are measured to reach.
+"""Rates of GPUs: data-sheet peaks, and measured throughput of large matrix products.
 
-Peaks are of NVIDIA's data sheets, without sparsity, in TFLOP/s: float32 outside of tensor cores, TF32, and
-float16 with float32 sums (GeForce cards do these at half the rate of float16 sums).  Bandwidth is in GB/s.
+Peaks are from NVIDIA's data sheets, without sparsity, in TFLOP/s: float32 outside tensor cores, TF32, and
+float16 with float32 accumulation (on GeForce cards half the rate of float16 accumulation).  Bandwidth is in
+GB/s.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Liveness: when each storage exists, and what is live at a moment."""
+"""Liveness: when each storage exists, and which are alive at a given time."""

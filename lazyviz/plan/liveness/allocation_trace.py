@@ -1,9 +1,9 @@
-"""Allocation trace: a recorded program as steps that use and allocate memory, to be edited and replayed.
+"""Allocation trace: a recorded program as editable steps that use and allocate memory.
 
-What a change to the user's code would bring is not guessed: the change is made to the steps
-(fewer uses, other sizes, steps that run twice), and their lifetimes and peak are computed anew,
-by the rules of :mod:`lazyviz.plan.liveness.lifetimes`: our own run frees after the last use; in eager
-PyTorch what the user's code refers to for longer stays until it is dropped.  Sizes are bytes.
+The effect of a change to the user's code is not estimated: the change is applied to the steps (fewer uses,
+other sizes, steps that run twice), and lifetimes and peak are computed again by the rules of
+:mod:`lazyviz.plan.liveness.lifetimes`.  A lazyviz run frees memory after its last use; in eager PyTorch,
+memory that user code refers to for longer stays until it is dropped.  Sizes are bytes.
 """
 
 from __future__ import annotations

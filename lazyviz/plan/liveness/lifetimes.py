@@ -1,22 +1,21 @@
-"""Lifetimes: when each storage exists, in eager PyTorch and in our own run.
+"""Lifetimes: when each storage exists, in eager PyTorch and in a lazyviz run.
 
-A graph's program order is the clock: position ``i`` is node ``i``.  A storage is alive
-*during* node ``i`` if ``start <= i < stop``; a node's outputs are alive during it, and
-what is freed at ``stop`` is freed just before node ``stop`` runs.  Storages from outside
-the graph start at ``-1``.
+Time is a graph's program order: position ``i`` is node ``i``.  A storage is alive *during* node ``i`` if
+``start <= i < stop``; a node's outputs are alive during it, and a storage with ``stop`` is freed just before
+node ``stop`` runs.  Storages from outside the graph start at ``-1``.
 
 Two timelines share these rules and differ in when a storage is freed:
 
-* **eager**: when the user's code (autograd included) dropped its last reference, which
-  the recorder saw.  Nobody saw when a storage from outside came to be: one that stays was
-  there all along, one that was dropped while recording, a loop's batch, came with its first use.
-* **lazy**, our run: after its last use, since by the time the run starts it is known that
-  nobody will ask for it again; one that is still referenced stays to the end.  A storage
-  from outside that the user has dropped since is kept alive by the pending graph alone, so
-  it is there from the start of the run, whatever eager did.
+* **eager**: when the user's code (including autograd) dropped its last reference, as seen by the recorder.
+  The creation of an outside storage is not recorded: if it still exists at the end, it is assumed to have
+  existed all the time; if it was dropped while recording, like the batch of a loop, it is assumed to be
+  created at its first use.
+* **lazy** (a lazyviz run): after its last use, because it is known when the run starts that nothing will need
+  it again; a storage that is still referenced stays to the end.  An outside storage that the user has dropped
+  in the meantime is kept alive only by the pending graph, so it exists from the start of the run in any case.
 
-:func:`events` turns either into the list of allocations and frees that an allocator would
-see, :func:`allocated` into the sum that a memory chart shows.
+:func:`events` turns either timeline into the allocations and frees that an allocator would see,
+:func:`allocated` into the sum that a memory chart shows.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Nod
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:
-    """Memory that the record met again after a sync point counts once, under its first name."""
+    """Memory that has several storages because of sync points counts once, under the first one."""
     merged: dict[Storage, Lifetime] = {}
     for span in spans:  # the first name comes first
         root = span.storage.origin

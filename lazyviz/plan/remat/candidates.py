@@ -1,11 +1,11 @@
 """Rematerialization candidates: forward nodes that can run twice, and the memory of such a run.
 
-A tensor that waits for the backward pass can be dropped after its last use before it, and made again
-just before the first use in it, by the same kernels from the same inputs: so the bits are the same.
-What is made again needs its inputs.  Each of them is either kept for longer or made again as well; and
-what has been made again stays until its last use.
+A tensor that is kept for the backward pass can be dropped after its last use before it, and recomputed just
+before its first use in it, by the same kernels from the same inputs, so that the result is bit-equal.
+Recomputation needs the inputs.  Each of them is either kept for longer or recomputed as well, and a
+recomputed tensor stays until its last use.
 
-Sizes are bytes, positions those of the recorded order; a run with repetitions has a clock of its own.
+Sizes are bytes, positions those of the recorded order; a run with recomputation has its own positions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def repeatable(node: Node) -> bool:
     """Whether running ``node`` again on the same inputs gives the same bits and does nothing else."""
     op = node.op
     if node.at_once or op.namespace not in ("aten", "prims"):
-        return False  # what an operator of somebody else does besides, nobody tells
+        return False  # side effects of other libraries' operators are unknown
     if torch.Tag.nondeterministic_bitwise in op.tags or (op._schema.is_mutable and not node.writes):
         return False
     devices = {value.device for value in (*node.inputs, *node.outputs) if value.meta.shape}
@@ -147,7 +147,7 @@ class Trace:
                 self._written.setdefault(storage.origin, []).append(position)
             for value in node.inputs:
                 if value.node not in self.position and (key := self.key(value)) is not None:
-                    odd.add(key)  # met again after a sync point, say
+                    odd.add(key)  # for example, seen again after a sync point
             for value in node.outputs:
                 key = self.key(value) if value.node is node else None
                 if key is None or self.maker[key] == position or (is_view(node) and repeatable(node)):

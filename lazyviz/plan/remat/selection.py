@@ -1,10 +1,9 @@
-"""Rematerialization choice: which activations are recomputed so that a run stays below a budget.
+"""Rematerialization selection: which activations to recompute to stay below a budget.
 
-The forward pass is cut into segments where little is alive; what crosses a cut is kept, and within a
-segment what is cheapest to compute again for the memory it gives back is dropped first, as the min-cut
-partitioner of AOTAutograd weighs recomputation against what is saved.  Every
-choice is played through as a run of its own (:mod:`lazyviz.plan.remat.candidates`); its peak is that of the
-run, not an estimate of it.  Sizes are bytes.
+The forward pass is cut into segments at points where little is alive.  Tensors that cross a cut are kept.
+Within a segment, the tensors that are cheapest to recompute for their size are dropped first, similar to how
+the min-cut partitioner of AOTAutograd weighs recomputation against saved memory.  Every choice is simulated
+as a run (:mod:`lazyviz.plan.remat.candidates`), so its peak is exact, not an estimate.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ and the share of work that is stated, depend on it.
 
 @dataclass(frozen=True, slots=True)
 class RecomputePlan:
-    """What is computed again so that its memory is free in between.
+    """Which nodes are recomputed to save memory.
 
     Attributes:
-        nodes: those that run again, in the order in which they do; empty: nothing is recomputed.
-        saves_bytes: by how much the peak is lower for it.
-        budget_bytes: what the peak was to stay below (``None``: no budget was needed, or asked for).
-        least_bytes: the lowest peak that was found to be within reach (``None``: not looked for).
-        seconds: how long the nodes took when they ran, where all have run; an estimate of the time paid.
-        share: what runs again, as a share of the whole run's work, by the bytes and operations of each node;
-            an estimate.
+        nodes: the nodes that run again, in that order; empty: nothing is recomputed.
+        saves_bytes: reduction of the peak.
+        budget_bytes: the budget for the peak (``None``: no budget was requested or needed).
+        least_bytes: the lowest peak that was found (``None``: not searched).
+        seconds: estimated additional time: how long the nodes took when they ran, if all have run.
+        share: estimated additional work, as a share of the work of the whole run, from the bytes and
+            operations of each node.
         reason: why the budget is not met; "" if it is.
     """
 
@@ -66,17 +65,19 @@ class RecomputePlan:
 
     @property
     def ops(self) -> int:
-        """How many operators run again."""
+        """The number of operators that run again."""
         return len(self.nodes)
 
     def explain(self) -> str:
-        """The choice in words: time paid, memory saved."""
+        """The choice as text: additional time, and saved memory."""
         if not self.nodes:
             return self.reason or "nothing is recomputed"
         cost = f"about {self.share:.0%} more work" if self.share >= 0.005 else "under 1 % more work"
         if self.seconds is not None:
             cost += f", about {self.seconds:.3g} s"
-        text = f"{self.ops:,} ops run again ({cost}) for {format_bytes(self.saves_bytes)} less at the peak"
+        text = (
+            f"{self.ops:,} ops recomputed ({cost}), which saves {format_bytes(self.saves_bytes)} at the peak"
+        )
         return f"{text}; {self.reason}" if self.reason else text
 
 
@@ -151,7 +152,7 @@ class RecomputeProgram:
 
 
 def _copy(storage: Storage) -> Storage:
-    """The same memory to whoever asks what it is for, allocated once more."""
+    """A copy of the storage, for memory that is allocated again."""
     copy = Storage(storage.nbytes, storage.device, external=False, created=storage.created)
     copy.dropped, copy.role, copy.name, copy.continues = storage.dropped, storage.role, storage.name, storage
     return copy
@@ -313,7 +314,7 @@ class Recomputation:
         if self.whole <= budget:
             return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
         if self.least >= self.whole:
-            reason = self._too_much(budget, "no activation could be computed again for less memory,")
+            reason = self._too_much(budget, "no activation can be recomputed to save memory:")
             plan = RecomputePlan(budget_bytes=budget, least_bytes=self.whole, reason=reason)
             return Choice(self.trace, None, self.whole, plan)
         if self.least > budget:
@@ -469,7 +470,8 @@ def recomputed(
         choice = recomputation.within(limit)
         found = planned(choice)
     if roomy(found) is False and not choice.plan.reason:
-        text = f"recomputing is not enough: {format_bytes(found.peak_bytes)} and what the allocator adds"
+        peak = format_bytes(found.peak_bytes)
+        text = f"recomputing activations is not enough: {peak} plus the allocator's overhead"
         return found, replace(choice.plan, reason=text)
     return found, choice.plan
 

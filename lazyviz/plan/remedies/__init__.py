@@ -1,1 +1,1 @@
-"""Remedies: changes that would lower the peak, and by how much."""
+"""Remedies: changes that would lower the peak, and how much they save."""

@@ -1,7 +1,7 @@
-"""Local names: what a function calls the tensors that its lines make, from its source.
+"""Local names: variable names of tensors in a function, from its source code.
 
-When a function has returned, its variables are gone, and what it returned has another name.  The lines that
-led to an op say in which statement of which function its result was bound.
+When a function has returned, its variables no longer exist, and its result has another name.  The lines that
+led to an op show which statement of which function bound its result.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def bf16(program: Program, device_type: str) -> Iterator[Changed]:
             values = (*step.node.inputs, *step.node.outputs)
             ids = {value.id for value in values if program.keys.get(value.storage) in lower}
             changed.steps[at] = _with_scratch(changed, step, ids, known)
-    text = "model.bfloat16() (weights, gradients, optimizer state and activations; cast the inputs, too)"
+    text = "model.bfloat16() (weights, gradients, optimizer state, and activations; also cast the inputs)"
     # In half precision another kernel may do attention (transformers/cuda/sdp_utils.cpp), which keeps other
     # things: then what it brings is about that, not at most.
     same_kernels = not any("_efficient_attention" in _name(step.node) for step in program.steps)
@@ -129,7 +129,7 @@ def autocast(program: Program, device_type: str) -> Iterator[Changed]:
 
 
 class _Autocast:
-    """Types a program anew; ``program`` is the result."""
+    """Changes the dtypes of a program; ``program`` is the result."""
 
     def __init__(self, program: Program, device_type: str) -> None:
         self.program = program.copy()

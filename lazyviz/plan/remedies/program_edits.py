@@ -1,7 +1,7 @@
-"""Program edits: changes that a user could make, and what each would use and allocate instead.
+"""Program edits: changes that a user could make, and the allocations of the changed program.
 
-Every function yields candidates, changed copies of the program; whether one brings anything is for
-the caller to see from its peak.
+Every function yields candidates, which are changed copies of the program; the caller computes from the peak
+whether a candidate saves memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
         text = f"del {', '.join(variable.names)}"
         if variable.scope is not None:
             source = line_in(final, variable.scope) or source
-            then = f"in {variable.scope.name}, which then cannot return it"
+            then = f"in {variable.scope.name}, which can no longer return it"
             if not any(key in program.kept for key in keys):
                 then = f"in {variable.scope.name}"
         if source is not None:
@@ -89,7 +89,7 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
 
 
 class _Variable(NamedTuple):
-    """Names, and the function whose they are; ``None``: those of the block, or of whoever opened it."""
+    """Variable names and their function; ``None``: variables of the block or of the code that opened it."""
 
     names: tuple[str, ...]
     scope: Scope | None
@@ -155,7 +155,7 @@ def no_grad(program: Program) -> Iterator[Changed]:
         changed = program.copy()
         changed.kept.difference_update(keys)
         first = program.steps[min(program.makers[key] for key in keys)].node
-        text = "with torch.no_grad(): nothing in this block runs backward"
+        text = "with torch.no_grad(): this block runs no backward pass"
         yield Changed("no_grad", text, changed, first.source, estimate=True)
 
 
@@ -163,7 +163,7 @@ def no_grad(program: Program) -> Iterator[Changed]:
 
 
 def in_place(program: Program, at: int) -> Iterator[Changed]:
-    """``inplace=True``, ``x += y``: pointwise operators whose input nobody needs afterwards.
+    """``inplace=True``, ``x += y``: pointwise operators whose input is not needed afterwards.
 
     Tried for all such operators together, since equal ones reach equal peaks.  What autograd saved
     for a backward pass still to come has not been dropped, so it is left alone.  Exact.

@@ -1,8 +1,8 @@
-"""Remedies: each change that would lower the peak is applied to the record and replayed.
+"""Remedies: each possible change is applied to the recorded program, whose peak is then computed.
 
-A remedy is offered only where the replay shows that it brings something.  Remedies are ordered by
-what they cost (nothing, launches, recomputation, copies, precision), then by what they bring.
-Cutting the batch, and a smaller one, are offered where the block named it.
+A remedy is offered only if the replayed program shows that it saves memory.  Remedies are ordered by their
+kind of cost (none, launches, recomputation, copies, precision), then by what they save.  Splitting the batch
+and a smaller batch are offered if the block has a named batch.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _halved(plan: Plan) -> Iterator[Remedy]:
     if size is None or size < 2 or plan.max_batch_size is None:
         return
     half = size // 2
-    text = f"a batch of {half} samples in place of {size}"
+    text = f"a batch of {half} samples instead of {size}"
     yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
 
 
@@ -124,7 +124,7 @@ def _fits(plan: Plan, program: Program) -> bool | None:
 
 
 def _beats(one: Remedy, other: Remedy) -> bool:
-    """Whether ``one`` is of the same kind, brings more and costs no more."""
+    """Whether ``one`` is of the same kind, saves more, and costs no more."""
     return (
         one.kind == other.kind == "recompute"
         and one.saves_bytes >= other.saves_bytes

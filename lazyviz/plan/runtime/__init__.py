@@ -1,1 +1,1 @@
-"""Time before the run: the work of every op, and the seconds that a device would take for it."""
+"""Projected run time: the work of every op, and the seconds that a device would take for it."""

@@ -1,4 +1,4 @@
-"""What limits a step, in words: the dearest lines, what bounds the time, and what changes would bring."""
+"""Bottlenecks of a step as text: the slowest lines, what bounds the time, and what would help."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LINES = 5
 WORTH = 0.03  # of the time that a change has to save to be named
 FASTER_CARDS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {
-    "measured": "the rate of its matrix products is measured",
-    "rule": "the rate of its matrix products is by rule, from its data sheet",
-    "calibrated": "by the calibration of this machine",
-    "power-limited": "its power limits it, which varies from card to card",
+    "measured": "its matmul rate was measured",
+    "rule": "its matmul rate is estimated from its data sheet",
+    "calibrated": "from the calibration of this machine",
+    "power-limited": "its power limit, which varies from card to card, determines its speed",
 }
 Target: TypeAlias = Device | DeviceProfile
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the program, and the seconds of the step with it; ``text`` says what is changed."""
+    """A change of the program, described by ``text``, and the seconds of the step with it."""
 
     text: str
     seconds: float
@@ -42,7 +42,7 @@ class Change:
 
 
 def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]:
-    """A projection as text: seconds and their range, bounds, the dearest lines, what would change them."""
+    """A projection as text: seconds and their range, bounds, the slowest lines, and possible changes."""
     low, high = time.seconds_range
     lines = [
         f"Projected time on {time.device}: {duration(time.seconds)} ({duration(low)} to {duration(high)}); "
@@ -50,7 +50,7 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     ]
     if time.unknown:
         names = sorted({node.name.rpartition("_")[0] for node in time.unknown})
-        lines.append(f"Without {len(time.unknown):,} ops of which nothing is known: {', '.join(names[:5])}.")
+        lines.append(f"Not included: {len(time.unknown):,} ops of unknown duration: {', '.join(names[:5])}.")
     shares = [
         f"{name} {seconds / time.seconds:.0%}"
         for name, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
@@ -60,23 +60,25 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     work = f"{time.flops / 1e12:.3g} TFLOP, {time.work.bytes_moved / 1e9:.3g} GB moved{mfu}"
     lines.append(f"What limits this step: {', '.join(shares)}; {work}.")
     if time.by_bound["launch"] > 0.5 * time.seconds:
-        lines.append("  The device waits for Python: fewer and larger ops, or more samples, cost it nothing.")
+        lines.append(
+            "  The device waits for Python. Fewer, larger ops or more samples would take no extra time."
+        )
     if time.exposed or time.hidden:
         lines.append(
-            f"  Collectives take {duration(time.exposed + time.hidden)} on the links; kernels wait for "
-            f"{duration(time.exposed)} of it."
+            f"  Collectives take {duration(time.exposed + time.hidden)}, of which kernels wait for "
+            f"{duration(time.exposed)}."
         )
-    lines.append("Dearest lines, each with its backward pass:")
+    lines.append("Slowest lines, including their backward passes:")
     for line, (seconds, _) in list(time.by_line.items())[:LINES]:
         text = line_with_text(line) if line is not None else "(no line)"
         lines.append(f"  {duration(seconds):>8} {seconds / time.seconds:4.0%}  {text}")
     if found := changes(time, nodes, target):
-        lines += ["What would change it:", *(f"  {each}" for each in found)]
+        lines += ["What would make it faster:", *(f"  {each}" for each in found)]
     return lines
 
 
 def changes(time: Projection, nodes: Sequence[Node], target: Target) -> list[Change]:
-    """What other precision, fused kernels, more samples or another card would bring, largest first."""
+    """The effect of another precision, fused kernels, more samples, or another GPU, largest first."""
     card = card_of(target)
     if card is None or not time.seconds:
         return []
@@ -97,7 +99,7 @@ def _precision(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
             changed = project(in_dtype(nodes, dtype), card)
             if changed is not None:
                 name = str(dtype).removeprefix("torch.")
-                yield Change(f"forward and backward in {name}", changed.seconds)
+                yield Change(f"forward and backward pass in {name}", changed.seconds)
             break
     if card.rates.tf32 and not card.tf32_products:
         changed = project(nodes, replace(card, tf32_products=True))
@@ -128,7 +130,7 @@ def _attention(time: Projection, card: Card) -> Iterable[Change]:
         if node.outputs and is_score(node.outputs[0]) and operator_class(node) in _ON_SCORES:
             saved += each.seconds - each.waiting
     if saved:
-        yield Change("attention by F.scaled_dot_product_attention, at best", time.seconds - saved)
+        yield Change("attention with F.scaled_dot_product_attention, at best", time.seconds - saved)
 
 
 _ON_SCORES = ("softmax", "elementwise", "copy", "random")
@@ -150,7 +152,7 @@ def _fused(time: Projection) -> Iterable[Change]:
             if value.node in pointwise and users[value.id] == 1:
                 saved += 2 * touched(value.meta) * rate
     if saved:
-        yield Change("elementwise ops fused (torch.compile), at best", max(time.seconds - saved, 0.0))
+        yield Change("elementwise ops fused by torch.compile, at best", max(time.seconds - saved, 0.0))
 
 
 def _batch(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
@@ -160,7 +162,7 @@ def _batch(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
     if grows:
         changed = project(with_batch(nodes, 2), card)
         if changed is not None:
-            yield Change("twice the batch, for each half of it", changed.seconds / 2)
+            yield Change("twice the batch size, per half", changed.seconds / 2)
 
 
 def _cards(nodes: Sequence[Node], card: Card) -> Iterable[Change]:

@@ -1,4 +1,4 @@
-"""Calibration of the CPU at hand: a few ops of several sizes, timed, in under two seconds."""
+"""Calibration of this machine's CPU: measures ops of several sizes, in under two seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of ops on the CPU at hand, from a calibration that is kept in the user's cache directory."""
+"""Projected time of ops on this machine's CPU, from a calibration in the user's cache directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One record on every known card: whether it fits, seconds a step, samples a second, and what it costs."""
+"""Comparison of all known GPUs for one graph: whether it fits, time per step, throughput, cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CardTable(Tabular):
         priced = any(each.price is not None for each in self.cards)
         columns = ["step", "range"]
         columns += ["samples/s"] if self.samples else []
-        columns += ["cost an epoch" if steps != 1000.0 else "cost of 1,000 steps"] if priced else []
+        columns += ["cost per epoch" if steps != 1000.0 else "cost of 1,000 steps"] if priced else []
         rows = []
         for each in self.cards:
             row = ["", ""]
@@ -65,7 +65,7 @@ class CardTable(Tabular):
             verdict = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
             rows.append([*row, each.name, verdict])
         return Table(
-            "Projected time of the last step on each card", (*columns, "card", "memory"), rows, len(columns)
+            "Projected time of the last step on each GPU", (*columns, "card", "memory"), rows, len(columns)
         )
 
 
@@ -81,7 +81,9 @@ def on_cards(
     for an unknown card, and for an epoch where no batch was named.
     """
     if epoch is not None and plan.batch_size is None:
-        raise ValueError("the cost of an epoch needs a batch: name it when recording, as batch=[x, y]")
+        raise ValueError(
+            "the cost of an epoch needs a batch: name it when recording, for example batch=[x, y]"
+        )
     by_name = {lookup(name).name: price for name, price in (prices or {}).items()}
     found, step = [], last_step(plan._nodes)
     for name in names if names is not None else PROFILES:
@@ -109,7 +111,7 @@ def read_prices(file: str | Path) -> dict[str, float]:
                 if number == 1:
                     continue
                 raise ValueError(
-                    f"{file}, line {number}: write a card and its price an hour, as L4-24GB,0.71"
+                    f"{file}, line {number}: expected a GPU and its price per hour, such as L4-24GB,0.71"
                 ) from None
             prices[lookup(name).name] = price
     return prices

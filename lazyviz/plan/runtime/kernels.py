@@ -1,8 +1,9 @@
-"""Seconds of one kernel on a card: products by tiles and waves, the rest by the memory that it moves.
+"""Projected time of one GPU kernel: matrix products by tiles and waves, others by memory traffic.
 
-What is data, and where it is from, is in ``calibration.json``.  A product's time is the least over a few
-tile shapes and cuts of the inner dimension of waves of tiles, each multiprocessor taking one tile at a
-time at its share of the sustained rate, joined with what its memory takes by a norm of four.
+The data and its sources are in ``calibration.json``.  The time of a matrix product is the minimum over a few
+tile shapes and splits of the inner dimension.  For each, it is computed from waves of tiles, in which each
+multiprocessor processes one tile at a time at its share of the sustained rate, and combined with the memory
+time by a norm of four.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Card:
         return float(memory.get(family, memory["GDDR6"])[kind])
 
     def unit(self, dtype: torch.dtype, kind: OpClass) -> Unit | None:
-        """What computes products of ``dtype``; ``None``: nobody told how fast the card is at that."""
+        """The unit that computes products of ``dtype``; ``None`` if its rate on the GPU is unknown."""
         newer = self.capability is None or self.capability >= (8, 0)
         if dtype == torch.float32:
             allowed = self.tf32_convolutions if kind == "convolution" else self.tf32_products

@@ -1,4 +1,4 @@
-"""Projected seconds beside measured ones, op by op: a run's own, or those of a profile of PyTorch's."""
+"""Projected and measured time of each op, from a run or from a PyTorch profile."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TimesCompared(Tabular):
     """Projected and measured seconds of the same ops.
 
     Attributes:
-        device: that it was projected for.
-        ops: each op's pair, in program order; those alone of which both are known.
-        left_out: seconds measured of ops without a projection, or projected of ops that were not measured.
+        device: the device of the projection.
+        ops: the pair of each op for which both are known, in program order.
+        left_out: measured seconds of ops without a projection, and projected seconds of unmeasured ops.
     """
 
     device: str
@@ -49,17 +49,17 @@ class TimesCompared(Tabular):
 
     @property
     def error(self) -> float | None:
-        """By how much the projection is above the measurement, as a share; ``None`` of nothing."""
+        """Relative error: projected over measured, minus 1; ``None`` if there is no op."""
         return self.projected / self.measured - 1 if self.measured else None
 
     @property
     def by_op(self) -> dict[str, Pair]:
-        """By operator, dearest measured first."""
+        """By operator, slowest (measured) first."""
         return self._grouped(lambda node: short_name(node.op))
 
     @property
     def by_module(self) -> dict[str, Pair]:
-        """By innermost module, backward pass included; ``""``: outside of one."""
+        """By innermost module, including the backward pass; ``""``: outside of modules."""
         return self._grouped(lambda node: (node.forward or node).module)
 
     @property
@@ -69,9 +69,9 @@ class TimesCompared(Tabular):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of the pairs among the ten dearest modules how many are in the order projected, and of how many.
+        """How many pairs of the ten slowest modules are in the projected order, and the number of pairs.
 
-        Pairs whose measured times differ by less than a tenth have no order.
+        Pairs whose measured times differ by less than a tenth are not counted.
         """
         dearest = list(self.by_module.values())[:DEAREST]
         pairs = [(a, b) for a, b in combinations(dearest, 2) if b.measured < ALIKE * a.measured]
@@ -85,7 +85,7 @@ class TimesCompared(Tabular):
         return dict(sorted(found.items(), key=lambda item: -item[1].measured))
 
     def table(self) -> Table:
-        """The dearest operators."""
+        """The slowest operators."""
         error = f" ({self.error:+.0%})" if self.error is not None else ""
         title = f"Projected on {self.device}: {duration(self.projected)}, measured "
         title += f"{duration(self.measured)}{error}, {len(self.ops):,} ops"
@@ -105,7 +105,7 @@ class TimesCompared(Tabular):
 
 
 def compared(projection: Projection, measured: Mapping[Node, float]) -> TimesCompared:
-    """``projection`` beside what some of its ops were ``measured`` to take, in seconds."""
+    """Compare ``projection`` with the ``measured`` seconds of some of its ops."""
     pairs = {
         each.node: Pair(each.seconds, measured[each.node]) for each in projection.ops if each.node in measured
     }
@@ -115,24 +115,24 @@ def compared(projection: Projection, measured: Mapping[Node, float]) -> TimesCom
 
 
 def beside_profile(projection: Projection, profile: Any) -> TimesCompared:
-    """``projection`` beside a profile that :class:`torch.profiler.profile` took of the same program.
+    """Compare ``projection`` with a profile of the same program by :class:`torch.profiler.profile`.
 
-    Events are matched in order by the operator's name, from the program run eagerly or by lazyviz; what an
-    event calls in turn is its own.  On a card the kernels' time counts.
+    Events are matched in order by operator name, for a run in eager mode or by lazyviz; nested events count
+    for the outer one.  On a GPU, the time of kernels is used.
 
     Raises:
-        ValueError: none of the ops is in the profile, or it is still being taken.
+        ValueError: the profile contains none of the ops, or is still recording.
     """
     try:
         events = sorted(profile.events() or (), key=lambda event: event.time_range.start)
     except (AssertionError, RuntimeError, AttributeError):
         raise ValueError(
-            "the profile has no events: it is to be complete, of torch.profiler.profile"
+            "the profile has no events: pass a torch.profiler.profile after its `with` block has ended"
         ) from None
     on_card = projection.device != "cpu" and any(_device_time(event) for event in events)
     measured = _matched([each.node for each in projection.ops], events, on_card)
     if not measured:
-        raise ValueError("the profile has none of the record's ops: is it of the same program?")
+        raise ValueError("the profile contains none of the recorded ops: is it of the same program?")
     return compared(projection, measured)
 
 

@@ -1,4 +1,4 @@
-"""Classes of operators by what their kernels do: products, elementwise work, copies, and so on."""
+"""Classes of operators by the work of their kernels: matrix products, elementwise ops, copies, ..."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The projected time of a record on a device: a card's by its rates, the host's by its calibration."""
+"""Projected time of a graph on a device: a GPU by its rates, this CPU by its calibration."""
 
 from __future__ import annotations
 

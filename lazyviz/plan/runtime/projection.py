@@ -1,8 +1,8 @@
-"""Projected seconds of a record: kernels one after another on the device, issued by one thread of Python.
+"""Projection of a graph's run time: kernels in sequence, launched by one Python thread.
 
-A kernel starts when the one before it is done, the host has issued it and what it takes has come over the
-links; where the device waits for the host, that time is the op's, and its bound is ``"launch"``; where it
-waits for a collective, it is the collective's.
+A kernel starts when the previous one has finished, the host has launched it, and its inputs have arrived over
+the links.  If the device waits for the host, that time counts for the op, whose bound is ``"launch"``; if it
+waits for a collective, the time counts for the collective.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ UNCOVERED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Projected time of one op: ``seconds`` with ``waiting`` of them for the host to issue it.
+    """Projected time of one op: ``seconds``, including ``waiting`` for the launch by the host.
 
-    Of a collective ``seconds`` are those that kernels wait for it; ``hidden`` ones pass while kernels run.
+    For a collective, ``seconds`` is the time that kernels wait for it, and ``hidden`` the time that overlaps
+    with kernels.
     """
 
     node: Node
@@ -42,17 +43,17 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Projection(Tabular):
-    """Projected time of a record on one device.
+    """Projected run time of a graph on one device.
 
     Attributes:
-        device: its name.
-        seconds: of the whole record, run by eager PyTorch; its sum over ops.
-        ops: each op's own, in program order.
-        known: how the rate of products is known: ``"measured"``, by ``"rule"`` from the data sheet, or
-            ``"power-limited"``, which varies from card to card and minute to minute; ``"calibrated"`` on
-            the CPU at hand.
-        coverage: the share of the time that is in classes of kernels with measurements.
-        unknown: ops of which nothing is known, whose time is not in ``seconds``.
+        device: the name of the device.
+        seconds: run time of the whole graph in eager PyTorch, summed over ops.
+        ops: the time of each op, in program order.
+        known: source of the matmul rate: ``"measured"``; ``"rule"``, estimated from the data sheet;
+            ``"power-limited"``, which varies from card to card and over time; or ``"calibrated"`` on this
+            machine's CPU.
+        coverage: the share of the time in classes of kernels that have measurements.
+        unknown: ops of unknown duration, which ``seconds`` does not include.
     """
 
     device: str
@@ -65,18 +66,18 @@ class Projection(Tabular):
 
     @property
     def margin(self) -> float:
-        """By how much it may be off, as a share."""
+        """Expected relative error."""
         known = RANGE[self.known]
         return known + (1 - self.coverage) * UNCOVERED if self.coverage < 0.9 else known
 
     @property
     def seconds_range(self) -> tuple[float, float]:
-        """The least and the most that are to be expected."""
+        """Lowest and highest expected ``seconds``."""
         return self.seconds / (1 + self.margin), self.seconds * (1 + self.margin)
 
     @cached_property
     def work(self) -> Work:
-        """The work of all ops together."""
+        """The total work of all ops."""
         return total(each.node for each in self.ops)
 
     @property
@@ -85,19 +86,19 @@ class Projection(Tabular):
 
     @property
     def mfu(self) -> float | None:
-        """FLOPs of the record over what the device's peak would do in that time (MFU as PaLM defines it)."""
+        """FLOPs of the graph divided by the device's peak FLOPs in that time (MFU as defined by PaLM)."""
         if not self.peak_flops or not self.seconds:
             return None
         return self.flops / self.seconds / self.peak_flops
 
     @property
     def hidden(self) -> float:
-        """Seconds of collectives that pass while kernels run; not in ``seconds``."""
+        """Time of collectives that overlaps with kernels; not included in ``seconds``."""
         return sum(each.hidden for each in self._collectives)
 
     @property
     def exposed(self) -> float:
-        """Seconds of ``seconds`` during which kernels wait for collectives."""
+        """The part of ``seconds`` during which kernels wait for collectives."""
         return sum(each.seconds for each in self._collectives)
 
     @cached_property
@@ -106,7 +107,7 @@ class Projection(Tabular):
 
     @cached_property
     def by_bound(self) -> dict[Bound, float]:
-        """Seconds of ops by what bounds them; they add up to ``seconds``."""
+        """Seconds by bound; they add up to ``seconds``."""
         found: dict[Bound, float] = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
         for each in self.ops:
             found["launch"] += each.waiting
@@ -115,7 +116,7 @@ class Projection(Tabular):
 
     @property
     def by_phase(self) -> dict[str, tuple[float, int, int]]:
-        """``(seconds, flops, bytes moved)`` of forward, backward, optimizer and the rest."""
+        """``(seconds, flops, bytes moved)`` of forward, backward, optimizer, and other ops."""
         return {
             str(name): (seconds, work.flops, work.bytes_moved)
             for name, (seconds, work) in self._grouped(lambda node: node.phase).items()
@@ -123,19 +124,19 @@ class Projection(Tabular):
 
     @property
     def by_module(self) -> dict[str, tuple[float, Work]]:
-        """Seconds and work of each innermost module, dearest first; ``""``: outside of one."""
+        """Seconds and work by innermost module, slowest first; ``""``: outside of modules."""
         return {str(name): found for name, found in self._grouped(lambda node: node.module).items()}
 
     @property
     def by_line(self) -> dict[SourceLine | None, tuple[float, Work]]:
-        """Seconds and work of each of the user's lines with their backward pass, dearest first."""
+        """Seconds and work by line of user code, including its backward pass, slowest first."""
         found: Mapping[Hashable, tuple[float, Work]] = self._grouped(
             lambda node: (node.forward or node).source
         )
         return {line: each for line, each in found.items() if line is None or isinstance(line, SourceLine)}
 
     def of(self, nodes: Iterable[Node]) -> float:
-        """Seconds of some of the record's ops, a module's or a group's."""
+        """Seconds of some nodes of the graph, such as those of a module."""
         return sum(self._by_node[node].seconds for node in nodes if node in self._by_node)
 
     @cached_property
@@ -181,7 +182,7 @@ def duration(seconds: float) -> str:
 
 
 def project(nodes: Sequence[Node], card: Card) -> Projection | None:
-    """The time of ``nodes`` on ``card``; ``None`` where the most part of their work is not known."""
+    """The time of ``nodes`` on ``card``; ``None`` if most of their work is unknown."""
     issue = CALIBRATED["issue_seconds"]
     if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
         card = replace(card, host_apart=True)

@@ -1,4 +1,4 @@
-"""Training steps in a record: where one ends and the next begins."""
+"""Training steps in a graph: where one ends and the next begins."""
 
 from __future__ import annotations
 

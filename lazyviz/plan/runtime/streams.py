@@ -1,10 +1,9 @@
-"""Streams of a card: kernels run one after another, collectives beside them, those of a group in turn.
+"""CUDA streams: kernels run in sequence, and the collectives of each group beside them.
 
-As NCCL and ``torch.distributed`` do it: a collective has a stream of its group's communicator.  It begins
-once Python has issued it, the group's one before it is over and what it sends is there; kernels go on
-meanwhile, up to the first that takes what it brings.  That both take from the same bandwidth and
-multiprocessors is left out.  FSDP2 copies a layer's shards into the buffer that is gathered on a stream
-beside the kernels', too.
+As in NCCL and ``torch.distributed``, a collective runs on the stream of its group's communicator.  It starts
+when Python has issued it, the group's previous collective has finished, and its input is ready.  Meanwhile,
+kernels continue up to the first that uses its output.  Contention for bandwidth and multiprocessors is not
+modeled.  FSDP2's copies of a layer's shards into the buffer for the all-gather also run on a separate stream.
 """
 
 from __future__ import annotations

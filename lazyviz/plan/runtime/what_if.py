@@ -1,4 +1,4 @@
-"""The record as it would be after a change: in another precision, or with a larger batch."""
+"""What-if graphs: the recorded program in another precision, or with a larger batch."""
 
 from __future__ import annotations
 

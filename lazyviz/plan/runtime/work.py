@@ -1,9 +1,9 @@
-"""Work of every op: FLOPs, bytes read and written, kernels launched; from the record, nothing runs.
+"""Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
 
-FLOPs are what ``torch.utils.flop_counter`` counts, by its own formulas: a multiplication and an addition
-are two.  Operators that it does not know and whose work is a product of matrices have rules here.
-Elementwise work counts none, as there and in papers on model FLOPs.  Bytes are those of the memory that
-a kernel has to touch once: a broadcast dimension is one element wide, a view moves nothing.
+FLOPs are counted by the formulas of ``torch.utils.flop_counter``: a multiplication and an addition are two.
+Operators that it does not know, and whose work is a matrix product, have rules here.  Elementwise work counts
+as zero, as it does there and in papers on model FLOPs.  Bytes are those that a kernel must access once: a
+broadcast dimension is one element wide, and a view moves nothing.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _launches(node: Node, kind: OpClass) -> int:
 
 
 def flops_of(node: Node) -> int:
-    """FLOPs of one op: what PyTorch's counter says, else a rule of ours, else none."""
+    """FLOPs of one op: by PyTorch's counter, else by a rule of lazyviz, else 0."""
     formula = flop_registry.get(node.op.overloadpacket)
     if formula is not None:
         returned: list[Any] = [None] * len(node.op._schema.returns)
@@ -266,7 +266,7 @@ def _attention_backward(node: Node) -> int:
 
 
 def _rnn(node: Node) -> int:
-    """Every weight matrix meets every element of the sequences once; backward twice as often."""
+    """Every weight matrix is multiplied once per element of the sequences, twice in the backward pass."""
     steps = math.prod(node.inputs[0].shape[:-1])
     passes = 2 if "backward" in short_name(node.op) else 1
     kernels = [value for value in node.inputs[1:] if len(value.shape) == 2 and min(value.shape) > 1]

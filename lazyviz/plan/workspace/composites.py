@@ -1,4 +1,4 @@
-"""Scratch memory of ATen's CPU operators that are made of others, whose intermediate results no node shows.
+"""Scratch memory of composite CPU operators, whose intermediate results are not nodes.
 
 The files named are below ``aten/src/ATen/native``.
 """

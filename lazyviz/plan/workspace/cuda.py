@@ -1,9 +1,9 @@
 """Workspace of CUDA kernels, from PyTorch's sources: estimates, since libraries decide at run time.
 
-Each entry names the file below ``aten/src/ATen/native`` whose allocations it repeats.  Nothing here
-needs a GPU; a graph recorded on the CPU for a card has the CPU's operators, so these are known, too.
-Kernels without scratch memory, among them: softmax, pointwise ones, ``_foreach_`` arithmetic, fused
-optimizers (MultiTensorApply.cuh passes its lists as kernel arguments).
+Each entry names the file below ``aten/src/ATen/native`` whose allocations it follows.  No GPU is needed.  A
+graph that was recorded on the CPU for a GPU has CPU operators, so these have entries, too.  Kernels without
+scratch memory include softmax, pointwise kernels, ``_foreach_`` arithmetic, and fused optimizers
+(MultiTensorApply.cuh passes its lists as kernel arguments).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workspace of cuDNN's recurrent kernels, and how certain it is.
 
-All of it is an estimate but the copies that PyTorch makes (``ATen/native/cudnn/RNN.cpp``): see
+All sizes are estimates, except copies made by PyTorch (``ATen/native/cudnn/RNN.cpp``): see
 :mod:`lazyviz.torch_internals.cudnn_sizes`.
 """
 

@@ -1,9 +1,9 @@
 """Scratch memory of Fourier transforms on the CPU, by MKL.
 
-Follows ``aten/src/ATen/native/mkl/SpectralOps.cpp``: dimensions that are not transformed are collapsed into
-one, which copies an operand where their strides do not allow it; a transform of several dimensions to real
-numbers is one to complex numbers first.  Builds without MKL use PocketFFT, which works on the operands' own
-strides; what it takes is not from PyTorch's allocator.
+It follows ``aten/src/ATen/native/mkl/SpectralOps.cpp``: dimensions that are not transformed are collapsed
+into one, which copies an operand if its strides require it; a multidimensional transform to real numbers
+first transforms to complex numbers.  Builds without MKL use PocketFFT, which uses the operands' strides, and
+whose memory does not come from PyTorch's allocator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workspace of ATen's CPU image kernels: resizing, sliding windows, grids.
 
-Sizes are to the byte; each entry names the file below ``aten/src/ATen/native`` that fixes them.
+Sizes are exact; each entry names the file below ``aten/src/ATen/native`` that determines them.
 """
 
 from __future__ import annotations

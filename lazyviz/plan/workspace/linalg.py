@@ -1,7 +1,7 @@
-"""Workspace of linear algebra on the CPU: LAPACK's copies and work space, distances, bfloat16 products.
+"""Workspace of linear algebra on the CPU: LAPACK copies and workspace, distances, bfloat16 products.
 
-Copies are those of the files named, below ``aten/src/ATen/native``.  Work space is what LAPACK asks for;
-its figures are what MKL 2024's answers were in the allocator's events, and have a range.
+Copies are those of the named files below ``aten/src/ATen/native``.  Workspace is what LAPACK requests; its
+sizes were observed with MKL 2024 in the allocator's events, and have a range.
 """
 
 from __future__ import annotations

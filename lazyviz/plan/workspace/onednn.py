@@ -1,12 +1,12 @@
 """Workspace of oneDNN's convolutions on the CPU.
 
-oneDNN keeps images in layouts of its own: it copies what it is given into them, and the result back.
-Which ones was seen in the allocator's events and in oneDNN's own log of 300 convolutions
-(``ONEDNN_VERBOSE=profile_create``, oneDNN 3.12, x86-64): blocks of 16 channels with AVX-512, channels
-rounded up.  ``at::native::mkldnn_convolution`` (mkldnn/Conv.cpp) and ideep fix the order of copies.
+oneDNN uses its own image layouts: it copies its inputs into them, and the result back.  The layouts were
+observed in the allocator's events and in oneDNN's log of 300 convolutions (``ONEDNN_VERBOSE=profile_create``,
+oneDNN 3.12, x86-64): blocks of 16 channels with AVX-512, with channels rounded up.
+``at::native::mkldnn_convolution`` (mkldnn/Conv.cpp) and ideep determine the order of copies.
 
-Work space beyond the copies depends on how oneDNN divides the work among threads; a part that is
-not derived here to the byte has a range.
+Workspace beyond the copies depends on how oneDNN distributes work over threads; parts that are not derived
+exactly have a range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workspace rules: how a table entry is added, and questions about layouts."""
+"""Workspace rules: registration of table entries, and helpers for memory layouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def channels_last(meta: TensorMeta) -> bool:
 
 
 def in_order(meta: TensorMeta, dims: Sequence[int]) -> bool:
-    """Whether the elements lie as if ``dims`` were nested from the innermost."""
+    """Whether the memory layout is dense with ``dims`` nested, starting with the innermost."""
     expected = 1
     for dim in dims:
         if meta.shape[dim] != 1 and meta.stride[dim] != expected:

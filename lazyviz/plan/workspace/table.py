@@ -1,10 +1,10 @@
-"""Workspace table: what a kernel allocates and frees within one node, by operator and operands.
+"""Workspace table: scratch memory of a node's kernel, by operator and operands.
 
-Storages are not all that is allocated: kernels copy operands into other layouts, convert them, and
-keep partial results.  The level is higher *during* such a node only.  An entry of the table is exact
-where the kernel's source fixes it (``tests/plan/workspace/test_workspace.py`` compares it with the
-allocator's events), and has a range where a library decides.  Operators without an entry take none that is
-known; the few bytes of a Python number made a tensor are left out.
+Storages are not the only allocations: kernels also copy operands to other layouts, convert them, and store
+partial results.  This memory is used only *during* a node.  An entry of the table is exact if the kernel's
+source determines it (``tests/plan/workspace/test_workspace.py`` compares it with the allocator's events), and
+has a range if a library decides.  Operators without an entry have no known scratch memory; the few bytes of a
+Python number converted to a tensor are omitted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CPU_TABLE: dict[str, Rule] = {
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,
 }
-SCRATCH = "scratch"  # the name of a storage that stands for it
+SCRATCH = "scratch"  # the name of a storage that represents it
 
 
 def scratch(
@@ -157,7 +157,7 @@ def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifet
 # --- convolutions --------------------------------------------------------------------------
 
 
-# The same layers come again in every step, and in every block of a model.
+# The same layers occur in every step, and in every block of a model.
 _forward_need = lru_cache(4096)(forward_need)
 _backward_need = lru_cache(4096)(backward_need)
 

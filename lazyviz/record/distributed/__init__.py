@@ -1,1 +1,1 @@
-"""One rank of N without the others: process groups that answer shapes, collectives as nodes."""
+"""Recording one rank of N: process groups that return shapes, and collectives as nodes."""

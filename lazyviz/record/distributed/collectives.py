@@ -1,8 +1,8 @@
-"""Collectives as nodes: what they read and write is known, what other ranks would send is not.
+"""Collectives as nodes: their reads and writes are recorded; data of other ranks is unknown.
 
-The operators of ``torch.distributed`` (``c10d``) have no shape rule and their schemas do not say what they
-write; functional ones (``_c10d_functional``) return new tensors by PyTorch's own rules.  A node names its
-group (:class:`~lazyviz.graph.collectives.Group`) in the place of the process group.
+The operators of ``torch.distributed`` (``c10d``) have no shape rules, and their schemas do not declare what
+they write; functional ones (``_c10d_functional``) return new tensors by PyTorch's own rules.  A node names
+its group (:class:`~lazyviz.graph.collectives.Group`) instead of the process group.
 """
 
 from __future__ import annotations

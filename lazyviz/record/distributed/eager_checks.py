@@ -1,4 +1,4 @@
-"""What PyTorch asks of the other ranks before it begins, where the answer is that they are like this one."""
+"""Consistency checks among ranks, answered as if the other ranks were like this one."""
 
 from __future__ import annotations
 

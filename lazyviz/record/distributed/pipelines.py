@@ -1,9 +1,9 @@
-"""Stages of a pipeline ask the other ranks what they are: here they are taken to be like this rank's.
+"""Pipeline stages: shapes that other ranks would send are assumed to be like this rank's.
 
-Before its first step a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
-that stages send each other are given (``PipelineStage(..., input_args=, output_args=)``).  Where they are
-not, each sends them to the next as objects: what the stage before this rank's would send, nobody knows here;
-what gradients the one after it sends follows from what they are of.
+Before its first step, a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
+that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If not, each stage sends
+its shapes to the next as objects.  What the stage before this rank's would send is unknown here.  The
+gradients that the next stage sends have the shapes of the outputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..interception.attribute_patches import Patches
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 
-_ALIKE = "all stages of the pipeline are told their shapes, or none, as this rank's are"
-_GRADIENTS = "gradients that stages of the pipeline send have the shapes and types of what they are of"
+_ALIKE = "either all stages of the pipeline are given their shapes, or none, as for this rank"
+_GRADIENTS = "gradients sent between pipeline stages have the shapes and dtypes of the activations"
 
 
 def install(patches: Patches, tape: Tape) -> None:
@@ -78,8 +78,9 @@ def _patch_shapes(patches: Patches, tape: Tape, module: ModuleType, stage: Any) 
         outputs = self._stage_meta.outputs
         if source < self.stage_index or outputs is None:
             raise AbsentDeviceError(
-                f"Stage {self.stage_index} of the pipeline would be told by stage {source}, which is on a "
-                "rank that is only planned, what shapes it sends: give them, "
+                f"Stage {self.stage_index} of the pipeline would receive the shapes of its inputs from "
+                f"stage {source}, "
+                "which is on a rank that is only planned. Give them: "
                 "PipelineStage(..., input_args=..., output_args=...)."
             )
         _assume(tape, _GRADIENTS)

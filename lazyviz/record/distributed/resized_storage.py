@@ -1,7 +1,7 @@
-"""The storage of a planned tensor: its size can be asked and changed, its content cannot.
+"""Storage of a planned tensor: its size can be read and changed, but not its contents.
 
-FSDP2 frees and allocates the memory of gathered parameters by resizing their storage, which every view of it
-and everything that autograd has saved goes on referring to.
+FSDP2 frees and allocates the memory of all-gathered parameters by resizing their storage, while all views of
+it and all tensors saved by autograd keep referring to it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class PlannedStorage:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(name)
         raise AbsentDeviceError(
-            f"{name} of a storage that is only planned: its size can be asked and changed, not its content."
+            f"{name} of a storage that is only planned: its size can be read and changed, but not its "
+            "contents."
         )
 
 

@@ -1,7 +1,7 @@
-"""The rank that a block is recorded for: ``torch.distributed`` is initialized for it, with nobody else there.
+"""The planned rank: ``torch.distributed`` is initialized for it without the other ranks.
 
-What the block's code has made of it, process groups and meshes, is kept for the next block of the same rank:
-a model that was sharded in one cell is trained in the next.
+Process groups and meshes that the block's code has created are kept for the next block of the same rank, so
+that a model that was sharded in one cell can be trained in the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..tape import Tape, tape
 from . import collectives, eager_checks, pipelines, wrapper_subclasses
 
 RANKS_OF_A_MACHINE = 8
-"""How many cards a machine is taken to have, where the world has more ranks than that."""
+"""The assumed number of GPUs per machine, if the world has more ranks than that."""
 
 _kept: dict[tuple[int, int, str], GroupTables] = {}
 
@@ -36,16 +36,16 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
     """
     if mesh is None:
         if rank:
-            raise ValueError(f"rank {rank} of how many? Name the mesh: mesh=(8,)")
+            raise ValueError(f"rank {rank} needs a mesh, such as mesh=(8,)")
         return 1
     sizes = (mesh,) if isinstance(mesh, int) else tuple(mesh)
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
         raise ValueError(
-            f"mesh takes the number of ranks in each dimension, such as (8,) or (2, 4), got {mesh!r}"
+            f"mesh must be the number of ranks in each dimension, such as (8,) or (2, 4), got {mesh!r}"
         )
     size = math.prod(sizes)
     if type(rank) is not int or not 0 <= rank < size:
-        raise ValueError(f"rank is from 0 to {size - 1} in a mesh of {size}, got {rank!r}")
+        raise ValueError(f"rank must be from 0 to {size - 1} in a mesh of {size}, got {rank!r}")
     if not process_groups.is_available():
         raise RuntimeError("this PyTorch is built without torch.distributed: mesh= cannot be planned")
     return size
@@ -87,7 +87,8 @@ class OneOfMany(Transaction):
             self._users_own = True
             return
         raise RuntimeError(
-            f"torch.distributed is initialized already, by {process_groups.backend_name()} as rank {rank} of "
+            f"torch.distributed is already initialized, with backend {process_groups.backend_name()} "
+            f"as rank {rank} of "
             f"{size}: a block for rank {self.rank} of {self.size} needs "
             "torch.distributed.destroy_process_group() before it"
         )

@@ -1,6 +1,6 @@
-"""DTensors on a card that is not there: what they ask of shape rules and of generators.
+"""DTensors on an absent GPU: their use of shape rules and generators.
 
-Where they say to be is told by :mod:`lazyviz.record.fake_cuda.wrapper_subclasses`.
+:mod:`lazyviz.record.fake_cuda.wrapper_subclasses` handles the device that they report.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: what a cell recorded for it sees."""
+"""Fake CUDA: recording a cell for a CUDA device that is absent."""

@@ -1,9 +1,9 @@
-"""Which kernel ``scaled_dot_product_attention`` takes on a card that is not there.
+"""Kernel selection of ``scaled_dot_product_attention`` on an absent GPU.
 
 The conditions are those of ATen's ``transformers/cuda/sdp_utils.cpp`` (``select_sdp_backend``) and
-``transformers/sdp_utils_cpp.h``, the calls those of ``transformers/attention.cpp``, for dense
-tensors.  What they ask of cuDNN is answered for the wheels PyTorch publishes for CUDA 13, whose
-cuDNN is newer than 9.15.
+``transformers/sdp_utils_cpp.h``, the calls those of ``transformers/attention.cpp``, for dense tensors.
+Conditions on cuDNN are answered for the wheels that PyTorch publishes for CUDA 13, whose cuDNN is newer than
+9.15.
 """
 
 from __future__ import annotations

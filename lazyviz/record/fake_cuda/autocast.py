@@ -1,9 +1,9 @@
-"""``torch.autocast("cuda")`` for a card that is not there.
+"""``torch.autocast("cuda")`` on an absent GPU.
 
-C++ casts where a tensor says ``is_cuda()``, which a planned one does not to it.  While such a card
-is planned its kernels for autocast are replaced by these, which do the same: they cast above
-autograd, so that gradients flow through the casts, and keep one cast of each parameter until
-autocast ends.  The lists are those of ATen's ``autocast_mode.h``; a test compares.
+C++ casts if a tensor's ``is_cuda()`` is true, which it is not for a planned tensor.  While such a GPU is
+planned, these kernels replace those for autocast and do the same: they cast above autograd, so that gradients
+flow through the casts, and cache one cast of each parameter until autocast ends.  The lists are those of
+ATen's ``autocast_mode.h``; a test compares them.
 """
 
 from __future__ import annotations

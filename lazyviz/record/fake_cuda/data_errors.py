@@ -1,7 +1,7 @@
-"""PyTorch's own errors and results where a call would read what only a card that is not there could compute.
+"""PyTorch errors and results for calls that would read values of an absent GPU.
 
-A call that reads memory past the dispatcher may be refused for its arguments, whatever memory holds: it is
-tried on zeros and on ones.  Where it is only to put elements together (``torch.tensor([t, t])``) they are.
+A call that reads memory without the dispatcher may fail because of its arguments, whatever the values are: it
+is tried on zeros and on ones.  If it only combines elements (``torch.tensor([t, t])``), that is recorded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Flex attention on a card that is not there: its gradients without a trace of the user's function.
+"""Flex attention on an absent GPU: gradients without tracing the user's function.
 
-PyTorch traces ``score_mod`` on fake tensors of the device, whose gradients need a CUDA driver.  What
-the trace would compute is the derivative of the function, which ``torch.func.vjp`` gives at the call.
-Tensors that the function captures are made arguments of it by Dynamo, which has no part in a plan:
-here they are, so that they have their gradients.
+PyTorch traces ``score_mod`` on fake tensors of the device, whose gradients need a CUDA driver.  The trace
+would compute the derivative of the function, which ``torch.func.vjp`` computes here at the call.  Dynamo
+turns tensors that the function captures into arguments.  It is not used in a plan, so they become arguments
+here, which gives them gradients.
 """
 
 from __future__ import annotations

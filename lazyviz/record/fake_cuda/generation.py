@@ -1,8 +1,8 @@
-"""Generation on a card that is not there: the longest length ends sequences, not a token.
+"""Text generation on an absent GPU: only the maximum length ends a sequence.
 
-transformers' ``generate`` asks after each token whether a sequence has ended, which on a card that is absent
-nobody knows.  What depends on tokens is recorded as ever and taken to say "no", so that lengths alone end
-generation: the most that it may take.  Plans say so.
+After each token, ``generate`` of transformers checks whether a sequence has ended, which is unknown on an
+absent GPU. Checks that depend on tokens are recorded as usual and assumed to return "no", so that only
+lengths end generation: the longest possible run.  Plans say so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 _CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
 """Functions that look at the prompt: whether all of its mask is set, any of its ids invalid."""
 _MOST_FRAMES = 12  # between a check and the read
-_PROMPT = "the prompt of generate has no padding"
-_TEXT = "no stopping criterion of generate but the longest length (max_new_tokens) ends a sequence"
+_PROMPT = "the prompt of generate() has no padding"
+_TEXT = "generate() stops only at the maximum length (max_new_tokens)"
 
 
 class Generation:
@@ -77,7 +77,7 @@ class Generation:
         self._cards.patches.set(all_of_them, "__call__", any_is_met)
 
     def _unmet(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
-        """``criterion``, which is not met if its answer depends on a token."""
+        """Wrap ``criterion`` so that it returns False if its result depends on a token."""
 
         def met(*args: Any, **kwargs: Any) -> Any:
             answer = criterion(*args, **kwargs)

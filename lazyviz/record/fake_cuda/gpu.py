@@ -1,4 +1,4 @@
-"""A GPU that a cell is planned for: its name, memory and compute capability."""
+"""A planned GPU: its name, memory, and compute capability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs that a cell is planned for: what is known of them, and what patches of ``torch.cuda`` ask."""
+"""Registry of planned GPUs: their properties, as the patches of ``torch.cuda`` need them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Values of an absent card that the host has, too: what was only copied there, or viewed.
+"""Values of an absent GPU that the host also has, because they were only copied or viewed.
 
-A model that was moved to a planned card is the user's own: its values are those that it had, as long as
-nothing is recorded that writes them.  Reading such a tensor gives them; forgetting the plan gives every
-tensor that was moved its memory back, since nothing of the plan has run.
+A model that was moved to a planned GPU is still the user's own: its values are those that it had, unless
+recorded ops write them.  Reading such a tensor returns them.  Dropping the plan gives every moved tensor its
+memory back, because nothing of the plan has run.
 """
 
 from __future__ import annotations

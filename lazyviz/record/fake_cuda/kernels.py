@@ -1,8 +1,8 @@
-"""ATen functions made of others that choose by the device, told what a GPU would choose.
+"""Composite ATen functions that choose by device, with the choice of a GPU.
 
-To C++ a planned tensor is on no CUDA device, so that ``is_cuda()`` is false there.  The
-functions in question get a Python kernel that makes the choice PyTorch makes for CUDA
-tensors; for all others they are as they were.
+For C++, a planned tensor is not on a CUDA device, so ``is_cuda()`` is false.  The functions concerned get a
+Python kernel that makes the choice that PyTorch makes for CUDA tensors; for all other tensors, they are
+unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Layers of PyTorch whose C++ code asks for values or a driver, on a card that is not there.
+"""Layers whose C++ code reads values or calls the driver, on an absent GPU.
 
-Sequences packed by their lengths, which are on the host, and ``nn.DataParallel`` over one card;
-what a planned card does not do is named.
+Supported are packed sequences, whose lengths are on the host, and ``nn.DataParallel`` over one GPU.  What a
+planned GPU does not support is reported by name.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _install_packing(cards: Cards) -> None:
 
 
 def _install_data_parallel(cards: Cards) -> None:
-    """One card takes the batch as it is; several run on threads of their own, which are not recorded."""
+    """One GPU takes the whole batch; several would use separate threads, which are not recorded."""
 
     def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
         numbers = [cards.index(device) for device in devices]

@@ -1,4 +1,4 @@
-"""What PyTorch tells of memory, for a card that is not there: its counters, and the host's pinned memory."""
+"""Memory statistics of an absent GPU: ``torch.cuda`` counters, and pinned host memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _install_counters(cards: Cards) -> None:
 def _unknown(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AbsentDeviceError(
-            f"torch.cuda.{name}() is not known of a GPU that is not on this machine; "
+            f"torch.cuda.{name}() is not available for a GPU that is not on this machine; "
             "memory_allocated() and memory_reserved() are."
         )
 

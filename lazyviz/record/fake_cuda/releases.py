@@ -1,7 +1,7 @@
-"""Older PyTorch releases: what they kept or took that the installed one does not.
+"""Older PyTorch releases: tensors that they saved or allocated and the installed one does not.
 
-A block may be recorded as such a release would run it on a card.  What is known of the differences is in
-:data:`DIFFERENCES`, each with where it is from; anything else is the installed release's.
+A block can be recorded as such a release would run it on a GPU.  The known differences are in
+:data:`DIFFERENCES`, each with its source; everything else is as in the installed release.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 SOFTMAX_KEEPS_INPUT = Difference(
     OLDEST,
     (1, 11),
-    "softmax and log_softmax keep their input for the backward pass",
+    "softmax and log_softmax save their input for the backward pass",
     "https://github.com/pytorch/pytorch/pull/65242",
 )
 ZERO_GRAD_KEEPS = Difference(
@@ -47,13 +47,13 @@ ZERO_GRAD_KEEPS = Difference(
 ONE_BY_ONE = Difference(
     OLDEST,
     (2, 0),
-    "optimizers step parameters one by one",
+    "optimizers update parameters one by one",
     "https://github.com/pytorch/pytorch/pull/92306",
 )
 ADAM_TWO_LISTS = Difference(
     (2, 0),
     (2, 1),
-    "Adam and AdamW hold the square roots of second moments twice",
+    "Adam and AdamW use a second buffer for the square roots of second moments",
     "https://github.com/pytorch/pytorch/pull/104780",
 )
 DIFFERENCES = (SOFTMAX_KEEPS_INPUT, ZERO_GRAD_KEEPS, ONE_BY_ONE, ADAM_TWO_LISTS)
@@ -78,7 +78,7 @@ def release(version: str) -> Release:
             return found
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST, installed()))
     raise ValueError(
-        f"torch_version takes a release of PyTorch from {oldest} to {newest} (the installed one), such as "
+        f"torch_version must be a PyTorch release from {oldest} to {newest} (the installed one), such as "
         f'"1.13", not {version!r}'
     )
 

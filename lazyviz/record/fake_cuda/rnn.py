@@ -1,8 +1,9 @@
-"""Recurrent layers on a card that is not there: one kernel of cuDNN's, as PyTorch calls it on a GPU.
+"""Recurrent layers on an absent GPU: one cuDNN kernel, called as PyTorch does on a GPU.
 
-``nn.LSTM`` and its kin call ``lstm``, ``gru``, ``rnn_tanh``, ``rnn_relu``, which take cuDNN's kernel for a
-CUDA tensor (``ATen/native/RNN.cpp``, ``_cudnn_impl`` in ``ATen/native/cudnn/RNN.cpp``).  What it does not
-take (bfloat16, or cuDNN switched off) is recorded cell by cell, with the CPU's ops, and noted in the graph.
+``nn.LSTM``, ``nn.GRU``, and ``nn.RNN`` call ``lstm``, ``gru``, ``rnn_tanh``, ``rnn_relu``, which use the
+cuDNN kernel for a CUDA tensor (``ATen/native/RNN.cpp``, ``_cudnn_impl`` in ``ATen/native/cudnn/RNN.cpp``).
+What cuDNN does not support (bfloat16, or cuDNN disabled) is recorded cell by cell with CPU ops, and noted in
+the graph.
 """
 
 from __future__ import annotations

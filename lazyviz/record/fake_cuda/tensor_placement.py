@@ -1,7 +1,6 @@
-"""Ways for a tensor to get on a card that is not there which C++ would look up in its driver.
+"""Placement of tensors on an absent GPU in ways for which C++ would ask the driver.
 
-A device given by its number alone, the old tensor types (``torch.cuda.HalfTensor``) and
-``torch.load``.
+These are devices given only by number, legacy tensor types (``torch.cuda.HalfTensor``), and ``torch.load``.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class _Storages:
 
 
 def _device_of(storage: Any) -> torch.device | None:
-    """The card that a storage which was read from a file is to be on."""
+    """The GPU for a storage that was read from a file."""
     return getattr(storage._untyped_storage, "_lazyviz_device", None)
 
 

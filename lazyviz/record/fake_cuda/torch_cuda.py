@@ -1,10 +1,10 @@
-"""A CUDA card that is not there: what a recorded cell sees of it.
+"""``torch.cuda`` for an absent GPU, as a recorded cell sees it.
 
-While a cell is recorded for such a card, ``torch.cuda`` answers for it, and tensors sent there
-are pending tensors that say ``cuda:N``; to C++ they are on another device (see
-:mod:`lazyviz.torch_internals.cuda`), which this module maps back where an op reaches the recorder.
-Which kernels a GPU would choose is told by :mod:`lazyviz.record.fake_cuda.kernels` and
-:mod:`lazyviz.record.fake_cuda.autocast`.  Nothing here is in place where CUDA is present.
+While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
+tensors whose device is ``cuda:N``.  For C++, they are on another device (see
+:mod:`lazyviz.torch_internals.cuda`), which this module maps back when an op reaches the recorder.
+:mod:`lazyviz.record.fake_cuda.kernels` and :mod:`lazyviz.record.fake_cuda.autocast` choose the kernels that a
+GPU would use.  Nothing here is active if CUDA is present.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class AbsentCards:
         if isinstance(value, Iterator):  # one value a read
             value = next(value, self)
             if value is self:
-                raise AbsentDeviceError(f"{line} is read more often than values are assumed for it")
+                raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
         if value is _NOTHING:
             prompt = self._generation.about_prompt(needed, sys._getframe(2))
             return None if prompt is None else Answer(prompt)
@@ -397,7 +397,7 @@ READERS: dict[str, Callable[..., Any]] = {
 
 
 class _Properties:
-    """``torch.cuda.get_device_properties`` of a card, as far as it is known."""
+    """The known part of ``torch.cuda.get_device_properties`` of a GPU."""
 
     def __init__(self, card: Card) -> None:
         self.name = card.name
@@ -414,7 +414,7 @@ class _Properties:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AbsentDeviceError(f"{name} of {self.name} is not known: the card is not on this machine.")
+        raise AbsentDeviceError(f"{name} of {self.name} is unknown: the GPU is not on this machine.")
 
 
 class _Stream:
@@ -455,12 +455,12 @@ class _Event:
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        raise AbsentDeviceError("A planned GPU takes no time: Event.elapsed_time() is not known.")
+        raise AbsentDeviceError("Event.elapsed_time() is not available: a planned GPU does not run.")
 
 
 def _unknown(what: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AbsentDeviceError(f"{what} is not known of a GPU that is not on this machine.")
+        raise AbsentDeviceError(f"{what} is not available for a GPU that is not on this machine.")
 
     return refuse
 

@@ -1,7 +1,8 @@
-"""Tensor subclasses around tensors of a card that is not there: DTensors, quantized weights.
+"""Tensor subclasses around tensors of an absent GPU: DTensors, quantized weights.
 
-They are made with the device of the tensor inside, which C++ must not see: a planned tensor is on another one
-there (:mod:`lazyviz.torch_internals.cuda`).  Python is told the planned device, as of any planned tensor.
+They are created with the device of the inner tensor, which C++ must not see, because a planned tensor is on
+another device there (:mod:`lazyviz.torch_internals.cuda`).  Python sees the planned device, as for any
+planned tensor.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What reaches tensors past the dispatcher: reads, writes, exports, flags, and the patches that see them."""
+"""Interception of accesses that bypass the dispatcher: reads, writes, exports, flags."""

@@ -1,8 +1,8 @@
-"""Exports to NumPy and DLPack: memory that is handed out is noted, with a weak reference.
+"""Exports to NumPy and DLPack: exported memory is tracked by a weak reference.
 
-An array keeps the tensor object alive of which it was made, which tells nothing where the user has that
-tensor, too.  So while exports are noted, arrays are made of another tensor on the same memory, which nobody
-else has.
+An array keeps the tensor object alive that it was created from, which proves nothing if the user has that
+tensor, too. Therefore, while exports are tracked, arrays are created from another tensor on the same memory,
+to which nothing else refers.
 """
 
 from __future__ import annotations

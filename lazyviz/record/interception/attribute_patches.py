@@ -1,4 +1,4 @@
-"""Attribute patches: attributes and function code of other modules and classes, replaced for a while."""
+"""Attribute patches: temporary replacement of attributes and function code of other modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_SLOTS = frozenset(
 
 
 class Originals:
-    """What was there before the first patch of ours, by owner and name: what a reset goes back to."""
+    """The originals before the first patch, by owner and name, which a reset restores."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -31,7 +31,7 @@ class Originals:
             self._known[id(owner), name] = owner, value
 
     def replaced(self) -> list[tuple[Any, str, Any]]:
-        """Owner, name and original of what is a patch of ours now."""
+        """Owner, name, and original of each attribute that is currently patched."""
         return [
             (owner, name, value)
             for (_, name), (owner, value) in self._known.items()

@@ -1,7 +1,7 @@
-"""Checkpoint saving: tensors that are saved together are evaluated together, at one sync point.
+"""Checkpoint saving: tensors that are saved together are evaluated at one sync point.
 
-``torch.save``, ``safetensors.save_file`` or ``save_pretrained`` read one tensor after the other, past the
-dispatcher.  What else they are about to read is in the arguments of the functions that are running.
+``torch.save``, ``safetensors.save_file``, and ``save_pretrained`` read one tensor after the other without the
+dispatcher.  The tensors that they will read next are in the arguments of the running functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CAUSES = frozenset({"pickle", "storage access", "data_ptr", "numpy", "share_memory_"})
 """Reads by which tensors are saved, or handed on."""
-_MOST = 100_000  # objects looked at
+_MOST = 100_000  # examined objects
 
 
 def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType | None) -> list[TrackedNode]:

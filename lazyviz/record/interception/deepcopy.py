@@ -1,8 +1,8 @@
 """``copy.deepcopy`` and ``copy.copy`` of tensors that are pending or have a pending write: recorded.
 
-PyTorch's own methods copy storages, which have no content yet.  What they make is made here of recorded ops:
-tensors of one storage get a copy of it in common, found by the memo; a parameter is a clone, without gradient
-and attributes.  What is not a plain tensor is left to PyTorch's methods, at a sync point.
+PyTorch's own methods copy storages, which have no contents yet.  Here, the copies are recorded as ops:
+tensors of one storage share a copy of it, found by the memo; a parameter is a clone, without gradient and
+attributes.  Other classes are left to PyTorch's methods, at a sync point.
 """
 
 from __future__ import annotations

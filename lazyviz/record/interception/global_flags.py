@@ -1,9 +1,10 @@
 """Global flags that change what kernels compute: changing one runs the pending ops that it would affect.
 
-An op recorded runs later, under what is set then.  So a change of such a setting in a block is a
-sync point: what is pending runs under what was set when it was recorded.  Of the default dtype only a
-few ops depend, those that make floating numbers of integers; these run first at any time, also
-after the block, since nothing else would give them the dtype that the record shows.
+A recorded op runs later, under the settings at that time.  Therefore, changing such a setting in a block is a
+sync
+point: pending ops run with the settings under which they were recorded.  Only a few ops depend on the default
+dtype, namely those that create floating-point results from integers.  They run before any change, also after
+the block, because nothing else would give them the recorded dtype.
 """
 
 from __future__ import annotations

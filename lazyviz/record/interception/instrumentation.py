@@ -146,13 +146,13 @@ class Watch:
             result = enter(*guard)
             frame = sys._getframe(1)
             if dynamo.calls_compiled_function(frame):
-                if self._is_planned():  # nothing to compile for: the function is run as it is
+                if self._is_planned():  # nothing to compile for: run the original function
                     self._run_as_eager(frame)
                     return result
                 region = self._suspended("torch.compile")
                 try:
                     region.__enter__()
-                except BaseException:  # nobody will leave what could not be entered
+                except BaseException:  # a block that could not be entered is not exited
                     local.entered -= 1
                     undo(*guard)
                     private_api.refresh_modes()
@@ -228,8 +228,9 @@ class Watch:
                 elif not dynamo.when_returned(frame, functools.partial(self._note_compiled, frame)):
                     self._note_compiled(frame)
                     warnings.warn(
-                        f"lazyviz: what a compiled function returned is not counted in plans: torch "
-                        f"{torch.__version__} shows it to profilers only, and another one is active",
+                        "lazyviz: plans do not count the results of compiled functions: torch "
+                        f"{torch.__version__} "
+                        "reports them only to a profiler, and another profiler is active",
                         stacklevel=3,
                     )
                 self.release()
@@ -319,7 +320,7 @@ class Watch:
         return found + self._scopes.hooks()
 
     def reset(self) -> None:
-        """Nothing is being recorded, paused or planned, and nobody runs anything, whatever was noted."""
+        """Clear all state: nothing is recording, paused, or planned, and nothing runs."""
         recording = self._tape.recording
         recording.graph, recording.pauses = None, 0
         recording.summing = recording.immediate_step = None
@@ -372,7 +373,7 @@ def _leave(leave: Callable[..., Any], guard: Any) -> None:
 
 
 def _no_rules(rule_of: FunctionType) -> FunctionType:
-    """``_torch.dispatch_rule`` that knows without a look that nobody has a rule for our mode."""
+    """``_torch.dispatch_rule`` that returns immediately for lazyviz's mode, which has no rules."""
 
     def dispatch_rule(
         op: Any, mode: type, *, _recorder: type = RecorderMode, _rule_of: FunctionType = rule_of

@@ -1,7 +1,7 @@
-"""KV caches: tensors that a model keeps of earlier tokens, a category of their own in plans.
+"""KV caches: tensors that a model keeps for earlier tokens, a separate category in plans.
 
-Of transformers' caches: what their layers hold.  Of others: buffers of modules of a class named
-``KVCache``, and whatever :func:`lazyviz.mark_kv_cache` is told of.
+For caches of transformers, these are the tensors of their layers.  For others, these are buffers of modules
+of a class named ``KVCache``, and tensors passed to :func:`lazyviz.mark_kv_cache`.
 """
 
 from __future__ import annotations

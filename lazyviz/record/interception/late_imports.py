@@ -1,8 +1,8 @@
-"""Imports that keep what they find of PyTorch: they are to find PyTorch as it is without us.
+"""Late imports: modules that copy parts of PyTorch on import must get them unpatched.
 
-Dynamo takes most of a second, so lazyviz leaves its import to whoever needs it: an optimizer, a
-shape rule, a compiler.  That may be in the midst of a block, and Dynamo keeps functions that it finds in
-tables, and puts others in their place.  So all of ours stands aside meanwhile: patches, and the mode of the
+Importing Dynamo takes most of a second, so lazyviz imports it only on first use: by an optimizer, a shape
+rule, or a compiler.  That can happen inside a block, and Dynamo stores functions of PyTorch in tables, and
+replaces others.  Therefore everything of lazyviz is removed during the import: patches, and the mode of the
 thread that imports.  What another thread reads of pending tensors in that time it reads as an operator would.
 
 Libraries that a block imports are met here, too: what is to be done with one once it is there.

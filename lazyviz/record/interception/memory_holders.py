@@ -1,14 +1,14 @@
-"""Memory holders: who, besides PyTorch's tensors, could notice that a write is deferred.
+"""Memory holders: objects besides PyTorch tensors that could observe a deferred write.
 
-A NumPy array, a consumer of DLPack, another process or a shared file shows what a tensor's memory holds, past
-everything that is watched here.  Memory is *shared* while one of them is there: it is written at once, and
-what reads it gets a copy.  Everything else is the program's own: files that are mapped for this process alone
-(safetensors, ``torch.load(mmap=True)``), what a loader has read, arrays that nobody has any more.
+A NumPy array, a DLPack consumer, another process, or a shared file can read a tensor's memory without
+PyTorch. Memory is *shared* while one of them exists: writes to it run immediately, and reads get a copy.  All
+other memory is private to the program: private file mappings (safetensors, ``torch.load(mmap=True)``), memory
+that a loader has read, and arrays that nothing refers to any more.
 
-Whether somebody has an array is known from references.  An array made by ``Tensor.numpy()`` keeps a tensor
-object alive, so all tensor objects on a storage are looked for, and all that refers to them; what neither
-containers nor variables account for may be an array.  A tensor made from an array keeps that array alive; if
-that is the only reference to it, nobody else has it.  What cannot be told counts as shared.  What a program
+Arrays are detected by references.  An array made by ``Tensor.numpy()`` keeps a tensor object alive, so all
+tensor objects on a storage are searched, and everything that refers to them; a reference that neither
+containers nor variables explain may be an array.  A tensor made from an array keeps that array alive; if that
+is the only reference, nothing else has the array.  Undecidable cases count as shared.  What a program
 does with an address (``data_ptr``, extensions in C++) cannot be known.
 """
 
@@ -111,7 +111,7 @@ class Runs(Protocol):
 
 
 class MemoryHolders:
-    """Who shows the memory of the program's tensors besides them.
+    """The holders of the memory of the program's tensors.
 
     ``exported`` has what was handed out while somebody of ours was looking, by address of the storage: weak
     references to the tensors that it keeps.
@@ -128,7 +128,7 @@ class MemoryHolders:
     # --- asking -------------------------------------------------------------------
 
     def holder(self, tensor: torch.Tensor) -> str | None:
-        """Who shows the memory of an ordinary tensor, ``None`` if nobody does, or ``UNKNOWN``."""
+        """The holder of the memory of an ordinary tensor, ``None``, or ``UNKNOWN``."""
         if private_api.TensorBase.device.__get__(tensor).type != "cpu":
             return None
         address = private_api.storage_address(tensor)
@@ -170,7 +170,7 @@ class MemoryHolders:
                     return
 
     def begin_block(self) -> None:
-        """Whoever was found to show memory before may have gone."""
+        """Holders that were found before may no longer exist."""
         if self._examined_for < _MAY_TAKE * (time.perf_counter() - self._born):
             for verdict in self._verdicts.values():
                 verdict.looks = 0
@@ -226,13 +226,13 @@ class MemoryHolders:
         return self.lasting
 
     def begin_gap(self) -> None:
-        """Exports are not noted for a while: nothing that is known is certain after it."""
+        """Stop tracking exports: what is known is no longer certain afterwards."""
         self._verdicts.clear()
         self.lasting = False
         self.forget_dead()
 
     def forget_dead(self) -> None:
-        """Forget what was known of memory that is gone."""
+        """Forget memory that no longer exists."""
         for address in list(self._verdicts):
             self._verdict(address)
         for address in list(self.exported):
@@ -241,7 +241,7 @@ class MemoryHolders:
     # --- looking ------------------------------------------------------------------
 
     def examine(self, operands: list[torch.Tensor]) -> None:
-        """Find out of all memory that may be shared who refers to it.
+        """Find the holders of all memory that may be shared.
 
         ``operands`` are those of the call that is being recorded, which refers to each once more, unless it
         is the autograd engine's.

@@ -1,9 +1,9 @@
 """Memory reads and writes that bypass the dispatcher: ``numpy``, ``data_ptr``, ``.data``, loaders.
 
-``numpy()``, ``tolist()``, ``print``, pickling and their like read a tensor's memory where
-no dispatch mode sees it, and ``Tensor.data = `` exchanges it.  Pending tensors and real
-ones with a pending write both need care there, so the methods of ``torch.Tensor`` and a few
-functions are patched while anything is pending or recording, and restored after.
+``numpy()``, ``tolist()``, ``print``, pickling, and others read a tensor's memory where no dispatch mode sees
+it, and ``Tensor.data = `` replaces it.  Both pending tensors and real tensors with a pending write need
+special handling there, so the methods of ``torch.Tensor`` and a few functions are patched while anything is
+pending or recording, and restored afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizer hooks: where each step begins and ends, by the global hooks of ``torch.optim``."""
+"""Optimizer hooks: where each step begins and ends, from the global hooks of ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OptimizerSteps:
             self.scopes.learn_state(optimizer, self._find)
 
     def _end(self) -> None:
-        """Nobody tells of the end of a step that fails."""
+        """There is no hook for the end of a step that fails."""
         if self.scopes.steps:
             self.scopes.phase = self._phases[0]
             self.scopes.stepped(self.scopes.steps[0])

@@ -1,4 +1,4 @@
-"""Raw memory accesses that no op makes: what is pending on the memory runs first."""
+"""Raw memory access without an op: pending ops on the memory run first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ _METHODS = (
 
 
 class Addresses:
-    """C++ code that takes tensors' addresses, whoever called it; only the compiled modules can tell."""
+    """Accesses by C++ code to addresses of tensors, from any caller; only the compiled modules detect
+    them.
+    """
 
     def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
         self._tape = tape

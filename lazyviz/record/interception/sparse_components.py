@@ -1,4 +1,4 @@
-"""Components of sparse tensors: the ordinary tensors whose memory others may read and write."""
+"""Components of sparse tensors: the ordinary tensors whose memory can be read and written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sparse constructors run immediately, on values that are there: one sync point at most.
+"""Sparse constructors: run immediately on real values, with at most one sync point.
 
-ATen's constructors are functions made of others, which look at indices in memory, past the dispatcher:
-for the size that nobody has given, and where invariants are to be checked.  They get a kernel that has
-what they read evaluated first, in the way of :mod:`lazyviz.record.parity.composites`.
+ATen's constructors are composite functions that read indices in memory without the dispatcher, to infer a
+missing size and to check invariants.  They get a kernel that first evaluates what they read, in the way of
+:mod:`lazyviz.record.parity.composites`.
 """
 
 from __future__ import annotations

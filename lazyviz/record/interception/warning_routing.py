@@ -1,7 +1,7 @@
-"""Warning routing: warnings of PyTorch's C++ code go to Python, or nowhere.
+"""Warning routing: warnings of PyTorch's C++ code go to Python, or are dropped.
 
-A function of PyTorch keeps them until it returns, and only then gives them to Python's ``warnings``; what is
-called by no such function writes them to the standard error stream.
+A PyTorch function collects warnings until it returns, and only then passes them to Python's ``warnings``.
+Code that is not called by such a function writes them to standard error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Ignored(no_warnings):
 
 
 def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``function`` whose warnings nobody sees: it computes what the user did not ask for."""
+    """``function`` without its warnings, because it computes something that the user did not request."""
     below = in_python(function)
 
     @functools.wraps(function)

@@ -1,14 +1,14 @@
 """Composite ATen functions that compute differently while a dispatch mode is active.
 
-Such a function asks whether its tensors are subclass-like, which all are while our mode is
-there, and then chooses other operators than for plain tensors: with other bits, or without
-a check of values that eager makes.  They are given a Python kernel here that takes lazy
-tensors for plain ones; it makes the choice that eager would, and stays deferred.  (Where
-it is a gradient's formula that asks, see :mod:`lazyviz.record.parity.derivative_formulas`.)
+Such a function checks whether its tensors are subclass-like, which all are while lazyviz's mode is active,
+and then uses other operators than for plain tensors, with different bits, or without a check of values that
+eager mode makes. Here, these functions get a Python kernel that treats lazy tensors as plain ones; it makes
+the same choice as eager mode, and stays deferred.  (If the formula of a gradient makes the check, see
+:mod:`lazyviz.record.parity.derivative_formulas`.)
 
-The kernels are where PyTorch looks first when there is a dispatch mode or a wrapper subclass,
-and nowhere else: eager code on plain tensors does not pass them, so that they may stay from
-one block to the next, which saves a short block putting them in place.
+The kernels are registered where PyTorch looks first if there is a dispatch mode or a wrapper subclass, and
+nowhere else. Eager code on plain tensors does not reach them, so that they can stay registered from one block
+to the next, which saves time in short blocks.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Derivative formulas that compute differently when they do not see plain tensors.
+"""Derivative formulas that compute differently unless they get plain tensors.
 
-A few formulas ask whether a tensor is subclass-like, which every tensor is while a
-dispatch mode is active, and then avoid what subclasses might not support.  That way
-ends in other bits, or strides.  Such formulas are rare, and on their plain way they read
-values themselves (the gradient of ``prod`` looks for zeros), so they run at once, on
-plain tensors and with no mode of ours active: a sync point that says so.
+A few formulas check whether a tensor is subclass-like, which every tensor is while a dispatch mode is active,
+and then avoid operations that subclasses might not support.  That path has different bits or strides.  Such
+formulas are rare, and on their plain path they read values themselves (the gradient of ``prod`` looks for
+zeros).  Therefore, they run immediately, on plain tensors and without lazyviz's mode, at a named sync point.
 
-The list comes from running PyTorch's own operator samples with and without a mode that
-does nothing (``tests/record/parity/test_derivative_formulas.py``).
+The list comes from running PyTorch's own operator samples with and without a mode that does nothing
+(``tests/record/parity/test_derivative_formulas.py``).
 
-The autograd engine, too, adds up gradients in place only where it sees plain tensors.
-Here nothing reads values: the recorder is told which additions are the engine's.
+The autograd engine also accumulates gradients in place only if it sees plain tensors.  This reads no values:
+the recorder is told which additions are made by the engine.
 """
 
 from __future__ import annotations

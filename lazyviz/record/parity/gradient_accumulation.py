@@ -1,7 +1,7 @@
-"""Gradient accumulation: whether the autograd engine would add two gradients in the memory of the first.
+"""Gradient accumulation: whether the autograd engine would add two gradients in place.
 
-It does not where either is subclass-like, as every tensor is to it while a dispatch mode is active; the
-recorder then records the sum in place all the same.
+The engine does not do so if either is subclass-like, as every tensor is while a dispatch mode is active.  The
+recorder then records the in-place sum nevertheless.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""In-place gradients: eager PyTorch writes into zeros, ATen under a dispatch mode into a copy of them.
+"""In-place gradients: eager PyTorch writes into zeros, and ATen under a dispatch mode into a copy.
 
-The bits are the same, the copy is as much memory once more: of a whole table, say, of which a few rows
-were taken.  ATen asks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these
-kernels take lazy tensors for plain ones, in the way of :mod:`lazyviz.record.parity.composites`.
+The bits are equal, but the copy takes the same memory again, for example of a whole table of which a few rows
+were used. ATen checks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these
+kernels treat lazy tensors as plain ones, in the way of :mod:`lazyviz.record.parity.composites`.
 
-Where a batch has been named, what its samples add to a tensor that they share stays a result of its own:
-each piece of a split run has to have one.
+If a batch is named, the sum over its samples for a shared tensor stays a separate result, because each piece
+of a split run needs its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain tensors: whether ATen would see any subclass or mode if ours were not there."""
+"""Plain tensors: whether ATen would see a subclass or mode apart from lazyviz's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's variables call the modules of a block, and what their modules are."""
+"""Module names: the user's variables for the modules of a block, and the module objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ...graph.modules import ModuleFacts, ModuleRoot
 
-MAX_ITEMS = 1000  # of lists, dictionaries and objects, looked at for modules in all
+MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]
 _PYTORCH_S = "torch.nn."  # whose ``extra_repr`` runs no code of the user's
 

@@ -1,4 +1,4 @@
-"""Notebook cells: which cell a line of code is in, as IPython tells."""
+"""Notebook cells: which cell a line of code belongs to, according to IPython."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source lines: which line of the user's code an op, or a read, comes from."""
+"""Source lines: the line of the user's code that an op, or a read, comes from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ON_THE_WAY = tuple(
     for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",), ("_tensor.py",), ("_tensor_str.py",))
 ) + tuple(os.path.join(TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
 MOST_CODES = 1000  # code objects remembered from one block to the next
-MOST_FRAMES = 100  # looked at for the lines that led to an op
+MOST_FRAMES = 100  # searched for the lines that led to an op
 ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
 
 

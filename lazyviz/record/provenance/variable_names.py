@@ -1,4 +1,4 @@
-"""Variable names: what the user calls the tensors of a block, and which of them nothing else keeps alive."""
+"""Variable names: the user's names for tensors, and tensors that only a variable keeps alive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..interception.optimizer_hooks import ValueFinder
 if TYPE_CHECKING:
     from ..storage import TrackedStorage, TrackedValue
 
-MAX_ITEMS = 10_000  # looked at in all; names of more would say little
+MAX_ITEMS = 10_000  # searched in total; more names would say little
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
 # Exact types of what neither is nor holds tensors, told without a look at their bases.

@@ -1,1 +1,1 @@
-"""Shape inference: what an op returns, from its arguments' metadata alone."""
+"""Shape inference: the result of an op from the metadata of its arguments."""

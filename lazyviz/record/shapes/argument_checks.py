@@ -1,4 +1,4 @@
-"""Argument checks of common kernels that their shape rules leave out."""
+"""Argument checks of common kernels that their shape rules omit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What ``_ctc_loss`` and its backward return, from the lengths of the sequences; PyTorch has no shape rule.
+"""Shape rule of ``_ctc_loss`` and its backward, for which PyTorch has none.
 
-After ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the CUDA kernel's results are alike.
+It follows ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the results of the CUDA kernel are
+alike.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def longest(
     if not isinstance(targets, torch.Tensor) or not count or targets.dim() not in (1, 2):
         return None
     if name == LENGTHS[0]:
-        return [scores.shape[0]] * count, "sequences of ctc_loss are as long as what they are padded to"
+        return [scores.shape[0]] * count, "sequences of ctc_loss are as long as their padded length"
     if targets.dim() == 2:
-        return [targets.shape[1]] * count, "targets of ctc_loss are as long as what they are padded to"
+        return [targets.shape[1]] * count, "targets of ctc_loss are as long as their padded length"
     least, rest = divmod(targets.shape[0], count)
     told = [least + (index < rest) for index in range(count)]
-    return told, "targets of ctc_loss, which follow each other in one row, are of the same length"
+    return told, "concatenated targets of ctc_loss have equal lengths"
 
 
 def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Results of cuDNN's recurrent operators without cuDNN: shapes, strides, shared memory.
 
-PyTorch's own shape rule knows ``_cudnn_rnn`` alone, without what it keeps for the backward pass and
-with other strides where the batch comes first.  These follow ``ATen/native/cudnn/RNN.cpp``.
+PyTorch's own shape rules only cover ``_cudnn_rnn``, without the tensors saved for the backward pass, and with
+other strides for ``batch_first``.  These rules follow ``ATen/native/cudnn/RNN.cpp``.
 """
 
 from __future__ import annotations

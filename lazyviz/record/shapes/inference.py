@@ -1,9 +1,9 @@
-"""Shape inference with a cache: what an op returns, from its arguments' metadata alone.
+"""Shape inference with a cache: the result of an op from the metadata of its arguments.
 
-FakeTensor knows every op but takes many times as long as a look-up, since many of its rules are
-Python references: it is asked where :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
-themselves, so answers are kept, keyed by all they depend on.  What depends on tensor data is never cached: it
-raises :class:`DataDependent`.
+FakeTensor knows every op but takes many times as long as a look-up, because many of its rules are Python
+references.  It is used if :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
+themselves, so results are cached, keyed by everything that they depend on.  Results that depend on tensor
+data are never cached; these ops raise :class:`DataDependent`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .output_specs import Inferred as Inferred
 from .output_specs import Output
 from .output_specs import OutputSpec as OutputSpec
 
-MOST_ENTRIES = 100_000  # of the cache; it starts anew when full, as with ever new sizes
+MOST_ENTRIES = 100_000  # of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule is wrong about what the CPU kernel returns (oneDNN's workspace): ask the kernel.
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # They leave an `out=` of as many elements as it is, whatever its shape.
@@ -110,7 +110,7 @@ class ShapeCache:
 
     @property
     def last_miss(self) -> str:
-        """The last call that was not in the cache, in words."""
+        """The last call that was not in the cache, as text."""
         if self._missed is None:
             return ""
         op, metas = self._missed
@@ -187,7 +187,7 @@ class ShapeCache:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             if info.counts_writes:
-                raise DataDependent(f"{op} may stop halfway through its list") from error
+                raise DataDependent(f"{op} may stop in the middle of its list") from error
             result = None
             if call is not None and not info.is_view and kernel_probes.nowhere(inputs, kwargs):
                 with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
@@ -256,7 +256,7 @@ class ShapeCache:
                 source = position
         fixed = not itself or info.needs_storage  # `out=` may grow
         if source is not None and fixed and meta.storage_nbytes > values[source].storage.nbytes:
-            error = RuntimeError(f"{op} goes out of its storage")
+            error = RuntimeError(f"{op} reads or writes beyond its storage")
             self._raise_as_eager(op, *call.recorded, values, error)
         number = call.fresh.setdefault(address, len(call.fresh)) if source is None else -1
         nbytes = stride_rules.storage_nbytes(info.name, call.arguments, at, item)
@@ -348,7 +348,9 @@ class ShapeCache:
             raise DataDependent(f"no shape rule for {op}") from error
         if sum(value.storage.nbytes for value in inputs) > kernel_probes.LARGEST_NBYTES:
             raise error
-        raise DataDependent(f"torch's shape rule for {op} refuses what its kernel takes") from error
+        raise DataDependent(
+            f"PyTorch's shape rule for {op} rejects arguments that its kernel accepts"
+        ) from error
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:

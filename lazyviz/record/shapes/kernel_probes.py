@@ -1,8 +1,8 @@
-"""Kernel probes: a kernel is called on small tensors of known content where its shape rule is in doubt.
+"""Kernel probes: a kernel is called on small known tensors if its shape rule is unreliable.
 
-Shape rules word errors in their own way, take dtypes that no kernel has, and do not mind
-operands that overlap.  A probe has the metadata of what was recorded, on memory shared in
-the same way, and holds zeros or ones.
+Shape rules raise errors with their own messages, accept dtypes that no kernel supports, and ignore
+overlapping operands. A probe has the recorded metadata, on memory that is shared in the same way, and
+contains zeros or ones.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def ask(
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
         if refused is not None and info.counts_writes:
-            raise DataDependent(f"{op} may stop halfway through its list")
+            raise DataDependent(f"{op} may stop in the middle of its list")
         if refused is not None:
             raise refused.with_traceback(None) from None
     if unlike_its_rule(info.name, info.mutates, arguments, inputs):

@@ -1,11 +1,11 @@
 """Shape rules of common CPU kernels, from metadata alone.
 
-PyTorch's own shape rules are mostly references in Python: asking one takes up to ten milliseconds, which
-is most of what the first recording of a program costs.  A rule here knows one kind of operator for calls
-that are beyond doubt: dense kinds of tensors that have elements, dtypes that the kernel has, shapes that
-fit.  For any other call it answers ``None``, and PyTorch is asked: errors are its own.  What the rules
-say is compared with PyTorch's (``tests/conformance/test_known_shapes.py``) and with what the kernels return
-(``tests/conformance/test_metadata.py``).
+PyTorch's own shape rules are mostly Python references, each call of which takes up to ten milliseconds: most
+of the cost of recording a program for the first time.  A rule here covers one kind of operator, for calls
+whose result is certain: dense, non-empty tensors, dtypes that the kernel supports, shapes that match.  For
+any other call it returns ``None``, and PyTorch's rule is called, which also raises all errors.  Results of
+the rules are compared with PyTorch's (``tests/conformance/test_known_shapes.py``) and with those of the
+kernels (``tests/conformance/test_metadata.py``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Known shapes: results of views and common kernels by rules of ours, without PyTorch's in Python.
+"""Known shapes: rules for views and common kernels that avoid PyTorch's Python shape rules.
 
-``find`` says ``None`` where there is any doubt; then FakeTensor is asked.
+``find`` returns ``None`` if there is any doubt; then FakeTensor is used.
 """
 
 from __future__ import annotations

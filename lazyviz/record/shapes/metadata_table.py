@@ -1,4 +1,4 @@
-"""Metadata table: one object for equal shape, strides, offset, dtype and device."""
+"""Metadata table: one object for equal shape, strides, offset, dtype, and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator calls as shape rules see them."""
+"""Operator calls, as passed to shape rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator info: what every call of an operator writes, returns, draws and is keyed by."""
+"""Operator info: what every call of an operator writes, returns, and draws, and its cache key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output specs: what an op returns, as the shape cache keeps it."""
+"""Output specs: the results of an op, as stored in the shape cache."""
 
 from __future__ import annotations
 

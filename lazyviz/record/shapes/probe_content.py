@@ -1,4 +1,4 @@
-"""Content of probe tensors, for kernels that check it."""
+"""Contents of probe tensors, for kernels that check values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Scalar operands: numbers that a kernel may refuse, whatever its tensors hold.
+"""Scalar operands: number arguments that a kernel may reject, independent of its tensors.
 
-A kernel converts a number to the dtype that it computes in, and refuses one that does not fit, a boolean
-where it subtracts, or a complex one that would be written into real memory.  Shape rules take any number,
-and the shape cache has numbers by their type; so it has them by their :func:`extent`, too, and the kernel
-itself is asked about the first call with a number that is :func:`unusual <are_unusual>`.
+A kernel converts a number to the dtype that it computes in, and rejects numbers that do not fit, booleans in
+subtractions, and complex numbers that would be written to real memory.  Shape rules accept any number, and
+the key of the shape cache has only the types of numbers.  Therefore, the key also has their :func:`extent`,
+and the kernel itself is called for the first call with a number that is :func:`unusual <are_unusual>`.
 """
 
 from __future__ import annotations

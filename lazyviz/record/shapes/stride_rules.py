@@ -1,10 +1,9 @@
-"""Stride rules: corrections where torch's shape rules differ from the kernels in strides, dtype or memory.
+"""Stride rules: corrections of PyTorch's shape rules in strides, dtype, or memory.
 
-Most rules are Python references of the operators, which are right about shapes but not
-always about how a result is laid out.  What is corrected here was found by running
-PyTorch's operator samples, forward and backward, and comparing what was recorded with
-what the kernels returned (``tests/conformance/test_metadata.py`` does that).  Each
-correction says what the kernel does; it works on tensors without memory.
+Most rules are Python references of the operators, which have correct shapes, but not always the correct
+memory layout. The corrections here were found by running PyTorch's operator samples, forward and backward,
+and comparing recorded metadata with the results of the kernels (``tests/conformance/test_metadata.py``).
+Each correction computes what the kernel does, on tensors without memory.
 """
 
 from __future__ import annotations

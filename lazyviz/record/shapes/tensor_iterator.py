@@ -1,10 +1,10 @@
-"""TensorIterator's strides for a result that it allocates.
+"""TensorIterator: strides of a result that it allocates.
 
-Pointwise kernels walk over their operands in memory order and lay the result out in that
-order, so its strides follow from the operands' shapes and strides alone.  The rules are
-those of ``aten/src/ATen/TensorIterator.cpp`` (``compute_fast_setup_type``,
-``compute_strides``, ``reorder_dimensions``, ``allocate_or_resize_outputs``); torch's own
-shape rules follow Python references instead, which differ in dimensions of size 1.
+Pointwise kernels iterate over their operands in memory order and lay out the result in that order, so its
+strides depend only on the shapes and strides of the operands.  The rules are those of
+``aten/src/ATen/TensorIterator.cpp`` (``compute_fast_setup_type``, ``compute_strides``,
+``reorder_dimensions``, ``allocate_or_resize_outputs``); PyTorch's shape rules follow Python references
+instead, which differ in dimensions of size 1.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Advice: strategies of training compared on cards, by recording each."""
+"""Advice: comparison of training strategies on several GPUs, by recording each."""

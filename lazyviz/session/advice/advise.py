@@ -1,7 +1,7 @@
-"""Advice: what a training step would need by other strategies and on other cards, each recorded and planned.
+"""``lazyviz.advise``: records and plans a training step with several strategies and GPUs.
 
-Nothing here is a formula: every figure is the plan of a recording with that strategy, for that card.  The
-largest batch is found by recording others; that it fits and one sample more does not has been recorded, too.
+No figure comes from a formula: each is the plan of a recording with that strategy, for that GPU.  The largest
+batch is found by recording other sizes, including one sample more, which does not fit.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One strategy on one card; sizes are bytes, of plain eager PyTorch on each card.
+    """One strategy on one GPU; sizes are in bytes per GPU, for eager PyTorch.
 
-    ``max_batch_size`` counts the samples of one rank (``None``: not asked for, or not found; 0: not one
-    fits).  ``failure`` says why there are no figures.
+    ``max_batch_size`` is the number of samples per rank (``None``: not requested, or not found; 0: not even
+    one fits).  ``failure`` says why there are no figures.
     """
 
     strategy: str
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Advice(Tabular):
-    """The rows of :func:`advise`, shown as a table; ``notes`` say what was left out, and why."""
+    """The rows of :func:`advise`, shown as a table; ``notes`` say what was omitted, and why."""
 
     rows: Sequence[Row]
     batch_size: int
@@ -77,7 +77,7 @@ class Advice(Tabular):
         return len(self.rows)
 
     def table(self) -> Table:
-        title = f"Batch of {self.batch_size:,} a rank, plain eager PyTorch, each row recorded."
+        title = f"Batch of {self.batch_size:,} per rank, eager PyTorch; each row was recorded."
         title = " ".join([title, *(f"{note}." for note in self.notes)])
         columns: tuple[str, ...] = ("peak", "needed", "fits", "largest batch", "strategy", "card")
         timed = any(row.seconds is not None for row in self.rows)
@@ -128,24 +128,25 @@ def advise(
     eight_bit: MakeOptimizer | None = None,
     largest_batch: bool = True,
 ) -> Advice:
-    """What a training step needs by each strategy on each card, from recordings; nothing runs.
+    """Compare training strategies on several GPUs by recording a training step with each; nothing runs.
 
     Args:
-        step: with ``model``, ``step(model, batch_size)`` makes a batch of that size on ``"cuda"`` and returns
-            the loss, of which the gradients are taken here.  Without, ``step()`` or ``step(batch_size)`` is
-            all of a training step, recorded as it is written.
+        step: with ``model``, ``step(model, batch_size)`` creates a batch of that size on ``"cuda"`` and
+            returns the loss, and this function calls backward.  Without ``model``, ``step()`` or
+            ``step(batch_size)`` is a complete training step, which is recorded as written.
         devices: profiles or devices (``"H100-80GB"``) that are not on this machine.
-        model: makes the model; called under ``torch.device("cuda")``.  Then one card, DDP, FSDP2 (whole, and
-            by layer) on ``world_size`` cards and tensor parallelism on ``tensor_parallel_sizes`` are
-            compared, with and without recomputation of each layer and with an 8-bit optimizer.
-        optimizer: makes the optimizer of the parameters it is given.
-        batch_size: samples of one rank.
-        world_size: cards for DDP and FSDP2.
-        tensor_parallel: styles by the names of modules, as ``parallelize_module`` takes them; default: the
-            plan that models of transformers have.  Without one there are no such rows.
-        tensor_parallel_sizes: numbers of cards that share each layer.
-        recompute: whether rows with activation checkpointing are wanted.
-        eight_bit: makes the 8-bit optimizer; default: torchao's ``AdamW8bit``, where torchao is installed.
+        model: creates the model; called under ``torch.device("cuda")``.  The comparison then covers one GPU,
+            DDP and FSDP2 (whole, and by layer) on ``world_size`` GPUs, and tensor parallelism on
+            ``tensor_parallel_sizes`` GPUs, with and without recomputing each layer, and with an 8-bit
+            optimizer.
+        optimizer: creates the optimizer for given parameters.
+        batch_size: samples per rank.
+        world_size: number of GPUs for DDP and FSDP2.
+        tensor_parallel: parallel styles by module name, as for ``parallelize_module``; default: the plan of
+            transformers models.  Without a plan, there are no such rows.
+        tensor_parallel_sizes: numbers of GPUs for tensor parallelism.
+        recompute: whether to add rows with activation checkpointing.
+        eight_bit: creates the 8-bit optimizer; default: torchao's ``AdamW8bit``, if torchao is installed.
         largest_batch: whether to search for the largest batch that fits.
 
     Raises:
@@ -154,26 +155,26 @@ def advise(
     if not devices or isinstance(devices, str):
         raise ValueError("devices: a list of cards, such as ['A100-80GB', 'H100-80GB']")
     if min(batch_size, world_size, *tensor_parallel_sizes, 2**30) < 1:
-        raise ValueError("sizes are at least 1")
+        raise ValueError("sizes must be at least 1")
     notes: list[str] = []
     if model is None:
         strategies = [AS_WRITTEN]
     else:
         small = eight_bit or eight_bit_optimizer()
         notes.append(
-            "No row has an 8-bit optimizer: torchao is not installed"
+            "No row uses an 8-bit optimizer: torchao is not installed"
             if small is None
-            else "8-bit optimizers are planned as eager PyTorch runs them, which takes more memory than "
-            "compiled, and without seconds"
+            else "8-bit optimizers are planned as run by eager PyTorch, which takes more memory than "
+            "compiled code, and without projected time"
         )
         with torch.device("meta"):
             example = model()
         shared = tensor_parallel if tensor_parallel is not None else tensor_parallel_plan(example)
         if shared is None:
-            notes.append("No row has tensor parallelism: the model has no plan for it, and none was given")
+            notes.append("No row uses tensor parallelism: the model has no plan for it, and none was given")
         layered = bool(blocks_of(example))
         if not layered:
-            notes.append("No row treats layers one by one: the model has no list of alike layers")
+            notes.append("No row works layer by layer: the model has no list of equal layers")
         strategies = strategies_for(
             world_size=world_size,
             sizes=tensor_parallel_sizes if shared is not None else (),

@@ -1,4 +1,4 @@
-"""Ways to train a model on one card or several, as :mod:`lazyviz.session.advice.advise` compares them."""
+"""Training strategies for one or several GPUs, compared by :mod:`lazyviz.session.advice.advise`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run handles: what an evaluation returns that is not waited for."""
+"""Run handles: the result of an evaluation with ``wait=False``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOOK = 0.05  # seconds between two looks at what another thread does
 
 
 class Run:
-    """An evaluation that may still run: what ``graph.evaluate(wait=False)`` returns.
+    """An evaluation that may still be running, as returned by ``graph.evaluate(wait=False)``.
 
-    Its kernels run on another thread while the program goes on.  Whatever needs their results waits for it,
-    as does the next evaluation; what a kernel raises is raised there, or by :meth:`result`.
+    Its kernels run on another thread while the program continues.  Anything that needs their results waits
+    for it, and so does the next evaluation.  Errors of kernels are raised there, or by :meth:`result`.
     """
 
     def __init__(self, evaluation: AsyncEvaluation) -> None:
@@ -25,20 +25,20 @@ class Run:
 
     @property
     def waited(self) -> str | None:
-        """Why the evaluation was waited for all the same; ``None``: it was not."""
+        """The reason why the evaluation was synchronous after all; ``None`` if it was not."""
         return self._evaluation.reason
 
     def done(self) -> bool:
-        """Whether no kernel runs any more."""
+        """Whether all kernels have finished."""
         started = self._evaluation.started
         return started is None or started.is_over
 
     def result(self, timeout: float | None = None) -> Report:
-        """Wait for it, at most ``timeout`` seconds, and return its report.
+        """Wait for at most ``timeout`` seconds, and return the report.
 
         Raises:
             TimeoutError: it is still running.
-            Exception: what a kernel raised, with the line that recorded it.
+            Exception: a kernel raised it; the message includes the line that recorded the op.
         """
         self._wait(timeout)
         self._evaluation.finish()
@@ -48,7 +48,7 @@ class Run:
         return self._evaluation.report
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it, at most ``timeout`` seconds; what has stopped it.
+        """Wait for at most ``timeout`` seconds, and return the exception that stopped it, if any.
 
         Raises:
             TimeoutError: it is still running.
@@ -62,13 +62,13 @@ class Run:
         return None
 
     def cancel(self) -> None:
-        """Have it end between two ops; the others stay pending, and :meth:`result` raises ``Interrupted``."""
+        """Stop it between two ops; the rest stays pending, and :meth:`result` raises ``Interrupted``."""
         self._evaluation.cancel()
 
     def follow(self) -> None:
-        """Have another thread finish it once it is over, unless somebody else has until then.
+        """Let another thread finish it when its kernels have ended, unless it was finished before.
 
-        Its graph is told so, and whoever shows it; an error is raised where a result is read.
+        Its graph and their widgets are notified; an error is raised where a result is read.
         """
         if self._evaluation.started is not None:
             threading.Thread(target=self._finish_once_over, name="lazyviz follows a run", daemon=True).start()
@@ -93,7 +93,7 @@ class Run:
         while not started.is_over:
             left = end - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the evaluation still runs after {timeout:g} seconds")
+                raise TimeoutError(f"the evaluation is still running after {timeout:g} seconds")
             started.wait(min(left, _LOOK))  # so that a signal is handled meanwhile
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Loops that say so: each round is recorded by itself, and runs while the next one is recorded."""
+"""``lazyviz.steps``: each iteration of a loop is recorded, and runs while the next one is recorded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Rounds:
-    """The rounds of loops in a block that is open, each in a graph of its own.
+    """Iterations of loops in an open block, each in its own graph.
 
     Attributes:
-        graph: of the latest round that has ended.
-        waited: why that was waited for although ``wait`` is False, if it was.
+        graph: the graph of the last finished iteration.
+        waited: why its evaluation was synchronous although ``wait`` is False, if it was.
     """
 
     def __init__(self, block: LazyBlock[LazyGraph], wait: bool) -> None:
@@ -30,7 +30,7 @@ class Rounds:
         self._run: Run | None = None
 
     def end(self) -> None:
-        """What has been recorded since the last one was a round: it runs while the next is recorded."""
+        """End an iteration: it runs while the next one is recorded."""
         if self._block.graph is not None and self._block.graph.nodes:
             self._block.renew(self.evaluate)
 
@@ -43,12 +43,12 @@ class Rounds:
             self.waited = self._run.waited
 
     def finish(self) -> None:
-        """Wait for the latest; raises what has stopped it."""
+        """Wait for the last evaluation; raises its error, if any."""
         if self._run is not None:
             self._run.result()
 
     def of(self, iterable: Iterable[T]) -> Iterator[T]:
-        """The items of ``iterable``, for a loop in the block: each round ends where the next begins."""
+        """The items of ``iterable``, for a loop in the block: each iteration ends where the next begins."""
         self.end()
         for item in unrecorded(iter(iterable)):
             yield item
@@ -56,32 +56,32 @@ class Rounds:
 
 
 class steps(Generic[T]):
-    """The items of ``iterable``, for a loop of which each round is one graph.
+    """The items of ``iterable``, for a loop in which each iteration is recorded as one graph.
 
-    ``for batch in lazyviz.steps(loader):`` records a round, evaluates it as ``graph.evaluate(wait=False)``
-    does, and records the next one meanwhile.  Reading a value is a sync point, as in any block, and waits
-    for what it needs.  Once the loop has ended everything has run.  One that is left before (by ``break``, or
-    an exception) leaves its last round pending, as a block does.
+    ``for batch in lazyviz.steps(loader):`` records an iteration, evaluates it like
+    ``graph.evaluate(wait=False)``, and meanwhile records the next one.  Reading a value is a sync point, as
+    in any block, and waits only for the ops that it needs.  When the loop ends, everything has run.  If the
+    loop is left early (by ``break`` or an exception), its last iteration stays pending, as in a block.
 
-    What is between two rounds, such as the loader's own work, is not recorded.  Inside a block that records
-    already, the rounds are recorded there.
+    Ops between two iterations, such as those of the loader, are not recorded.  Inside an open block, the
+    iterations are recorded in that block.
 
     Args:
-        backend: as of :func:`lazyviz.lazy`; only the default one runs while the next round is recorded.
-        device: as of :func:`lazyviz.lazy`, for plans.
-        wait: evaluate each round before the next one begins.
+        backend: as in :func:`lazyviz.lazy`; only the default one runs while the next iteration is recorded.
+        device: as in :func:`lazyviz.lazy`, for plans.
+        wait: evaluate each iteration before the next one begins.
 
     Attributes:
-        graph: of the latest round that has ended, to be shown or planned; earlier ones are dropped.
-        rounds: that have ended.
-        waited: why the latest round was waited for although ``wait`` is False, if it was.
+        graph: the graph of the last finished iteration, to show or plan; earlier graphs are dropped.
+        rounds: the number of finished iterations.
+        waited: why the last evaluation was synchronous although ``wait`` is False, if it was.
 
     Raises:
-        ValueError: the device is a GPU that is not on this machine, where no round can run: record one
-            round with :func:`lazyviz.lazy` to plan it.
+        ValueError: the device is a GPU that is not on this machine; record one iteration with
+            :func:`lazyviz.lazy` to plan it.
         RuntimeError: something else is recording.
-        Exception: what a kernel raised, with the line that recorded it, where the loop asks for its next
-            item.
+        Exception: a kernel raised it; raised when the loop requests its next item, with the line that
+            recorded the op.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class steps(Generic[T]):
         block = lazy(device=self._device, backend=self._backend)
         if resolved(block.options.device)[1] is not None:
             raise ValueError(
-                "lazyviz.steps: no round of the loop can run on a GPU that is not on this machine; "
-                "record one round in a block of lazyviz.lazy(device=...) to plan it"
+                "lazyviz.steps: the loop cannot run on a GPU that is not on this machine; to plan it, "
+                "record one "
+                "iteration in a block of lazyviz.lazy(device=...)"
             )
         block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
         ended = self._ended = Rounds(block, self._wait)
@@ -131,11 +132,11 @@ class steps(Generic[T]):
             ended.finish()
 
     def __repr__(self) -> str:
-        return f"<lazyviz.steps: {self.rounds:,} rounds, {self.graph!r}>"
+        return f"<lazyviz.steps: {self.rounds:,} iterations, {self.graph!r}>"
 
 
 def unrecorded(items: Iterator[T]) -> Iterator[T]:
-    """``items``, whose own work is not recorded."""
+    """``items``, without recording the ops of the iterator itself."""
     while True:
         with tape.recording.paused():
             try:

@@ -1,1 +1,1 @@
-"""Native modules in Cython and C++, compiled on installation; lazyviz works the same without them."""
+"""Native modules in Cython and C++; lazyviz gives the same results without them."""

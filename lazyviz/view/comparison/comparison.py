@@ -1,4 +1,4 @@
-"""Comparison of two plans: two curves in one chart, and tables of what grew and what shrank."""
+"""Comparison of two plans: two curves in one chart, and tables of differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Comparison(Tabular):
         figures["ops"] = self.ops
         keys: dict[str, Callable[[Allocation], str]] = {
             "by_category": lambda each: each.category,
-            "by_module": lambda each: each.module or "(outside of a module)",
+            "by_module": lambda each: each.module or "(outside of modules)",
             "by_line": lambda each: line_text(each.source) if each.source else "(made before)",
         }
         object.__setattr__(self, "figures", figures)

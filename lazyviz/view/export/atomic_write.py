@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written beside its place and renamed once it is whole."""
+"""Atomic writes: a file is written next to its destination and renamed when complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads: files for the page to save, sent in chunks that a notebook server accepts."""
+"""Downloads: files for the page, sent in chunks that a notebook server accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def send_file(controller: Any, scene: Scene, kind: str, send: Callable[[dict[str
 
 
 def file_messages(controller: Any, scene: Scene, kind: str) -> Iterator[dict[str, Any]]:
-    """The file of ``kind`` in messages; the last has ``more`` false, or the ``error`` in words."""
+    """The file of ``kind`` in messages; the last has ``more`` false, or ``error`` as text."""
     head = {"kind": "file", "format": kind, "type": KINDS[kind]}
     try:
         with tempfile.TemporaryDirectory(prefix="lazyviz-") as folder:

@@ -1,8 +1,8 @@
-"""The saved page: one HTML file with the widget, which answers its questions from data in the file.
+"""The saved page: one HTML file with the widget, which finds all its data in the file.
 
-Every question that needs no kernel is asked here beforehand, of a widget of this process, and the
-answers are kept as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part when
-it is first needed.  Nothing is loaded from anywhere: a content security policy forbids it.
+Every question that needs no kernel is asked in advance, of a widget in this process, and the answers are
+stored as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part on first use.  Nothing
+is loaded from elsewhere: a content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ footer{margin:8px 4px;opacity:.8}
 
 @paused()
 def interactive_page(controller: Controller, scene: Scene) -> str:
-    """The page of one recorded graph as it is now, drawn as in ``scene``, as HTML.  Runs nothing.
+    """The HTML page of a recorded graph in its current state, drawn as in ``scene``.  Runs nothing.
 
     Raises:
         RuntimeError: the JavaScript bundle is missing; the message says how to build it.

@@ -1,8 +1,8 @@
 """Memory snapshot: the projected timeline for pytorch.org/memory_viz and torch's own tools.
 
-The keys are those that ``torch.cuda.memory._snapshot`` documents; frames stand for the node
-instead of a stack: the operator at the user's line, then its modules from the inside out, then
-what the memory is for.  The key ``"lazyviz"`` is ours and says that nothing was measured.
+The keys are those that ``torch.cuda.memory._snapshot`` documents.  Frames describe the node instead of a
+stack: the operator at the user's line, its modules from the inside out, and the category of the memory.  The
+additional key ``"lazyviz"`` says that nothing was measured.
 """
 
 from __future__ import annotations

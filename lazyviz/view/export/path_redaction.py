@@ -1,4 +1,4 @@
-"""Path redaction: a graph without the user's code and folder names."""
+"""Path redaction: a graph without the user's code and directory names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Told:
         self._texts: set[str] = set()
 
     def line(self, line: SourceLine) -> SourceLine:
-        """``line`` without its text, and with no more of its file than its name."""
+        """``line`` without its text and the directory of its file."""
         found = self._lines.get(line)
         if found is None:
             file = line.short.rpartition(":")[0]

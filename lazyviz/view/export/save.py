@@ -72,7 +72,7 @@ def save(
     kind = (format or path.suffix.removeprefix(".")).lower()
     made: str | bytes
     if figure is not None and kind not in ("svg", "pdf", "png"):
-        what = "title, show, legend, direction and theme are of pictures"
+        what = "title, show, legend, direction, and theme apply only to pictures"
         raise ValueError(f"{what}, .svg, .pdf and .png, not of {kind!r}")
     views = drawing is not None and drawing.views
     shown: dict[str, Any] = {"title": title, "state": state, "figure": figure, "drawing": drawing}
@@ -115,7 +115,7 @@ def _laid_out(graph: Graph, kind: str, seconds: float) -> bytes:
     program = shutil.which("dot")
     if program is None:
         raise RuntimeError(
-            f"saving as {kind} needs a program that is not installed: {REMEDY}; .svg and .html need nothing"
+            f"saving as {kind} needs a program that is not installed: {REMEDY}; .svg and .html need none"
         )
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
 """Trace events of a run, for Perfetto and chrome://tracing.
 
-The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and the nodes
-in them, a lane for each phase, counters (``"C"``) for memory by category.  Times are microseconds:
-a node's place in the run as long as it has not run, measured times once all have.  A run in pieces shows
-two pieces of each pass, as its plan does, and no measured times: those are of all pieces together.
+The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and their nodes, a lane for
+each phase, counters (``"C"``) for memory by category.  Times are microseconds: the position of a node until
+the graph has run, measured times afterwards.  A split run shows two pieces of each pass, like its plan, and
+no measured times, which are those of all pieces together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Coordinates of all boxes of a picture, with open groups inside one another."""
+"""Coordinates of all boxes of a picture, with nested open groups."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """Layered layout (Sugiyama): layers, order within layers, coordinates.
 
-Python finds layers and orders of each group once (:func:`layers_of`).  Coordinates
-(:func:`place`) depend on which boxes are open, so the browser computes them too
-(``js/src/model/layout.ts``); both are held to the same golden files.
+Python computes layers and orders of each group once (:func:`layers_of`).  Coordinates (:func:`place`) depend
+on which boxes are open, so the browser computes them, too (``js/src/model/layout.ts``); both are tested with
+the same golden files.
 
-A group's boxes are numbered from 0; an edge over several layers passes through *bends*,
-numbered on from the boxes.  What skips layers that other edges connect (a residual, the skips of
-a U-Net) runs beside all boxes on a *rail*, and moves none of them; edges of one box share its rail.
-Coordinates are pixels, y downwards; a box's position is its
-top left corner.
+A group's boxes are numbered from 0.  An edge over several layers passes through *bends*, whose numbers follow
+those of the boxes.  Edges that skip layers that other edges connect (a residual, the skips of a U-Net) run
+beside all boxes on a *rail*, and move none of them; edges of one box share its rail.  Coordinates are pixels,
+y points down; the position of a box is its top left corner.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def _spread(layer: list[int], moved: set[int], widest: int) -> list[int]:
 
 
 def _ordered(layers: list[list[int]], paths: list[list[int]], count: int) -> list[list[int]]:
-    """Barycenter sweeps; the order with the fewest crossings seen is kept."""
+    """Barycenter passes; returns the order with the fewest crossings."""
     up: list[list[int]] = [[] for _ in range(count)]
     down: list[list[int]] = [[] for _ in range(count)]
     for path in paths:

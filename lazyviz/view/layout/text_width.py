@@ -1,8 +1,8 @@
-"""Text widths in pictures: an estimate of a font's metrics, in the width of one Latin letter.
+"""Text widths in pictures: estimated font metrics, in units of one Latin letter.
 
-East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no room of
-their own and are never cut off from their letter.  A browser draws the text, not a terminal, so that these
-are not wcwidth's cells, and that the page has to come to the same: ``cut`` in js/src/page/dom.ts.
+East Asian letters and emoji are about twice as wide as others; accents and vowel signs take no width and are
+never separated from their letter.  The text is drawn by a browser, not a terminal, so these are not wcwidth's
+cells, and the page must compute the same widths: ``cut`` in js/src/page/dom.ts.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Renderers: SVG, PDF, PNG, Graphviz and terminal text."""
+"""Renderers: SVG, PDF, PNG, Graphviz, and terminal text."""

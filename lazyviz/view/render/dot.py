@@ -1,4 +1,4 @@
-"""Graphviz export: clusters by phase and module, every op one node.
+"""Graphviz export: clusters by phase and module, one node per op.
 
 Text only; nothing here runs ``dot``.  Every string is escaped.
 """

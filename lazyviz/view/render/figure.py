@@ -1,4 +1,4 @@
-"""Figures: the static picture for papers and slides, without what belongs to one run or one machine."""
+"""Figures: static pictures for papers and slides, without details of a run or machine."""
 
 from __future__ import annotations
 

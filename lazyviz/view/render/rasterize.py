@@ -1,7 +1,7 @@
 """Rasterizing the picture to PDF or PNG, by CairoSVG or a Chromium-like browser.
 
-Both keep a PDF's lines and letters as such.  The browser is started for this alone, without a
-window, a profile or the network.
+Both keep lines and letters of a PDF as vectors.  The browser is started only for this, without a window,
+profile, or network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shown numbers: what the static picture writes in boxes, as ``js/src/graph/colors.ts`` does."""
+"""Numbers in the boxes of static pictures, as in ``js/src/graph/colors.ts``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShownNumbers:
         return self.by.startswith(NOTE)
 
     def text(self, box: Box) -> str:
-        """The number of ``box`` in words, with what it is."""
+        """The number of ``box`` as text, with its meaning."""
         if self.note is not None:
             span = self._scene.numbers.spans(self.note.name).get(box)
             return f"{span_text(span)} {self.note.name}" if span is not None else ""

@@ -1,8 +1,8 @@
-"""SVG renderer: one self-contained picture, for saved notebooks, exports and previews.
+"""SVG renderer: one self-contained picture, for saved notebooks, exports, and previews.
 
-A saved notebook shows it wherever the widget cannot run, so it has an opaque card of its
-own and reads the same on dark and on light pages.  No scripts, no links, no fonts to load;
-every string from the user's program is escaped.
+A saved notebook shows it wherever the widget cannot run, so it has an opaque background and looks the same on
+dark and light pages.  It has no scripts, links, or fonts to load; every string from the user's program is
+escaped.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _text(
     extra: str = "",
     beside: str = "",
 ) -> str:
-    """``beside`` follows in grey, as a class follows a name."""
+    """``beside`` follows in gray, as a class follows a name."""
     family = f' font-family="{MONO}"' if mono else ""
     bold = f' font-weight="{weight}"' if weight != 400 else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""

@@ -1,4 +1,4 @@
-"""Text renderer: what a terminal, a log or a saved notebook without pictures shows."""
+"""Text renderer: the output in terminals, logs, and notebooks without pictures."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     if plan.alive_at_peak:
         lines.append("Largest:")
     for allocation in plan.alive_at_peak[:_LISTED]:
-        name = alive_name(allocation) or "(outside of a module)"
+        name = alive_name(allocation) or "(outside of modules)"
         made = f", {allocation.node.name}" if allocation.node is not None else ""
         line = f", {line_text(allocation.source)}" if allocation.source is not None else ""
         what = f"{category_text(allocation.category)}: {name}{made}{line}"

@@ -1,1 +1,1 @@
-"""Scene: the boxes, edges, texts and memory chart of a picture, before they have coordinates."""
+"""Scene: the boxes, edges, texts, and memory chart of a picture, without coordinates."""

@@ -1,4 +1,4 @@
-"""Batch and split as text, and as the widget's slider and menu."""
+"""Batch and split as text, and as data for the widget's slider and menu."""
 
 from __future__ import annotations
 

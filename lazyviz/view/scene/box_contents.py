@@ -1,4 +1,4 @@
-"""What a closed box says and how large it is: kinds of layers, shapes in and out, parameters, pixels."""
+"""Contents and size of a closed box: kind of layer, shapes, parameters, pixels."""
 
 from __future__ import annotations
 

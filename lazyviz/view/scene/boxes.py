@@ -1,4 +1,4 @@
-"""Boxes: what is drawn, as a tree over the graph."""
+"""Boxes: the drawn items, as a tree over the graph."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def module_path(node: Node | RefusedOp) -> str:
 
 
 def place_name(node: Node) -> str:
-    """Where ``node`` is, in words: its module, else its phase."""
+    """The place of ``node`` as text: its module, else its phase."""
     return known_path(node) or node.phase
 
 

@@ -1,4 +1,4 @@
-"""Calls of one module: several are one box, where that leaves the data flowing forward."""
+"""Calls of one module: merged into one box if no cycle results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Details of a box: what the panel shows once it is clicked."""
+"""Details of a box, shown in the panel when it is clicked."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         result |= _of_op(scene, box, box.node)
     elif box.sync is not None:
         sync = box.sync
-        result["subtitle"] = "sync point: recording had to evaluate here"
+        result["subtitle"] = "sync point: recording had to evaluate pending ops here"
         result["source"] = source_json(sync.source)
         result["facts"] = [
             ["cause", sync.cause],

@@ -1,4 +1,4 @@
-"""The op that ended the recording, as a box: where it is, what it was given, and which sizes do not fit."""
+"""The op that ended the recording, as a box: its place, arguments, and mismatched sizes."""
 
 from __future__ import annotations
 

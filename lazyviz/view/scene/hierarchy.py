@@ -1,10 +1,10 @@
 """Hierarchy: the graph as nested boxes, by step, phase and module.
 
-A training step is never laid out flat.  :func:`build_hierarchy` sorts every op into a tree:
-step, lane (one per phase), module, op.  Groups of one parent are in an order in which all
-data flows forward, so the boxes of a group never form a cycle, whatever is opened.  Ops that
-only view memory hide behind their consumer, repeats fold into one box, and no group has more
-than :data:`MAX_CHILDREN` children, so that each can be laid out and sent on its own.
+A training step is never laid out flat.  :func:`build_hierarchy` sorts every op into a tree: step, lane (one
+per phase), module, op.  Groups of one parent are in an order in which all data flows forward, so the boxes of
+a group never form a cycle, whatever is open.  Ops that only view memory are hidden in their consumer, repeats
+are folded into one box, and no group has more than :data:`MAX_CHILDREN` children, so that each can be laid
+out and sent separately.
 
 Everything here is iterative and linear in the number of ops (times the nesting depth).
 """

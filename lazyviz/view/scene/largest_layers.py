@@ -1,4 +1,4 @@
-"""The layers that hold most at the peak: name, class, shapes and line, those alike added up."""
+"""The layers with the most memory at the peak: name, class, shapes, and line; equal ones are summed."""
 
 from __future__ import annotations
 

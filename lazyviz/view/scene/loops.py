@@ -1,4 +1,4 @@
-"""Loops: what repeats because a statement of the user's repeats it is called by that statement."""
+"""Loops: repeated parts are labeled with the user's loop statement."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Memory chart: the memory that is needed over the run, by category.
+"""Memory chart: the memory of the run over time, by category.
 
-Positions are those of the plan's timeline: in a run of pieces those of its own order.
+Positions are those of the plan's timeline; for a split run, in the order of that run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LISTED = 40  # allocations listed for one moment
 
 
 def verdict(plan: PlanLike) -> tuple[str, str]:
-    """The verdict's hook (``fits``, ``too-big``, ``unknown``) and its words.
+    """The verdict's attribute value (``fits``, ``too-big``, ``unknown``) and its text.
 
     What is needed is more than the tensors' peak where a CUDA allocator and context are counted
     (:func:`needed_for`).
@@ -49,13 +49,13 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
 
 
 def other_run(plan: PlanLike) -> str:
-    """The peak of the run that the plan is not of."""
+    """The peak of the kind of run that the plan does not describe."""
     if plan.verdict_of == "eager":
         return f"evaluated by lazyviz: {format_bytes(plan.lazyviz_peak_bytes)}"
     return f"plain eager PyTorch: {format_bytes(plan.eager_peak_bytes)}"
 
 
-TIGHT = 0.85  # of the capacity, from which on what fits is tight
+TIGHT = 0.85  # share of the capacity above which a fit is tight
 
 
 def short_verdict(plan: PlanLike) -> str:
@@ -74,7 +74,7 @@ def short_verdict(plan: PlanLike) -> str:
 
 
 def needed_for(plan: PlanLike) -> str:
-    """What the needed bytes are beside the tensors' peak; nothing where they are that peak."""
+    """Text about needed bytes beyond the peak of the tensors; "" if there are none."""
     if plan.reserved_bytes is None:
         return ""
     parts = f"{format_bytes(plan.reserved_bytes)} held by PyTorch's allocator"
@@ -190,7 +190,7 @@ def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | Non
 
 
 def spans(start: int, stop: int) -> list[range]:
-    """The positions that each point stands for."""
+    """The positions that each point represents."""
     count = stop - start
     buckets = min(count, CHART_POINTS)
     return [
@@ -258,7 +258,7 @@ def comparison(
     *,
     in_parts: bool = False,
 ) -> str:
-    """The measured peak beside the projected one, in words; "" if nothing was measured.
+    """Text that compares the measured with the projected peak; "" if nothing was measured.
 
     ``in_parts``: it ran in several parts, as sync points have it.
     """
@@ -274,7 +274,7 @@ def comparison(
     peak = max(known)
     if len(known) < len(held):
         return f"measured up to {format_bytes(peak)} so far, in {len(known):,} of {len(held):,} ops"
-    # On the CPU nobody sees what kernels take beside tensors.
+    # On the CPU, the scratch memory of kernels cannot be measured.
     alone = str(plan.recorded_device) == "cpu" and plan.tensor_peak_bytes < plan.peak_bytes
     projected = plan.tensor_peak_bytes if alone else plan.peak_bytes
     more = peak - projected

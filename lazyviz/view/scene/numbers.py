@@ -1,6 +1,6 @@
-"""Numbers of boxes that are shown when they are asked for: FLOPs, projected time, the user's annotations.
+"""Optional numbers in boxes: FLOPs, projected time, and the user's annotations.
 
-Each goes by a key: ``"flops"``, ``"time"``, and ``"note:NAME"`` of an annotation.
+Each has a key: ``"flops"``, ``"time"``, or ``"note:NAME"`` for an annotation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan protocol: what pictures need of a plan."""
+"""Plan protocol: the parts of a plan that pictures use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run states of boxes: which ops have run, counted during a run at no cost to it.
+"""Run states of boxes: which ops have run, counted without slowing the run.
 
-A box's state is ``pending``, ``running``, ``done`` or ``failed``; a group of which a part has run is
-``partly``.  Seconds are the sum over the ops inside, an alarm is the first of them that has one.
+The state of a box is ``pending``, ``running``, ``done``, or ``failed``, and ``partly`` for a group that has
+partly run. Seconds are summed over the ops inside; the alarm is that of the first op that has one.
 """
 
 from __future__ import annotations

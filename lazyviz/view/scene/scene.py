@@ -1,9 +1,8 @@
-"""Scene: the boxes, edges and labels of each group, and the memory chart.
+"""Scene: the boxes, edges, and labels of each group, and the memory chart.
 
-The static picture, the text form and the widget draw the same scene.  A group is described
-by itself (:meth:`Scene.group`), so that the widget can be sent one when it is opened.
-Everything is JSON: strings are data from the user's program and are escaped by whoever
-draws them.
+The static picture, the text form, and the widget draw the same scene.  A group has a separate description
+(:meth:`Scene.group`), so that the widget can request it when it is opened.  Everything is JSON: strings are
+data from the user's program and are escaped by the code that draws them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small ops: runs of ops that make next to nothing are one box, so that a picture shows what matters."""
+"""Small ops: runs of ops with small results are drawn as one box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time track: the projected seconds of a run beside its memory, by position of the same chart."""
+"""Time track: projected seconds beside the memory, at the same positions of the chart."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BOUNDS: tuple[Bound, ...] = ("compute", "memory", "launch")
 ASKED = "track"  # among the numbers that a page has asked for
 
 _HOW = {
-    "measured": "of a card whose products were measured",
-    "rule": "of a card known by its data sheet, by rule",
-    "power-limited": "of a card that its power limits, which varies from card to card",
-    "calibrated": "by the calibration of this CPU",
+    "measured": "for a card whose matmul rate was measured",
+    "rule": "for a card estimated from its data sheet",
+    "power-limited": "for a card limited by its power, which varies from card to card",
+    "calibrated": "from the calibration of this CPU",
 }
 
 
@@ -80,7 +80,7 @@ def known_text(time: Projection) -> str:
     text += f"{time.coverage:.0%} of it in kernels with measurements"
     if time.unknown:
         count = len(time.unknown)
-        text += f"; without {count:,} op{'' if count == 1 else 's'} of which nothing is known"
+        text += f"; without {count:,} op{'' if count == 1 else 's'} of unknown duration"
     return text
 
 

@@ -9,7 +9,7 @@ from ...graph.summary import Summary, share_text
 
 
 def values_of(node: Node, position: int) -> dict[str, Any]:
-    """The values of an output for the page; nothing where nobody has looked at them."""
+    """The value statistics of an output for the page; empty if they were not computed."""
     summary = node.summaries[position] if position < len(node.summaries) else None
     return {"values": values_json(summary)} if summary is not None else {}
 
@@ -36,7 +36,7 @@ def values_json(summary: Summary) -> dict[str, Any]:
 
 
 def histogram_text(summary: Summary) -> str:
-    """A histogram in words: between which bounds most of the values are."""
+    """A histogram as text: the bounds that contain most of the values."""
     bins = summary.histogram
     if not bins or summary.least is None or summary.largest is None:
         return ""

@@ -1,4 +1,4 @@
-"""Other graphs to compare with: those that are displayed, by a name and a token that the page has of each."""
+"""Other displayed graphs to compare with, identified by name and token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_token() -> str:
 
 
 def named(widget: Shown) -> str:
-    """What its graph is called beside another one."""
+    """The name of its graph in a comparison."""
     pictured = widget.pictured
     title = pictured.title.removeprefix("lazyviz").removeprefix(", ")
     return title or pictured.graph.where
@@ -64,7 +64,7 @@ def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
 
 
 def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[str, Any]:
-    """``widget``'s graph beside another one, or the reason why not."""
+    """The comparison of ``widget``'s graph with another one, or the reason why there is none."""
     own, now = widget.plans
     here = there = widget.drawn
     if token == OWN:
@@ -73,7 +73,7 @@ def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[s
     else:
         other = next((each for each in shown if each.token == token), None)
         if other is None:
-            note = "This kernel does not display the other graph; lazyviz.compare(a, b) takes any two."
+            note = "The other graph is not displayed in this kernel; lazyviz.compare(a, b) takes any two."
             return {"kind": "refused", "note": note}
         before, after, names = now, other.plans[1], (named(widget), named(other))
         there = other.drawn

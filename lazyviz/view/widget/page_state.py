@@ -1,4 +1,4 @@
-"""Page state: what a page shows first, live or saved."""
+"""Page state: what a live or saved page shows first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plan choice: the plans of a graph that its widgets show, by device, batch size and pieces.
+"""Plan choice: the plan that the widgets of a graph show, by device, batch size, and pieces.
 
-All widgets of one graph show the same plan: whoever chooses another tells the others.  Nothing here
-runs the graph, and what Evaluate does stays as it is, but for the pieces.
+All widgets of one graph show the same plan, and are notified when one of them chooses another.  Nothing here
+runs the graph, and the Evaluate button changes only in the number of pieces.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plans:
         self._listeners: list[weakref.WeakMethod[Callable[[str], None]]] = []
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Have a method called, with a note in words or "", when another plan is to be shown."""
+        """Call a method, with a note or "", when another plan is chosen."""
         self._listeners.append(weakref.WeakMethod(callback))
 
     def choose(self, device: str, target: Device | DeviceProfile | None) -> None:
@@ -73,7 +73,7 @@ class Plans:
     def cut(self, split: int | str) -> None:
         """Have Evaluate run the batch in so many pieces, and plan that."""
         begun = getattr(self._graph, "split_run", None) is not None
-        note = "the interrupted run goes on in the pieces that it was begun in" if begun else ""
+        note = "the interrupted run continues with the number of pieces that it started with" if begun else ""
         before, self._split = self._split, split
         try:
             self._graph.choose(split=split)
@@ -153,7 +153,7 @@ class Targets:
             if isinstance(each, Device) and not (each.name == own.device and own.device_state)
         ]
         cards = {each.name: each for each in self._known if isinstance(each, DeviceProfile)}
-        groups: list[list[Any]] = [["As the block was given", given]]
+        groups: list[list[Any]] = [["As in the block", given]]
         if here:
             groups.append(["This machine", here])
         for kind, names in KINDS.items():

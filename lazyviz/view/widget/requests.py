@@ -1,7 +1,7 @@
 """Requests of the page that run nothing, and the responses.
 
-Each question is an action with an id; nothing else of a message is read.  None of them runs
-the graph.  That is the widget's own business (:mod:`lazyviz.view.widget.widget`).
+Each request is an action with an id; nothing else of a message is read.  None of them runs the graph, which
+is done by :mod:`lazyviz.view.widget.widget`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Answers:
         for box in queue:  # grows while it is read
             drawn += len(box.children)
             if drawn > EXPANDED_BOXES and groups:
-                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, open others by a click"
+                note = f"too many boxes to open all: {EXPANDED_BOXES:,} are shown, click others to open them"
                 break
             groups.append(box)
             queue += [child for child in box.children if child.is_group]

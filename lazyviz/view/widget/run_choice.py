@@ -1,4 +1,4 @@
-"""Run choice: how the page says to run a graph, and what it shows of the choices and of the last run."""
+"""Run choice: the page's options for running a graph, and text about the last run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Selectable(Protocol):
 
     @property
     def nonfinite(self) -> Mapping[str, FindingLike]:
-        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have met."""
+        """The first NaN (``"nan"``) and the first infinity (``"inf"``) that runs have found."""
 
     def readable(self, nodes: Sequence[Node]) -> bool:
         """Whether results of any of ``nodes`` have not been summarized and are still there."""
@@ -72,7 +72,7 @@ def choose(controller: Selectable, action: str, id: str) -> str:
             controller.choose(summaries=id == "on")
         elif action == "backend" and id in [name for name, _ in controller.backends()]:
             controller.choose(backend=id)
-    except Exception as error:  # a backend of somebody else's may fail in any way while it is imported
+    except Exception as error:  # a third-party backend may fail in any way during import
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return ""
 

@@ -1,8 +1,8 @@
-"""Runner: runs a graph from its widgets, and follows its runs, whoever started them.
+"""Runner: runs a graph from its widgets, and follows all its runs.
 
-Evaluate starts one worker thread and returns, so that the kernel goes on hearing Cancel.  The run itself
-only counts; another thread looks at it ten times a second and tells the widgets how far it is.  All
-widgets of one graph share one of these, so that what one starts another can stop.
+Evaluate starts one worker thread and returns, so that the kernel still receives Cancel.  The run itself only
+counts; another thread reads the counts ten times per second and updates the widgets.  All widgets of one
+graph share one runner, so that one widget can stop what another one started.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Running:
         self._began = 0.0  # when the live run did
         self._busy = False  # a run that a widget asked for is under way
         self._refused: tuple[object, object] | None = None  # choices that a run was refused for
-        self._over = threading.Event()  # for whoever looks at the live run
+        self._over = threading.Event()  # for observers of the live run
         self.cancelled = threading.Event()
         self.worker: threading.Thread | None = None
         self.state = controller.state
@@ -160,10 +160,10 @@ class Running:
         more: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
         try:
             report = self._controller.evaluate(cancel=self.cancelled, **more)
-        except SystemExit:  # the process ends: the page hears no more of it
+        except SystemExit:  # the process is exiting: the page gets no more updates
             return
         except BaseException as raised:
-            # Everything is shown in the widget; a thread has nobody to raise to.
+            # Everything is shown in the widget; a thread has no caller to raise to.
             error = raised
         pending = any(node.state != "done" for node in self._controller.graph.nodes)
         stopped = self.cancelled.is_set() and pending and self.failed_node is None

@@ -1,9 +1,9 @@
-"""Search over boxes: op, module, line, shape, dtype and tensor names.
+"""Search over boxes: op, module, line, shape, dtype, and tensor names.
 
-A query is text, taken literally, whatever its case.  Three forms mean more than their letters:
-``line 12`` is that line and not line 120, a shape may be written as anybody writes shapes
-(``8x128``, ``(8, 128)``), and ``addmm_12`` is a node's name.  The index holds every distinct word
-once, so that a query looks at words, which are few, and not at ops.
+A query is literal text, and case does not matter.  Three forms have a special meaning: ``line 12`` matches
+that line and not line 120, a shape can be written in any usual form (``8x128``, ``(8, 128)``), and
+``addmm_12`` is the name of a node. The index has every distinct word once, so that a query searches words,
+which are few, and not ops.
 """
 
 from __future__ import annotations

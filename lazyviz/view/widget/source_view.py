@@ -1,8 +1,8 @@
-"""Source view: the user's code beside the graph, with bytes and time by line.
+"""Source view: the user's code beside the graph, with bytes and time per line.
 
-A cell stands there as a whole; of other files the lines that ops come from, with their
-surroundings.  An op counts at the line that ran it, and at the user's lines that called that one:
-what the backward pass makes counts at ``loss.backward()``, and is noted at its forward line beside.
+A cell is shown as a whole; for other files, the lines that ops come from are shown with their surroundings.
+An op counts for the line that ran it, and for the user's lines that called that line.  Allocations of the
+backward pass count for ``loss.backward()``, and are also shown at their forward line.
 """
 
 from __future__ import annotations

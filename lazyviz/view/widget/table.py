@@ -1,6 +1,6 @@
 """Table view: ops, modules or lines, sorted and filtered, a page at a time.
 
-The same facts as in the picture, for those who cannot see it and for those who want an order.
+It shows the same facts as the picture, for users who cannot see it or want to sort them.
 """
 
 from __future__ import annotations

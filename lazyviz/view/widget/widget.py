@@ -1,11 +1,10 @@
-"""The anywidget widget: sends groups as they are opened, and runs the graph when asked.
+"""The anywidget widget: sends groups when they are opened, and runs the graph on request.
 
-The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and a trait that
-it sets is put back.
-It is sent the first picture and the state as traits, and groups, details and search hits as
-messages, so that neither a page nor a saved notebook ever holds the whole graph.  The code of what
-people do with the picture is sent when a pointer or the focus comes to it.  Running it is
-:mod:`lazyviz.view.widget.runner`'s business.
+The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and traits that it
+sets are reverted.  It receives the first picture and the state as traits, and groups, details, and search
+results as messages, so that neither a page nor a saved notebook ever contains the whole graph.  The code for
+interactions is sent when a pointer or the focus reaches the picture.  :mod:`lazyviz.view.widget.runner` runs
+the graph.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ class LazyWidget(anywidget.AnyWidget):
         return self._running.worker
 
     def run_changed(self) -> None:
-        """A run has begun or ended, or a choice of how to run was made."""
+        """A run has started or ended, or an option of runs was changed."""
         running, answers = self._running, self._answers
         state = running.state
         if state == "running":  # the run is about to begin: no time for more

@@ -1,4 +1,4 @@
-"""Has a script tell, when it ends, what its optimizers have made: a digest of all bits, and the time.
+"""Makes a script print, when it exits, a digest of its optimizers' parameters, and its time.
 
 Python imports it as it starts where this folder is in PYTHONPATH: script and command stay as they are.
 The last line on stdout is then ``bits DIGEST``, of each parameter and each tensor of an optimizer's state;

@@ -1,4 +1,4 @@
-"""Functions of a size that recordings of one program tell."""
+"""Dynamic shapes: functions of one size, inferred from recordings of a program."""
 
 from __future__ import annotations
 

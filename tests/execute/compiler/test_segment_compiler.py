@@ -1,4 +1,4 @@
-"""What backends that compile share, with one whose code is the recorded program itself: it takes no time."""
+"""Common parts of compiling backends, tested with a backend whose code is the recorded program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device for the CUDA Graphs backend that needs no GPU: calls are noted, and made again on the same memory.
+"""A capture device for tests without a GPU: records calls, and repeats them on the same memory.
 
 It is as unforgiving as CUDA: what is captured does not run, and what runs later uses the addresses of that
 time, whatever is there by then.  Memory that was freed, or resized, is an error instead of a wrong number.

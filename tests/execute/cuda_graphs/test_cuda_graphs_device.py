@@ -1,4 +1,4 @@
-"""How CUDA is asked to capture: the order of the calls, and what is mended when one fails.
+"""CUDA capture: the order of the calls, and cleanup when one of them fails.
 
 Without a GPU: ``torch.cuda`` is stood in for, and CPU generators stand for CUDA's.
 """

@@ -1,4 +1,4 @@
-"""Random programs that come again, captured on the stand-in: bits, random numbers, memory that is written."""
+"""Random repeated programs, captured on the fake device: bits, random numbers, written memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster in this process, for tests: workers call at once what they are asked, and can be made to fail."""
+"""A cluster in this process, for tests: workers run calls immediately, and can be made to fail."""
 
 from __future__ import annotations
 

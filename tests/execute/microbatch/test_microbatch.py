@@ -1,4 +1,4 @@
-"""In pieces of the batch: the same results and gradients as the whole."""
+"""Split runs have the same results and gradients as the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays in C++ do what eager PyTorch does, and those in Python: bits, memory, errors, interrupts."""
+"""Replays in C++ behave like eager PyTorch and like Python replays: bits, memory, errors, interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short known subgraphs run in one go where values are read: exactly once, whatever comes in between."""
+"""Short cached subgraphs run in one call at reads of values: exactly once, whatever interrupts."""
 
 from __future__ import annotations
 
@@ -253,6 +253,6 @@ def test_a_handler_that_reads_or_computes_at_any_point(handler, counted):
         (value, outcome), last = outcomes[0], expected[0][-1]
         assert value == last, at
         if isinstance(outcome, RuntimeError):
-            assert handler != "computes" and "an evaluation is under way" in str(outcome), (at, outcome)
+            assert handler != "computes" and "an evaluation is in progress" in str(outcome), (at, outcome)
         elif handler != "evaluates all":
             assert outcome in (None, last if handler == "reads the same" else [3.0, 3.0]), at

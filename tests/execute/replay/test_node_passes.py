@@ -1,4 +1,4 @@
-"""Sweeps over nodes in C++ find, and leave, what those in Python do."""
+"""Passes over nodes in C++ have the same results and effects as those in Python."""
 
 from __future__ import annotations
 

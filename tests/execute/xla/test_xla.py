@@ -1,4 +1,4 @@
-"""Whole recorded steps, compiled by XLA: eager's numbers within rounding, or eager's own."""
+"""Whole recorded steps, compiled by XLA: equal to eager within rounding, or run by eager kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators in JAX give what they give in PyTorch, at the ends of their ranges and in every form."""
+"""Operators in JAX agree with PyTorch, at the ends of their ranges and in every variant."""
 
 from __future__ import annotations
 

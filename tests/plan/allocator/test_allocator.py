@@ -1,4 +1,4 @@
-"""The simulated CUDA caching allocator: against the library itself, by hand, and by what must always hold."""
+"""The simulated CUDA caching allocator: compared with the library, by hand, and by its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that this process uses already: the plan starts from what the allocator holds there.
+"""A GPU that this process already uses: the plan starts from the allocator's current memory.
 
 The snapshots have the keys of ``torch.cuda.memory_snapshot()``, which a machine without CUDA cannot ask.
 """
@@ -95,7 +95,7 @@ def test_pieces_that_are_too_small_serve_nobody(program, plan):
     held = segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE), (2 * MIB, TAKEN), (20 * MIB, FREE))
     found = plan(program, held)
     assert found.reserved_bytes == (82 + 30) * MIB
-    assert "2.00 MiB of it tensors of yours that this graph does not use" in found.explain()
+    assert "2.00 MiB of it for tensors that this graph does not use" in found.explain()
     tight = plan(program, held, free=29 * MIB)
     assert not tight.fits and "30.0 MiB would fail" in tight.verdict()
     assert plan(program, held, free=30 * MIB).fits
@@ -140,7 +140,7 @@ def test_a_workspace_that_is_there_is_not_taken_again(program, plan):
     found = plan(program, segment(2**30, (2 * MIB, TAKEN)), segment(2**31, (size, TAKEN)))
     assert found.reserved_bytes == 22 * MIB + size
     assert fresh.reserved_bytes > 22 * MIB + size - MIB
-    assert "2.00 MiB of it tensors of yours" in found.explain()
+    assert "2.00 MiB of it for tensors" in found.explain()
 
 
 def test_other_gpus_do_not_matter(program, plan):

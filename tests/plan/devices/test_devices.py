@@ -1,3 +1,5 @@
+"""Devices and profiles: names, states, memory limits, and drivers that fail."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -63,7 +65,7 @@ def test_every_card_is_listed_even_one_that_does_not_answer(monkeypatch):
     assert found[0] == Device("cuda:0", "NVIDIA Test", 1000, 600, 400)
     assert found[1].name == "cuda:1"
     assert found[1].total_bytes is None
-    assert "does not answer" in found[1].state
+    assert "does not respond" in found[1].state
     assert found.cuda_state == "2 GPUs"
     assert nvml.open == 0
     assert capacity(found[1], 5) is None
@@ -75,7 +77,7 @@ def test_every_card_is_listed_even_one_that_does_not_answer(monkeypatch):
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no NVIDIA driver"),
-        (pynvml.NVML_ERROR_UNKNOWN, "does not answer"),
+        (pynvml.NVML_ERROR_UNKNOWN, "does not respond"),
     ],
 )
 def test_a_missing_or_failing_driver_is_a_state_in_words(monkeypatch, error, words):
@@ -91,7 +93,7 @@ def test_a_missing_or_failing_driver_is_a_state_in_words(monkeypatch, error, wor
     ("error", "words"),
     [
         (pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "without a reboot"),
-        (pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION), "may not ask"),
+        (pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION), "no permission"),
         (OSError("libnvidia-ml.so.1: file too short"), "file too short"),
         (AttributeError("undefined symbol"), "undefined symbol"),
     ],
@@ -216,7 +218,7 @@ def test_of_a_cards_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypat
         ("cuda:1", 70),
         ("cpu", found[2].total_bytes),
     ]
-    assert found.cuda_state == "2 GPUs (1 more MIG slice, of which CUDA gives a process one)"
+    assert found.cuda_state == "2 GPUs (1 more MIG slice; a CUDA process can use only one)"
 
 
 @pytest.mark.parametrize(
@@ -353,9 +355,9 @@ def test_a_profile_s_sizes_may_be_text():
 
 @pytest.mark.parametrize("size", ["much", 1.5, -1, None, True, "8 GiB of HBM"])
 def test_a_profile_of_no_size_is_refused(size):
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         DeviceProfile("mine", size)
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         DeviceProfile("mine", "8 GiB", context_bytes=size)
 
 

@@ -1,3 +1,5 @@
+"""Lifetimes of storages, in eager PyTorch and in a lazyviz run."""
+
 from __future__ import annotations
 
 import torch

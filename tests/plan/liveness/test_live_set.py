@@ -1,3 +1,5 @@
+"""The live set at a moment: categories, modules, lines, and what keeps tensors alive."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Eager's timeline, from awkward code, is the one that the allocator's events tell."""
+"""Eager's timeline of awkward code agrees with the allocator's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says about recomputing: time paid, memory saved, and the timeline of that run."""
+"""Plans with recomputation: additional time, saved memory, and the timeline of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_plan_shows_what_is_paid_and_what_is_saved():
     dear, cheap = graph.plan(recompute=least), graph.plan(recompute=int(0.9 * whole.peak_bytes))
     for plan in (dear, cheap):
         assert plan.recompute.saves_bytes == whole.peak_bytes - plan.peak_bytes
-        assert f"Recomputing: {plan.recompute.ops} ops run again (about" in plan.explain()
+        assert f"Recomputing: {plan.recompute.ops} ops recomputed (about" in plan.explain()
         assert plan.eager_peak_bytes == whole.eager_peak_bytes
     assert 0 < cheap.recompute.ops < dear.recompute.ops
     assert 0 < cheap.recompute.share < dear.recompute.share < 0.5

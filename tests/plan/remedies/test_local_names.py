@@ -1,4 +1,4 @@
-"""Remedies name the variable of the function that it is in, and the line there."""
+"""Remedies name the local variable of a function, and the line in it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def variables(plan):
 def test_what_is_returned_is_named_as_the_function_calls_it(device):
     (remedy,) = variables(plan_of(returns_both, device))
     assert remedy.text.startswith("del logits after its last use at test_local_names.py:")
-    assert "in returns_both, which then cannot return it" in remedy.text
+    assert "in returns_both, which can no longer return it" in remedy.text
     assert remedy.source.text == "loss = loss_of(logits, labels)" and remedy.estimate
     lazyviz.reset()
 

@@ -1,4 +1,4 @@
-"""What autocast would bring, foreseen from a record without it and compared with a record with it."""
+"""The projected effect of autocast, compared with a recording that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every remedy is tried: the change is made to the code, and the new record peaks as was foreseen."""
+"""Every remedy is tried: the code is changed, and the new recording has the projected peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remedies on a card: foreseen, and then done in code; whether the changed run would fit."""
+"""Remedies on a GPU: projected, then made in code; whether the changed run would fit."""
 
 from __future__ import annotations
 

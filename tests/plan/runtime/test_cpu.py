@@ -1,4 +1,4 @@
-"""The CPU at hand: its calibration, kept per machine, and projected beside measured seconds."""
+"""Projected time on this CPU: calibration per machine, and comparison with measured time."""
 
 import copy
 import pickle
@@ -44,7 +44,7 @@ def test_calibrating_takes_two_seconds_and_is_kept():
     assert made.file == cache_file() and made.file.exists()
     assert known_rates() == made.rates
     assert all(rate > 0 for curve in (made.rates.matmul, made.rates.elementwise) for _, rate in curve)
-    assert "GFLOP/s" in repr(made) and "kept in" in made.table().text()
+    assert "GFLOP/s" in repr(made) and "stored in" in made.table().text()
     with lazyviz.lazy() as graph:
         torch.ones(64, 64) @ torch.ones(64, 64)
     plan = graph.plan()
@@ -54,7 +54,7 @@ def test_calibrating_takes_two_seconds_and_is_kept():
 
 
 def test_a_block_refuses_calibration():
-    with lazyviz.lazy(), pytest.raises(RuntimeError, match="outside of the block"):
+    with lazyviz.lazy(), pytest.raises(RuntimeError, match="outside the block"):
         lazyviz.calibrate()
 
 
@@ -63,7 +63,7 @@ def test_where_nothing_can_be_written_it_is_said(monkeypatch, tmp_path):
     file.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     made = lazyviz.calibrate()
-    assert made.file is None and "could not be kept" in made.table().text()
+    assert made.file is None and "could not be stored" in made.table().text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A record on every known card, prices, what limits it, and what changes would bring."""
+"""A graph on every known GPU: prices, bottlenecks, and the effect of changes."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_every_card_is_in_the_table_the_fastest_that_fits_first():
     h100 = next(each for each in table.cards if each.name == "H100-80GB")
     assert h100.cost(10) == pytest.approx(h100.time.seconds * 10 / 1000)
     text = table.table().text()
-    assert "samples/s" in text and "cost an epoch" in text
+    assert "samples/s" in text and "cost per epoch" in text
     assert text.count("fits") == sum(each.fits for each in table.cards)
 
 
@@ -79,7 +79,7 @@ def test_explain_says_what_limits_the_step():
     text = _record().plan().explain()
     assert re.search(r"Projected time on A100-40GB: \S+ m?s \(\S+ m?s to \S+ m?s\)", text)
     assert "What limits this step: " in text
-    assert "Dearest lines" in text
+    assert "Slowest lines" in text
     assert "scores = " in text
 
 
@@ -90,8 +90,8 @@ def test_changes_are_projected_and_only_those_that_help_are_named():
         str(each).partition(":")[0]: each.seconds
         for each in changes(plan.time, graph.nodes, PROFILES["A100-40GB"])
     }
-    assert found["forward and backward in bfloat16"] < plan.seconds / 2
-    assert "attention by F.scaled_dot_product_attention, at best" in found
+    assert found["forward and backward pass in bfloat16"] < plan.seconds / 2
+    assert "attention with F.scaled_dot_product_attention, at best" in found
     assert all(seconds < plan.seconds for seconds in found.values())
     assert "on A100-40GB" not in found
 
@@ -106,5 +106,5 @@ def test_more_samples_cost_a_waiting_card_nothing():
         str(each).partition(":")[0]: each.seconds
         for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"])
     }
-    assert found["twice the batch, for each half of it"] == pytest.approx(plan.seconds / 2, rel=0.05)
+    assert found["twice the batch size, per half"] == pytest.approx(plan.seconds / 2, rel=0.05)
     assert "waits for Python" in plan.explain()

@@ -1,4 +1,4 @@
-"""Projected seconds: products by waves, memory, launches and the host; ranges; what is not known."""
+"""Projected time: matrix products by waves, memory, launches, the host, ranges, and unknown ops."""
 
 import math
 

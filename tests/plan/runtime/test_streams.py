@@ -1,4 +1,4 @@
-"""Collectives beside kernels: what kernels wait for, and what is hidden behind them."""
+"""Collectives beside kernels: exposed and hidden communication."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_explain_says_what_kernels_wait_for():
     with lazyviz.lazy(device="H100-80GB", mesh=(8,), rank=0) as graph:
         _fsdp(1024)()
     plan = graph.plan()
-    assert f"kernels wait for {duration(plan.time.exposed)} of it" in str(plan.explain())
+    assert f"of which kernels wait for {duration(plan.time.exposed)}" in str(plan.explain())
 
 
 def test_with_few_samples_kernels_wait_for_the_gathers():

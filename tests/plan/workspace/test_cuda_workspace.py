@@ -1,4 +1,4 @@
-"""Work space of CUDA kernels that depends on how PyTorch is set."""
+"""Workspace of CUDA kernels that depends on PyTorch settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unmodified programs for several cards, recorded as one rank of them on cards that are not there."""
+"""Unmodified distributed programs, recorded as one rank on absent GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.compile`` and flex attention on a card that is not there: planned as eager, and never a stop."""
+"""``torch.compile`` and flex attention on an absent GPU: planned as in eager mode, without sync point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [
     # Of torch about itself, and of flex attention that is not compiled.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without"),
 ]
-SENTENCE = "planned as eager PyTorch runs it"
+SENTENCE = "planned as run by eager PyTorch"
 
 
 def mlp():

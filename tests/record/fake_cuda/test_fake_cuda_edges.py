@@ -1,4 +1,4 @@
-"""At the edges of what is planned for a GPU that is not there: what works, and what is refused."""
+"""Edge cases of planning for an absent GPU: what works, and what is refused."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_ctc_loss_is_planned_with_lengths_that_are_known(place):
 
 @pytest.mark.parametrize(
     ("targets", "states", "words"),
-    [((3, 4), 9, "as long as what they are padded to"), ((12,), 9, "of the same length")],
+    [((3, 4), 9, "as long as their padded length"), ((12,), 9, "have equal lengths")],
 )
 def test_ctc_loss_is_planned_with_the_longest_of_lengths_that_only_the_card_knows(targets, states, words):
     with lazyviz.lazy(device="A100-40GB") as graph:

@@ -1,4 +1,4 @@
-"""What a GPU that is not there would refuse is refused at its line, in PyTorch's own words."""
+"""Errors that an absent GPU would raise are raised at their line, with PyTorch's message."""
 
 from __future__ import annotations
 

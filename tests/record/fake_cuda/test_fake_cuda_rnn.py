@@ -1,4 +1,4 @@
-"""Recurrent layers on a card that is not there: recorded as cuDNN's kernels, with memory of their own."""
+"""Recurrent layers on an absent GPU: recorded as cuDNN kernels, with their memory."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_what_is_kept_for_the_backward_pass_has_a_range():
     assert high - low > need.high - need.low - 1
     assert plan.eager_peak_range[0] < plan.eager_peak_bytes < plan.eager_peak_range[1]
     assert plan.needed_range[0] < plan.needed_bytes < plan.needed_range[1]
-    assert "what cuDNN keeps for the backward pass" in plan.explain()
+    assert "what cuDNN saves for the backward pass" in plan.explain()
 
 
 def test_tensors_on_other_devices_are_refused_in_pytorchs_words():

@@ -1,4 +1,4 @@
-"""Generation on a card that is not there: until the longest length, with the KV cache counted by itself."""
+"""Text generation on an absent GPU: up to the maximum length, with the KV cache as a category."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_generate_goes_on_to_its_longest_length(options, assume):
         found = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=9, **options)
         assert found.shape == (BATCH, PROMPT + 9)
     assert not graph.sync_points
-    assert "Assumed: no stopping criterion of generate but the longest length" in graph.plan().explain()
+    assert "Assumed: generate() stops only at the maximum length" in graph.plan().explain()
 
 
 def test_values_for_each_read_end_generation_where_they_say():
@@ -113,7 +113,7 @@ def test_other_caches():
         keys = [torch.zeros(3, 5) for _ in range(2)]
         lazyviz.mark_kv_cache(keys, {"values": torch.zeros(7)})
     assert graph.plan().at(len(graph.nodes) - 1).by_category["kv_cache"] >= (2 * 8 * 4 + 2 * 15) * 4
-    with pytest.raises(TypeError, match="a KV cache is tensors"):
+    with pytest.raises(TypeError, match="a KV cache must be tensors"):
         lazyviz.mark_kv_cache("keys")
     assert float(total) == 8
 

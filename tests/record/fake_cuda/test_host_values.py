@@ -1,4 +1,4 @@
-"""Planning for a card that is not there does not take the user's model away."""
+"""Planning for an absent GPU does not change the user's model."""
 
 from __future__ import annotations
 

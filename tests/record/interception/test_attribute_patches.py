@@ -1,4 +1,4 @@
-"""Attributes and code replaced for a while, again and again."""
+"""Temporary attribute and function code patches, applied repeatedly."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Settings of the process that are others when ops run than when they were recorded."""
+"""Global settings that differ between recording and running an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that others show: what they see is eager's at every moment; what nobody else has is recorded."""
+"""Shared memory always shows eager's values; writes to private memory are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that ATen makes of other operators under a dispatch mode give eager's bits, deferred."""
+"""Composite functions of ATen under a dispatch mode are bit-equal to eager, and deferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas that ATen changes for subclass-like tensors give eager's bits, at a named sync point."""
+"""Formulas that ATen changes for tensor subclasses are bit-equal to eager, at a named sync point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gradient that eager puts into zeros in place is recorded in place, with eager's bits."""
+"""Gradients that eager writes into zeros in place are recorded in place, bit-equal to eager."""
 
 from __future__ import annotations
 

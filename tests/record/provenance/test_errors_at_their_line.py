@@ -1,4 +1,4 @@
-"""What a kernel refuses whatever its tensors hold is refused at its line, in the words of eager PyTorch."""
+"""Errors that do not depend on data are raised at their line, with eager PyTorch's message."""
 
 from __future__ import annotations
 

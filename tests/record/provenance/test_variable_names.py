@@ -1,3 +1,5 @@
+"""Variable names of tensors, and tensors that only a variable keeps alive."""
+
 from __future__ import annotations
 
 import weakref

@@ -1,4 +1,4 @@
-"""A first recording asks PyTorch's shape rules nothing that is known, and imports nothing."""
+"""A first recording calls no PyTorch shape rule for known shapes, and imports nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape cache answers what FakeTensor would, and tells apart what has to be told apart."""
+"""The shape cache agrees with FakeTensor, and distinguishes all calls that differ."""
 
 from __future__ import annotations
 

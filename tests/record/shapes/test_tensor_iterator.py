@@ -1,4 +1,4 @@
-"""The layout of pointwise results is that of ATen's kernels, for operands of any strides."""
+"""The layout of pointwise results equals that of ATen's kernels, for any operand strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two plans side by side."""
+"""Comparison of two plans."""
 
 import xml.etree.ElementTree as ET
 

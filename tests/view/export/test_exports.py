@@ -1,4 +1,4 @@
-"""Timelines and graphs for other tools: read back with PyTorch's own functions, and checked key by key."""
+"""Exported timelines and graphs: read back with PyTorch's functions, and checked key by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures for papers: what they show and leave out; the page that a script opens."""
+"""Figures for papers: what they show and omit; the page that a script opens."""
 
 from __future__ import annotations
 

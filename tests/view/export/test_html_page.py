@@ -1,4 +1,4 @@
-"""The saved page: what Python writes.  What a reader sees of it is tried in browser/test_saved_page.py."""
+"""The saved page: what Python writes.  browser/test_saved_page.py tests what a reader sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the words of edges stand."""
+"""Placement of edge labels."""
 
 from __future__ import annotations
 

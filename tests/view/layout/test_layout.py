@@ -1,4 +1,4 @@
-"""Layout, held to golden files that ``js/test/layout.test.ts`` reads as well.
+"""Layout, compared with golden files that ``js/test/layout.test.ts`` also reads.
 
 ``LAZYVIZ_ACCEPT_GOLDEN=1`` writes them anew; review the diff.
 """

@@ -1,4 +1,4 @@
-"""The static picture, the text form, DOT and the files they are saved to."""
+"""The static picture, the text form, DOT, and saved files."""
 
 from __future__ import annotations
 
@@ -307,7 +307,9 @@ def test_a_batch_that_cannot_be_cut_is_said_with_reason_node_and_line(cut):
     graph = cut[nn.BatchNorm1d]
     plan = graph.plan(split=4)
     node = plan.split.blocked_by[0]
-    why = "Batch of 12 samples, cannot be split: batch norm in training takes its statistics over the batch"
+    why = (
+        "Batch of 12 samples, cannot be split: batch norm in training mode computes statistics over the batch"
+    )
     where = f"  {node.name} ({node.module}, {line_text(node.source)}) and 1 more"
     assert f"{why}\n{where}" in render_text(graph.ir, plan)
     words = texts(render_svg(graph.ir, plan))

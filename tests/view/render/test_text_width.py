@@ -1,4 +1,4 @@
-"""Words are measured by what is seen: wide letters, accents, emoji."""
+"""Text widths: wide letters, accents, emoji."""
 
 from __future__ import annotations
 

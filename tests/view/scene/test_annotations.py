@@ -1,4 +1,4 @@
-"""Annotations: numbers of the user's own color and label boxes, in every picture and file."""
+"""Annotations: the user's own numbers color and label boxes, in every picture and file."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ def test_a_module_around_the_one_that_was_called_is_found(step):
         ({"net.head": True}, TypeError, "is True of type bool, not a number"),
         ({"net.head": 1j}, TypeError, "not a number"),
         ({"net.head": torch.ones(2)}, TypeError, "is a tensor of 2 torch.float32, not a number"),
-        ({7: 1}, TypeError, "7 of type int cannot be annotated: take nodes of the graph"),
-        ({}, ValueError, "no values for 'a'; None takes an annotation away"),
-        ([1, 2], TypeError, "values are a mapping"),
+        ({7: 1}, TypeError, "7 of type int cannot be annotated: use nodes of the graph"),
+        ({}, ValueError, "no values for 'a'; pass None to remove an annotation"),
+        ([1, 2], TypeError, "values must be a mapping"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_sentence(step, values, error, words):
@@ -133,7 +133,7 @@ def test_other_objects_are_refused_too(step):
     graph, net = step
     with lazyviz.lazy("cpu:1GiB") as other:
         y = net.head(torch.ones(1, 8)).sum()
-        with pytest.raises(RuntimeError, match="when its block has ended"):
+        with pytest.raises(RuntimeError, match="after its block has ended"):
             other.annotate("a", {net.head: 1})
     with pytest.raises(ValueError, match="is not a node of this graph"):
         graph.annotate("a", {other.nodes[0]: 1})

@@ -1,4 +1,4 @@
-"""What is told of a module on its card, without a click."""
+"""Contents of module boxes, visible without a click."""
 
 from __future__ import annotations
 

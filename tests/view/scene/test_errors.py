@@ -1,4 +1,4 @@
-"""A cell that PyTorch refuses: the op, the shapes it was given, and the sizes that do not fit."""
+"""A cell that PyTorch rejects: the op, its shapes, and the sizes that do not match."""
 
 from __future__ import annotations
 

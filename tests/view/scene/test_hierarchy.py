@@ -1,3 +1,5 @@
+"""The hierarchy of boxes: steps, phases, modules, and folds."""
+
 from __future__ import annotations
 
 import time

@@ -1,4 +1,4 @@
-"""Loops of the user's: one frame by the name of the statement, with the sync points in it."""
+"""The user's loops: one frame named after the statement, with its sync points."""
 
 from __future__ import annotations
 

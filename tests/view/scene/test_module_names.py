@@ -1,4 +1,4 @@
-"""Modules by the object that they are, and by the name that the user's variables have for it."""
+"""Modules by object, and by the name of the user's variables."""
 
 from __future__ import annotations
 

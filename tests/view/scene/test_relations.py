@@ -1,4 +1,4 @@
-"""What lights up about the selected box."""
+"""What is highlighted for the selected box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small ops are one box, where something larger stands beside them."""
+"""Small ops are merged into one box next to larger ones."""
 
 from __future__ import annotations
 

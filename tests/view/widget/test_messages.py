@@ -1,4 +1,4 @@
-"""What a page sends, of whatever kind: it can ask for what is offered, and change nothing else."""
+"""Messages of a page, of any kind: they can request what is offered, and change nothing else."""
 
 from __future__ import annotations
 

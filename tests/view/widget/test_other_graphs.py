@@ -1,4 +1,4 @@
-"""Two graphs beside one another: what each box holds at either peak."""
+"""Comparison of two graphs: the memory of each box at both peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing another device, size or cut: all widgets of a graph show its plan, and nothing runs."""
+"""Choosing another device, batch size, or split: all widgets of a graph show the plan, nothing runs."""
 
 from __future__ import annotations
 

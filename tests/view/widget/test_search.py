@@ -1,4 +1,4 @@
-"""Search: what a query means, in which order hits come, and what it costs."""
+"""Search: meaning of queries, order of results, and cost."""
 
 from __future__ import annotations
 

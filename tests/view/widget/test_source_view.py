@@ -1,4 +1,4 @@
-"""The code beside the graph: which lines are shown, what each takes, and its way to the graph and back."""
+"""The code beside the graph: lines shown, their memory and time, and links to the graph and back."""
 
 from __future__ import annotations
 

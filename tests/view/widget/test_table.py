@@ -1,4 +1,4 @@
-"""The table: which rows there are, how they are sorted and filtered, what a page of them costs."""
+"""The table: its rows, sorting, filtering, and the cost of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's side of the widget, driven by messages as the page sends them."""
+"""The widget's Python side, driven by messages like those of the page."""
 
 from __future__ import annotations
 
@@ -618,14 +618,14 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
     made = batched()
 
     def refuse(batch_size=None, split=None):
-        raise ValueError("it is not known how the results of odd_3 grow with the batch")
+        raise ValueError("lazyviz cannot determine how the results of odd_3 grow with the batch")
 
     say(made, "batch-size", "24")
     monkeypatch.setattr(
         type(made.widget._answers._plans.own), "replan", lambda self, *args, **kwargs: refuse()
     )
     say(made, "batch-size", "48")
-    assert made.sent[-1]["note"].startswith("it is not known how")
+    assert made.sent[-1]["note"].startswith("lazyviz cannot determine how")
     assert made.sent[-1]["batch"]["size"] == 24
 
 

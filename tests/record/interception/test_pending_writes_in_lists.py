@@ -1,4 +1,4 @@
-"""A number in a list is read past every op: one that is owed a write is written first, whoever reads it."""
+"""Numbers in lists are read without an op: pending writes to them run first."""
 
 from __future__ import annotations
 
