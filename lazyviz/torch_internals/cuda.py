@@ -249,9 +249,16 @@ PARSE_TO = (torch._C._nn, "_parse_to")
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 # DataParallel compares its cards by it.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
-# What DataParallel hands a batch out with, and copies the model to several cards with.
+# What DataParallel hands a batch out with, and the threads on which it runs its replicas.
 SCATTER: Any = torch.nn.parallel._functions.Scatter
-REPLICATE = ((*CHECK_BALANCE[:1], "replicate"), (torch.nn.parallel, "replicate"))
+THREADS_OF_REPLICAS = (sys.modules["torch.nn.parallel.parallel_apply"], "threading")
+# How tensors are put into one buffer, and are taken out of it again.
+flattened: Callable[[Sequence[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors
+unflattened: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = (
+    torch._utils._unflatten_dense_tensors
+)
+# Which device is current, by torch.accelerator.
+EXCHANGE_ACCELERATOR = ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
 # What torch.load puts storages with, and makes tensors of them with.
 RESTORE_LOCATION = (torch.serialization, "default_restore_location")
 REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")

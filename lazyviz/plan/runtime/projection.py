@@ -16,7 +16,7 @@ from ...graph.ir import Bound, Node, SourceLine
 from ..devices.rates import Known
 from ..tables import Table, Tabular
 from .kernels import CALIBRATED, Card, Kernel, kernel_time
-from .streams import Sent, Streams, beside_kernels
+from .streams import Sent, Streams, beside_kernels, cards_among
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -85,7 +85,7 @@ class Projection(Tabular):
 
     @property
     def mfu(self) -> float | None:
-        """FLOPs of the record over what the device's peak would do in that time (MFU as PaLM defines it)."""
+        """FLOPs of the record over what its devices' peaks would do in that time (MFU as PaLM defines it)."""
         if not self.peak_flops or not self.seconds:
             return None
         return self.flops / self.seconds / self.peak_flops
@@ -183,8 +183,8 @@ def duration(seconds: float) -> str:
 def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     """The time of ``nodes`` on ``card``; ``None`` where the most part of their work is not known."""
     issue = CALIBRATED["issue_seconds"]
-    if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
-        card = replace(card, host_apart=True)
+    cards = len(cards_among(nodes))
+    card = replace(card, host_apart=cards > 0, several=cards > 1)
     issued = covered = 0.0
     beside = beside_kernels(nodes)
     streams = Streams(has_collectives=bool(beside))
@@ -215,9 +215,10 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
     known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
-    return Projection(
-        card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, _peak(nodes, card)
-    )
+    peak = _peak(nodes, card)
+    if peak is not None:
+        peak *= max(cards, 1)
+    return Projection(card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
 
 
 def _note(by_unit: dict[Known, float], kernel: Kernel, card: Card) -> None:

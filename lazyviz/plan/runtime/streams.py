@@ -5,12 +5,18 @@ once Python has issued it, the group's one before it is over and what it sends i
 meanwhile, up to the first that takes what it brings.  That both take from the same bandwidth and
 multiprocessors is left out.  FSDP2 copies a layer's shards into the buffer that is gathered on a stream
 beside the kernels', too.
+
+Of a program that uses several cards, the kernels are those of the card that has most of them; what the others
+do runs beside them, one after another on each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from ...graph.collectives import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
@@ -114,8 +120,11 @@ class Streams:
 
 
 def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
-    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group."""
-    found: dict[Node, str] = {}
+    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
+
+    And what runs on other cards than most of ``nodes``, each with its card.
+    """
+    found = _on_other_cards(nodes)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
         return found
     following: dict[Storage, Node] = {}  # by storage: what touches it next
@@ -136,6 +145,26 @@ def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
         if not is_view(node):
             following.update(dict.fromkeys({*_storages(node.inputs), *_storages(node.outputs)}, node))
     return found
+
+
+def cards_among(nodes: Iterable[Node]) -> Counter[torch.device]:
+    """How many ops of ``nodes`` run on each card: where they write, or what they make."""
+    return Counter(card for card in map(_card_of, nodes) if card is not None)
+
+
+def _card_of(node: Node) -> torch.device | None:
+    for value in node.outputs or node.inputs[:1]:
+        if value.device.type == "cuda":
+            return value.device
+    return None
+
+
+def _on_other_cards(nodes: Sequence[Node]) -> dict[Node, str]:
+    counts = cards_among(nodes)
+    if len(counts) < 2:
+        return {}
+    ((main, _),) = counts.most_common(1)
+    return {node: str(card) for node in nodes if (card := _card_of(node)) not in (None, main)}
 
 
 def _storages(values: Iterable[Value]) -> set[Storage]:

@@ -1,12 +1,11 @@
 """Layers of PyTorch whose C++ code asks for values or a driver, on a card that is not there.
 
-Sequences packed by their lengths, which are on the host, and ``nn.DataParallel`` over one card;
-what a planned card does not do is named.
+Sequences packed by their lengths, which are on the host; what a planned card does not do is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from .gpu_registry import Cards
 
 def install(cards: Cards) -> None:
     _install_packing(cards)
-    _install_data_parallel(cards)
     fake_cuda_rnn.install(cards)
     cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
 
@@ -109,35 +107,3 @@ def _install_packing(cards: Cards) -> None:
 
     cards.replace(private_api.VF, "_pack_padded_sequence", pack)
     cards.replace(private_api.VF, "_pad_packed_sequence", pad)
-
-
-# --- DataParallel ----------------------------------------------------------------------
-
-
-def _install_data_parallel(cards: Cards) -> None:
-    """One card takes the batch as it is; several run on threads of their own, which are not recorded."""
-
-    def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
-        numbers = [cards.index(device) for device in devices]
-        ctx.dim, ctx.input_device = dim, tensor.get_device() if tensor.is_cuda else -1
-        parts = tensor.split(sizes, dim) if sizes is not None else tensor.chunk(len(numbers), dim)
-        return tuple(part.to(torch.device("cuda", number)) for part, number in zip(parts, numbers))
-
-    def gather(
-        tensors: Sequence[torch.Tensor], dim: int = 0, destination: Any = None, *, out: Any = None
-    ) -> torch.Tensor:
-        on_host = destination in ("cpu", -1, torch.device("cpu"))
-        there = torch.device("cpu") if on_host else torch.device("cuda", cards.index(destination))
-        return torch.cat([tensor.to(there) for tensor in tensors], dim)
-
-    cards.patches.set(torch_cuda.SCATTER, "forward", staticmethod(scatter))
-    cards.replace(torch.nn.parallel.comm, "gather", gather)
-    for owner, name in torch_cuda.REPLICATE:
-        cards.replace(owner, name, _refusal("torch.nn.DataParallel over several GPUs"))
-
-
-def _refusal(what: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _unsupported(what)
-
-    return refuse

@@ -28,6 +28,7 @@ from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
 from . import (
     data_errors,
+    data_parallel,
     flex_attention,
     memory_stats,
     releases,
@@ -112,6 +113,7 @@ class AbsentCards:
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
         fake_cuda_layers.install(self)
+        data_parallel.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
         self._generation.install()
@@ -255,6 +257,8 @@ class AbsentCards:
         replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
+        for name in torch_cuda.EXCHANGE_ACCELERATOR:
+            replace(torch._C, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
         replace(accelerator, "synchronize", lambda device=None: None)
