@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -20,7 +21,7 @@ from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tape import Tape
 from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
 
@@ -58,7 +59,9 @@ def note_operator(
     if not _is_recording(tape):
         return
     read = list(tensors_in((*args, *kwargs.values())))
-    made = list(_made(tape, read, tensors_in((result,))))
+    sparse = [tensor for tensor in written if parts_of(tensor)]  # of lists, nothing is returned
+    returned = {id(tensor): tensor for tensor in (*tensors_in((result,)), *sparse)}
+    made = list(_made(tape, read, returned.values()))
     grown: list[torch.Tensor] = []
     for tensor, then, now in zip(written, before, map(memory_of, written)):
         # Memory with another address has been exchanged (`set_`): what was there has not been resized.
@@ -67,6 +70,8 @@ def note_operator(
             if _known(tape, now[0]) is None and (old := _value_of(tape, tensor)) is not None:
                 old.storage.nbytes = then[1]
     if not made and not grown:
+        for tensor in sparse:
+            _forget_components(tape, tensor)
         return
 
     def value(tensor: torch.Tensor) -> Any:
@@ -81,6 +86,17 @@ def note_operator(
             outputs.append(TrackedValue(_meta(tape, tensor, nbytes), fresh, node, len(outputs)))
     if outputs:
         _append(tape, node, cause, outputs, sys._getframe(2), bool(written))
+    for tensor in sparse:
+        _forget_components(tape, tensor)
+
+
+def _forget_components(tape: Tape, tensor: torch.Tensor) -> None:
+    """A sparse tensor that has been written may have other indices and values than before: it left those."""
+    there = {_known(tape, private_api.storage_address(part)) for part in parts_of(tensor)}
+    for ref in weakref.getweakrefs(tensor):
+        if type(ref) is TensorRef and ref.value.storage not in there:
+            ref.value.tensor = None  # which frees the reference: it will not count once more
+            on_tensor_death(ref)
 
 
 def note_region(

@@ -182,9 +182,8 @@ class PendingRuns:
             )
         if "sparse" in cause:
             text += (
-                " How many entries a sparse tensor has depends on data: plan nn.Embedding and "
-                "nn.EmbeddingBag with sparse=False, whose gradients are dense, each as large as its "
-                "weight."
+                " Of sparse tensors, the gradients of nn.Embedding and nn.EmbeddingBag are planned, and "
+                "COO tensors without history."
             )
         return text
 

@@ -252,13 +252,17 @@ CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance
 # What DataParallel hands a batch out with, and the threads on which it runs its replicas.
 SCATTER: Any = torch.nn.parallel._functions.Scatter
 THREADS_OF_REPLICAS = (sys.modules["torch.nn.parallel.parallel_apply"], "threading")
+# What makes a bag's sparse gradient: of other operators on a card, in one kernel to a dispatch mode.
+EMBEDDING_BAG_BACKWARD: OpOverload = torch.ops.aten._embedding_bag_backward.default
 # How tensors are put into one buffer, and are taken out of it again.
 flattened: Callable[[Sequence[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors
 unflattened: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = (
     torch._utils._unflatten_dense_tensors
 )
 # Which device is current, by torch.accelerator.
-EXCHANGE_ACCELERATOR = ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
+EXCHANGE_ACCELERATOR = tuple(
+    (torch._C, name) for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
+)
 # What torch.load puts storages with, and makes tensors of them with.
 RESTORE_LOCATION = (torch.serialization, "default_restore_location")
 REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")

@@ -374,6 +374,9 @@ def engine_is_sole_owner(arguments: tuple[Any, ...]) -> bool:
 
 
 _OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
+# The name of the node that puts a gradient into ``.grad``, and how it makes a sparse one of its components.
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+make_sparse: Any = torch.ops.aten._sparse_coo_tensor_unsafe
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__

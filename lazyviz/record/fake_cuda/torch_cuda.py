@@ -32,6 +32,7 @@ from . import (
     flex_attention,
     memory_stats,
     releases,
+    sparse_gradients,
     tensor_placement,
     wrapper_subclasses,
 )
@@ -173,12 +174,19 @@ class AbsentCards:
         if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
+        if op is torch_cuda.EMBEDDING_BAG_BACKWARD and args[9]:  # whether the gradient is sparse
+            with mode:
+                return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": self.device(torch.device(device))}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)
+
+    def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a constructor of sparse tensors gives on the card; ``None``: it is of other tensors."""
+        return sparse_gradients.made_of(self.tape, name, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
@@ -257,8 +265,8 @@ class AbsentCards:
         replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
-        for name in torch_cuda.EXCHANGE_ACCELERATOR:
-            replace(torch._C, name, self._exchange_device)
+        for owner, name in torch_cuda.EXCHANGE_ACCELERATOR:
+            replace(owner, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
         replace(accelerator, "synchronize", lambda device=None: None)
