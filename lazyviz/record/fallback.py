@@ -19,11 +19,13 @@ import torch
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
+from .dependencies import closure
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape
-from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
+from .unrecorded_ops import evaluate_arguments, nodes_before_access, replaced, tensors_in
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
 region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
@@ -114,6 +116,24 @@ def note_region(
         node = TrackedNode(tape.recording.graph, region, (list(values),), {})  # type: ignore[arg-type]
         node.inputs = list(values)
         _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
+
+
+def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
+    """Evaluate what is pending, but for what is only planned, before PyTorch traces a program on ``given``.
+
+    Raises:
+        AbsentDeviceError: it is given tensors that only a device could compute which is not there.
+    """
+    if not tape.pending:
+        return
+    if may_need_absent():
+        modules = [item for item in given if isinstance(item, torch.nn.Module)]
+        tensors = [*tensors_under(given), *(each for module in modules for each in _held_by(module))]
+        needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+        if needs_absent(closure(needed)):
+            tape.runs.sync(cause, needed)
+    if nodes := without_absent(tape.pending):
+        tape.runs.sync(cause, nodes)
 
 
 def note_copies(tape: Tape, copies: Any) -> None:

@@ -180,6 +180,11 @@ class PendingRuns:
                 f" To go on, say what is read there: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
+        if cause.startswith(("torch.export", "torch.jit.trace", "tracing ")):
+            text += (
+                " Tracing runs the program on tensors with values: trace it on the CPU, and move what "
+                "was traced to the planned GPU."
+            )
         if "sparse" in cause:
             text += (
                 " Of sparse tensors, the gradients of nn.Embedding and nn.EmbeddingBag are planned, and "
@@ -223,6 +228,17 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
         or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
         for node in nodes
     )
+
+
+def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
+    """Of ``nodes``, in program order, those that need nothing of a device that is not there."""
+    nodes = list(nodes)
+    planned: set[TrackedNode] = set()
+    for node in nodes if may_need_absent() else ():
+        needed = (*(value.node for value in node.inputs), *node.after)
+        if needs_absent([node]) or not planned.isdisjoint(needed):
+            planned.add(node)
+    return [node for node in nodes if node not in planned]
 
 
 def _who(nodes: Sequence[TrackedNode]) -> str:

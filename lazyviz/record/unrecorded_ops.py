@@ -230,8 +230,15 @@ def evaluate_arguments(
     needed = [
         node
         for tensor in tensors_in((*args, *kwargs.values()))
-        for node in nodes_before_access(tape, tensor, write=write)
+        for node in nodes_before_access(tape, tensor, write=False)
     ]
+    if write:  # what only an absent device would read of them is only planned
+        needed += [
+            node
+            for tensor in tensors_in((*args, *kwargs.values()))
+            for node in nodes_before_access(tape, tensor, write=True)
+            if not (may_need_absent() and needs_absent(closure([node])))
+        ]
     if needed:
         with tape.runs.lock:
             tape.runs.sync(cause, needed)

@@ -5,7 +5,7 @@ Sequences packed by their lengths, which are on the host; what a planned card do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ def install(cards: Cards) -> None:
     _install_packing(cards)
     fake_cuda_rnn.install(cards)
     cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
+    cards.replace(torch, "cond", _cond(torch.cond))
+    find = getattr(*torch_cuda.FIND_BUILTIN)  # what is replaced in a block is found by what it wraps
+    cards.replace(*torch_cuda.FIND_BUILTIN, lambda fn: find(fn) or find(getattr(fn, "__wrapped__", None)))
 
 
 def _unsupported(what: str) -> AbsentDeviceError:
@@ -32,6 +35,20 @@ class _Graph:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise _unsupported("torch.cuda.CUDAGraph")
+
+
+def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.cond``, which compiles the gradients of both branches on tensors of its own."""
+
+    def checked(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(each, torch.Tensor) and each.requires_grad and each.device in torch_cuda.STAND_INS
+            for each in operands
+        ):
+            raise _unsupported("torch.cond of operands that require a gradient")
+        return cond(pred, true_fn, false_fn, operands)
+
+    return checked
 
 
 # --- packed sequences ------------------------------------------------------------------

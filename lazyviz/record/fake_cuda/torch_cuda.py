@@ -179,7 +179,10 @@ class AbsentCards:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
         device = kwargs.get("device")
         if device is not None:
-            kwargs = {**kwargs, "device": self.device(torch.device(device))}
+            place = self.device(torch.device(device))
+            if op is torch_cuda.EFFICIENT_ZEROS:  # C++ makes them
+                place = torch_cuda.STAND_INS.get(place, place)
+            kwargs = {**kwargs, "device": place}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)

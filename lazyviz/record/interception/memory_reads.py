@@ -540,8 +540,9 @@ class SyncPatches:
 
             def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
                 tape = self.tape
-                if tape.pending:
-                    tape.runs.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
+                fallback.evaluate_before_tracing(
+                    tape, f"torch.jit.{_original.__name__}", (*args, *kwargs.values())
+                )
                 with tape.recording.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 
