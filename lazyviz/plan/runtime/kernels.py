@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
 from .op_classes import OpClass, short_name
-from .work import compute_dtype, operator_class, signature, work_of
+from .work import compute_dtype, likeness, operator_class, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels of which the calibration has no measurement: shares of what elementwise kernels reach of the
@@ -93,22 +93,29 @@ class Product(NamedTuple):
 
 
 NO_TIME = Kernel(0.0, "launch", True)
-_memo: dict[Hashable, Kernel | None] = {}
+Times = dict[object, "Kernel | None"]
+"""What ops take on one card, by what those that are alike share."""
+_memo: dict[Card, Times] = {}
 
 
-def kernel_time(node: Node, card: Card) -> Kernel | None:
+def times_on(card: Card) -> Times:
+    """What is known of ``card`` so far, for :func:`kernel_time` of many ops."""
+    found = _memo.setdefault(card, {})
+    if len(found) > MOST_KNOWN:
+        found.clear()
+    return found
+
+
+def kernel_time(node: Node, card: Card, times: Times) -> Kernel | None:
     """What one op takes on ``card``; ``None`` where that is not known.  Looked up if it was asked before."""
     if card.several and len({*map(str, cards_of((*node.inputs, *node.outputs)))}) > 1:
         return _between_cards(node, card)
-    key = signature(node)
+    key = likeness(node)
     if key is None:
         return _timed(node, card)
-    at = card, key
-    if at not in _memo:
-        if len(_memo) > MOST_KNOWN:
-            _memo.clear()
-        _memo[at] = _timed(node, card)
-    return _memo[at]
+    if key not in times:
+        times[key] = _timed(node, card)
+    return times[key]
 
 
 def _timed(node: Node, card: Card) -> Kernel | None:

@@ -119,12 +119,12 @@ class Streams:
                 self._brought.pop(storage, None)
 
 
-def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
+def beside_kernels(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
     """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
 
-    And what runs on other cards than most of ``nodes``, each with its card.
+    And what runs on other cards than most of ``nodes``, each with its card; ``cards``: :func:`cards_among`.
     """
-    found = _on_other_cards(nodes)
+    found = _on_other_cards(nodes, cards)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
         return found
     following: dict[Storage, Node] = {}  # by storage: what touches it next
@@ -149,22 +149,22 @@ def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
 
 def cards_among(nodes: Iterable[Node]) -> Counter[torch.device]:
     """How many ops of ``nodes`` run on each card: where they write, or what they make."""
-    return Counter(card for card in map(_card_of, nodes) if card is not None)
+    places = Counter(map(_place_of, nodes))
+    return Counter(
+        {card: count for card, count in places.items() if card is not None and card.type == "cuda"}
+    )
 
 
-def _card_of(node: Node) -> torch.device | None:
-    for value in node.outputs or node.inputs[:1]:
-        if value.device.type == "cuda":
-            return value.device
-    return None
+def _place_of(node: Node) -> torch.device | None:
+    values = node.outputs or node.inputs
+    return values[0].meta.device if values else None
 
 
-def _on_other_cards(nodes: Sequence[Node]) -> dict[Node, str]:
-    counts = cards_among(nodes)
-    if len(counts) < 2:
+def _on_other_cards(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
+    if len(cards) < 2:
         return {}
-    ((main, _),) = counts.most_common(1)
-    return {node: str(card) for node in nodes if (card := _card_of(node)) not in (None, main)}
+    ((main, _),) = cards.most_common(1)
+    return {node: str(place) for node in nodes if (place := _place_of(node)) in cards and place != main}
 
 
 def _storages(values: Iterable[Value]) -> set[Storage]:

@@ -132,9 +132,7 @@ def test_loops_of_higher_order_operators_are_planned_as_eager_runs_them():
         x = torch.randn(16, 64, device="cuda")
         carried, rows = scan(lambda c, y: (c + y, c * y), torch.zeros(64, device="cuda"), x)
         chosen = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-        with pytest.raises(
-            lazyviz.AbsentDeviceError, match="torch.cond of operands that require"
-        ):
+        with pytest.raises(lazyviz.AbsentDeviceError, match="torch.cond of operands that require"):
             torch.cond(x.sum() > 0, torch.sin, torch.cos, (x.detach().requires_grad_(),))
     assert carried.shape == (64,) and rows.shape == chosen.shape == (16, 64)
     assert "planned as eager PyTorch runs it" in str(graph.plan().explain())
