@@ -249,8 +249,6 @@ PARSE_TO = (torch._C._nn, "_parse_to")
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 # Zeros without memory, as which autograd passes a tangent on that is none.
 EFFICIENT_ZEROS: OpOverload = torch.ops.aten._efficientzerotensor.default
-# Tells TorchScript's compiler which operator a function is; it knows them by their `id`.
-FIND_BUILTIN = (sys.modules["torch.jit._builtins"], "_find_builtin")
 # DataParallel compares its cards by it.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
 # What DataParallel hands a batch out with, and the threads on which it runs its replicas.

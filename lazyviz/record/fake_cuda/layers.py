@@ -22,8 +22,6 @@ def install(cards: Cards) -> None:
     fake_cuda_rnn.install(cards)
     cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
     cards.replace(torch, "cond", _cond(torch.cond))
-    find = getattr(*torch_cuda.FIND_BUILTIN)  # what is replaced in a block is found by what it wraps
-    cards.replace(*torch_cuda.FIND_BUILTIN, lambda fn: find(fn) or find(getattr(fn, "__wrapped__", None)))
 
 
 def _unsupported(what: str) -> AbsentDeviceError:
