@@ -44,10 +44,12 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     args = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
     name = op._schema.name.rpartition("::")[2]
     frame = sys._getframe(2)
-    is_read_only = name in _READ_ONLY or _is_alike(name, args, frame)
-    written = [] if is_read_only else list(tensors_in((args[0],)))
+    is_alike = _is_alike(name, args, frame)
+    written = [] if name in _READ_ONLY or is_alike else list(tensors_in((args[0],)))
     with tape.runs.lock:
         _note(tape, op, args, written, frame)
+        if is_alike and tape.recording.world is not None:
+            tape.recording.world.alike = {_value(tape, tensor).storage for tensor in tensors_in((args[0],))}
     # What is sent is kept until the work is done with: gloo's and NCCL's hold it, too.
     work = process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
     kinds = [str(ret.type) for ret in op._schema.returns]

@@ -177,6 +177,8 @@ class AbsentCards:
         if op is torch_cuda.EMBEDDING_BAG_BACKWARD and args[9]:  # whether the gradient is sparse
             with mode:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
+        if op is torch.ops.aten.copy_.default and self._brings_back(args[1]):
+            return args[0]
         device = kwargs.get("device")
         if device is not None:
             place = self.device(torch.device(device))
@@ -186,6 +188,14 @@ class AbsentCards:
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)
+
+    def _brings_back(self, source: torch.Tensor) -> bool:
+        """Whether DDP copies the counts of used parameters back to the host, which has them still."""
+        world = self.tape.recording.world
+        if world is None or not world.alike or not is_absent(source.device):
+            return False
+        value = source.__dict__.get("_lazyviz")
+        return value is not None and value.storage in world.alike
 
     def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a constructor of sparse tensors gives on the card; ``None``: it is of other tensors."""
