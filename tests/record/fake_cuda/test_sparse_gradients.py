@@ -8,7 +8,10 @@ from torch import nn
 
 import lazyviz
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
+]
 ROWS, WIDTH, COUNT = 5000, 32, 512 * 6
 TABLE, ROWS_OF_ALL, INDICES = ROWS * WIDTH * 4, COUNT * WIDTH * 4, COUNT * 8
 
