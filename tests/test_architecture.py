@@ -29,6 +29,7 @@ MAY_IMPORT = {
         "torch_internals.dispatch_handlers",
         "torch_internals.dispatch_level",
         "torch_internals.cudnn_sizes",
+        "torch_internals.nccl",
         "record",
         "torch_internals.process_groups",
         "graph.ir",

@@ -325,6 +325,7 @@ class Node:
         "index",
         "inputs",
         "kwargs",
+        "likeness",
         "measured_seconds",
         "module",
         "op",
@@ -362,6 +363,7 @@ class Node:
         self.measured_seconds: float | None = None  # its run time, once run with timing
         # Of each output, as it was when the node had run, where that was asked for; None: has no numbers.
         self.summaries: Sequence[Summary | None] = ()
+        self.likeness: object | None = None  # planning's, once it has asked: ops of the same work share it
         self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarized
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -18,11 +19,13 @@ import torch
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import private_api
+from .dependencies import closure
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue
+from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape
-from .unrecorded_ops import evaluate_arguments, replaced, tensors_in
+from .unrecorded_ops import evaluate_arguments, nodes_before_access, replaced, tensors_in
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
 region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
@@ -58,7 +61,9 @@ def note_operator(
     if not _is_recording(tape):
         return
     read = list(tensors_in((*args, *kwargs.values())))
-    made = list(_made(tape, read, tensors_in((result,))))
+    sparse = [tensor for tensor in written if parts_of(tensor)]  # of lists, nothing is returned
+    returned = {id(tensor): tensor for tensor in (*tensors_in((result,)), *sparse)}
+    made = list(_made(tape, read, returned.values()))
     grown: list[torch.Tensor] = []
     for tensor, then, now in zip(written, before, map(memory_of, written)):
         # Memory with another address has been exchanged (`set_`): what was there has not been resized.
@@ -67,6 +72,8 @@ def note_operator(
             if _known(tape, now[0]) is None and (old := _value_of(tape, tensor)) is not None:
                 old.storage.nbytes = then[1]
     if not made and not grown:
+        for tensor in sparse:
+            _forget_components(tape, tensor)
         return
 
     def value(tensor: torch.Tensor) -> Any:
@@ -81,6 +88,17 @@ def note_operator(
             outputs.append(TrackedValue(_meta(tape, tensor, nbytes), fresh, node, len(outputs)))
     if outputs:
         _append(tape, node, cause, outputs, sys._getframe(2), bool(written))
+    for tensor in sparse:
+        _forget_components(tape, tensor)
+
+
+def _forget_components(tape: Tape, tensor: torch.Tensor) -> None:
+    """A sparse tensor that has been written may have other indices and values than before: it left those."""
+    there = {_known(tape, private_api.storage_address(part)) for part in parts_of(tensor)}
+    for ref in weakref.getweakrefs(tensor):
+        if type(ref) is TensorRef and ref.value.storage not in there:
+            ref.value.tensor = None  # which frees the reference: it will not count once more
+            on_tensor_death(ref)
 
 
 def note_region(
@@ -98,6 +116,24 @@ def note_region(
         node = TrackedNode(tape.recording.graph, region, (list(values),), {})  # type: ignore[arg-type]
         node.inputs = list(values)
         _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
+
+
+def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
+    """Evaluate what is pending, but for what is only planned, before PyTorch traces a program on ``given``.
+
+    Raises:
+        AbsentDeviceError: it is given tensors that only a device could compute which is not there.
+    """
+    if not tape.pending:
+        return
+    if may_need_absent():
+        modules = [item for item in given if isinstance(item, torch.nn.Module)]
+        tensors = [*tensors_under(given), *(each for module in modules for each in _held_by(module))]
+        needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+        if needs_absent(closure(needed)):
+            tape.runs.sync(cause, needed)
+    if nodes := without_absent(tape.pending):
+        tape.runs.sync(cause, nodes)
 
 
 def note_copies(tape: Tape, copies: Any) -> None:

@@ -34,7 +34,7 @@ from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
 from .interception.memory_holders import Unexamined, cure_of
 from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
-from .parity.gradient_accumulation import accumulates_in_place
+from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
@@ -160,6 +160,8 @@ class Recorder:
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
             return answer
+        if info.copies and is_taken_over(args):
+            return self._take_over(args[0])
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -271,6 +273,13 @@ class Recorder:
         if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
             return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
         return _NO_ANSWER
+
+    def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A sparse gradient as the engine would put it into ``.grad``: in the same memory."""
+        with self._recording.paused():
+            result = sharing_memory(gradient)
+        fallback.note_region(self._tape, "sparse gradient taken over", (), result)
+        return result
 
     def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op gives that communicates with other ranks, where this is one of N."""

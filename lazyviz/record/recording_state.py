@@ -14,7 +14,7 @@ from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .fake_cuda.gpu import Card
 from .lazy_tensor import is_lazy
-from .storage import TensorRef, TrackedNode
+from .storage import TensorRef, TrackedNode, TrackedStorage
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""
@@ -35,6 +35,7 @@ class PlannedCards(Protocol):
     def remove(self) -> None: ...
     def record(self, mode: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def answer(self, needed: Sequence[TrackedNode]) -> Assumed | None: ...
+    def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 class OneRank(Protocol):
@@ -42,6 +43,8 @@ class OneRank(Protocol):
 
     size: int
     rank: int
+    alike: set[TrackedStorage]
+    """What all ranks were last taken to have alike; a copy of it to the host brings nothing new."""
 
     def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def functional(

@@ -181,11 +181,15 @@ class PendingRuns:
                 f" To continue, give the value: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
+        if cause.startswith(("torch.export", "torch.jit.trace", "tracing ")):
+            text += (
+                " Tracing runs the program on tensors with values: trace it on the CPU, and move what "
+                "was traced to the planned GPU."
+            )
         if "sparse" in cause:
             text += (
-                " The number of entries of a sparse tensor depends on data: use nn.Embedding and "
-                "nn.EmbeddingBag "
-                "with sparse=False for planning. Their gradients are then dense, as large as the weights."
+                " Planned are the sparse gradients of nn.Embedding and nn.EmbeddingBag, and COO tensors "
+                "without autograd history."
             )
         return text
 
@@ -225,6 +229,17 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
         or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
         for node in nodes
     )
+
+
+def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
+    """Of ``nodes``, in program order, those that need nothing of a device that is not there."""
+    nodes = list(nodes)
+    planned: set[TrackedNode] = set()
+    for node in nodes if may_need_absent() else ():
+        needed = (*(value.node for value in node.inputs), *node.after)
+        if needs_absent([node]) or not planned.isdisjoint(needed):
+            planned.add(node)
+    return [node for node in nodes if node not in planned]
 
 
 def _who(nodes: Sequence[TrackedNode]) -> str:

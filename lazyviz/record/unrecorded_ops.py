@@ -19,6 +19,7 @@ from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
 from .lazy_tensor import describe, is_lazy, is_pending
+from .parity.gradient_accumulation import is_taken_over, sharing_memory
 from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
@@ -200,6 +201,8 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on real tensors, at the dispatch level where it was seen."""
+    if info.copies and is_taken_over(args):
+        return sharing_memory(args[0])
     if info.of_parts:
         with private_api.with_autograd():
             return op(*args, **kwargs)
@@ -227,8 +230,15 @@ def evaluate_arguments(
     needed = [
         node
         for tensor in tensors_in((*args, *kwargs.values()))
-        for node in nodes_before_access(tape, tensor, write=write)
+        for node in nodes_before_access(tape, tensor, write=False)
     ]
+    if write:  # what only an absent device would read of them is only planned
+        needed += [
+            node
+            for tensor in tensors_in((*args, *kwargs.values()))
+            for node in nodes_before_access(tape, tensor, write=True)
+            if not (may_need_absent() and needs_absent(closure([node])))
+        ]
     if needed:
         with tape.runs.lock:
             tape.runs.sync(cause, needed)

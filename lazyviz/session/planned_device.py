@@ -21,7 +21,7 @@ from ..record.fake_cuda import releases
 from ..record.fake_cuda.host_values import give_back
 from ..record.fake_cuda.torch_cuda import AbsentCards, Card
 from ..record.storage import TrackedNode
-from ..record.sync_points import AbsentDeviceError, may_need_absent, needs_absent
+from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
 from ..torch_internals import cuda as torch_cuda
 
@@ -180,12 +180,7 @@ def runnable() -> list[TrackedNode]:
 
     It needs nothing of a device that is not there, nor of a segment that failed midway.
     """
-    planned: set[TrackedNode] = set()
-    for node in list(tape.pending) if may_need_absent() else ():
-        needed = (*(value.node for value in node.inputs), *node.after)
-        if needs_absent([node]) or not planned.isdisjoint(needed):
-            planned.add(node)
-    return closure(partial_writes.runnable(node for node in list(tape.pending) if node not in planned))
+    return closure(partial_writes.runnable(without_absent(tape.pending)))
 
 
 def forget() -> None:

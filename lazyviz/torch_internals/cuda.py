@@ -247,11 +247,24 @@ attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 PARSE_TO = (torch._C._nn, "_parse_to")
 # torch.nn.init.trunc_normal_, which draws until every number is within its bounds.
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
+# Zeros without memory, as which autograd passes a tangent on that is none.
+EFFICIENT_ZEROS: OpOverload = torch.ops.aten._efficientzerotensor.default
 # DataParallel compares its cards by it.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
-# What DataParallel hands a batch out with, and copies the model to several cards with.
+# What DataParallel hands a batch out with, and the threads on which it runs its replicas.
 SCATTER: Any = torch.nn.parallel._functions.Scatter
-REPLICATE = ((*CHECK_BALANCE[:1], "replicate"), (torch.nn.parallel, "replicate"))
+THREADS_OF_REPLICAS = (sys.modules["torch.nn.parallel.parallel_apply"], "threading")
+# What makes a bag's sparse gradient: of other operators on a card, in one kernel to a dispatch mode.
+EMBEDDING_BAG_BACKWARD: OpOverload = torch.ops.aten._embedding_bag_backward.default
+# How tensors are put into one buffer, and are taken out of it again.
+flattened: Callable[[Sequence[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors
+unflattened: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = (
+    torch._utils._unflatten_dense_tensors
+)
+# Which device is current, by torch.accelerator.
+EXCHANGE_ACCELERATOR = tuple(
+    (torch._C, name) for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
+)
 # What torch.load puts storages with, and makes tensors of them with.
 RESTORE_LOCATION = (torch.serialization, "default_restore_location")
 REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -90,7 +91,20 @@ def dense_kernel(op: Any) -> Callable[..., Any] | None:
     """How a higher-order operator (flex attention, ``torch.cond``) computes with ordinary ops, if it can."""
     kernels: Any = getattr(op, "py_kernels", {})
     kernel: Callable[..., Any] | None = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if isinstance(kernel, FunctionType) and _CURRENT_MODE in kernel.__globals__:
+        # It refuses to run under a mode, as those of PyTorch would have traced it.
+        names = {**kernel.__globals__, _CURRENT_MODE: _no_mode}
+        copy = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__, kernel.__closure__)
+        copy.__kwdefaults__ = kernel.__kwdefaults__
+        return copy
     return kernel
+
+
+_CURRENT_MODE = "_get_current_dispatch_mode"
+
+
+def _no_mode() -> None:
+    """In the place of what tells the mode that is active."""
 
 
 def by_kernel(

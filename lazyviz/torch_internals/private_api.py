@@ -374,6 +374,21 @@ def engine_is_sole_owner(arguments: tuple[Any, ...]) -> bool:
 
 
 _OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
+# Tells TorchScript's compiler which operator a function is, by the function's `id`; the table is made when it
+# is first asked.
+_BUILTINS: Any = sys.modules["torch.jit._builtins"]
+FIND_BUILTIN = (_BUILTINS, "_find_builtin")
+
+
+def table_of_builtins() -> tuple[dict[int, str], bool]:
+    """Operators of TorchScript by the ``id`` of their functions, and whether the table is new."""
+    is_new = _BUILTINS._builtin_table is None
+    return _BUILTINS._get_builtin_table(), is_new
+
+
+# The name of the node that puts a gradient into ``.grad``, and how it makes a sparse one of its components.
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+make_sparse: Any = torch.ops.aten._sparse_coo_tensor_unsafe
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...graph.ir import Bound, Node
+from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
 from .op_classes import OpClass, short_name
-from .work import compute_dtype, operator_class, signature, work_of
+from .work import compute_dtype, likeness, operator_class, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels of which the calibration has no measurement: shares of what elementwise kernels reach of the
@@ -41,7 +41,8 @@ MOST_KNOWN = 50_000
 class Card:
     """What times on a card depend on: its name, rates and compute capability, and whether TF32 is allowed.
 
-    ``host_apart``: the record has tensors on a card, so that those on the CPU are the host's.
+    ``host_apart``: the record has tensors on a card, so that those on the CPU are the host's; ``several``:
+    it has tensors on more than one card.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Card:
     tf32_products: bool
     tf32_convolutions: bool
     host_apart: bool = False
+    several: bool = False
 
     def share(self, kind: str) -> float:
         """The share of the bandwidth that a class of kernels reaches on large tensors."""
@@ -92,20 +94,29 @@ class Product(NamedTuple):
 
 
 NO_TIME = Kernel(0.0, "launch", True)
-_memo: dict[Hashable, Kernel | None] = {}
+Times = dict[object, "Kernel | None"]
+"""What ops take on one card, by what those that are alike share."""
+_memo: dict[Card, Times] = {}
 
 
-def kernel_time(node: Node, card: Card) -> Kernel | None:
+def times_on(card: Card) -> Times:
+    """What is known of ``card`` so far, for :func:`kernel_time` of many ops."""
+    found = _memo.setdefault(card, {})
+    if len(found) > MOST_KNOWN:
+        found.clear()
+    return found
+
+
+def kernel_time(node: Node, card: Card, times: Times) -> Kernel | None:
     """What one op takes on ``card``; ``None`` where that is not known.  Looked up if it was asked before."""
-    key = signature(node)
+    if card.several and len({*map(str, cards_of((*node.inputs, *node.outputs)))}) > 1:
+        return _between_cards(node, card)
+    key = likeness(node)
     if key is None:
         return _timed(node, card)
-    at = card, key
-    if at not in _memo:
-        if len(_memo) > MOST_KNOWN:
-            _memo.clear()
-        _memo[at] = _timed(node, card)
-    return _memo[at]
+    if key not in times:
+        times[key] = _timed(node, card)
+    return times[key]
 
 
 def _timed(node: Node, card: Card) -> Kernel | None:
@@ -139,6 +150,18 @@ def _timed(node: Node, card: Card) -> Kernel | None:
         unit == "float32" or unit in card.rates.sustained
     )
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def cards_of(values: Iterable[Value]) -> list[torch.device]:
+    """The cards that ``values`` are on, one by one."""
+    return [value.device for value in values if value.device.type == "cuda"]
+
+
+def _between_cards(node: Node, card: Card) -> Kernel:
+    """A copy or a sum over NVLink, else over the bus, as from the host."""
+    moved = sum(value.nbytes for value in node.inputs if value not in node.outputs)
+    rate = card.rates.link_gbps * 1e9 if card.rates.link_gbps else _host_link(card)
+    return Kernel(float(CALIBRATED["kernel_seconds"]) + moved / rate, "memory", False)
 
 
 def _host_link(card: Card) -> float:

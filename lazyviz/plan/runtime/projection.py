@@ -7,6 +7,7 @@ waits for a collective, the time counts for the collective.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +16,8 @@ from ...graph.collectives import kind_of
 from ...graph.ir import Bound, Node, SourceLine
 from ..devices.rates import Known
 from ..tables import Table, Tabular
-from .kernels import CALIBRATED, Card, Kernel, kernel_time
-from .streams import Sent, Streams, beside_kernels
+from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
+from .streams import Sent, Streams, beside_kernels, cards_among
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -86,7 +87,7 @@ class Projection(Tabular):
 
     @property
     def mfu(self) -> float | None:
-        """FLOPs of the graph divided by the device's peak FLOPs in that time (MFU as defined by PaLM)."""
+        """FLOPs of the graph divided by its devices' peak FLOPs in that time (MFU as defined by PaLM)."""
         if not self.peak_flops or not self.seconds:
             return None
         return self.flops / self.seconds / self.peak_flops
@@ -184,21 +185,24 @@ def duration(seconds: float) -> str:
 def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     """The time of ``nodes`` on ``card``; ``None`` if most of their work is unknown."""
     issue = CALIBRATED["issue_seconds"]
-    if any(value.device.type == "cuda" for node in nodes for value in node.outputs):
-        card = replace(card, host_apart=True)
+    cards = cards_among(nodes)
+    card = replace(card, host_apart=bool(cards), several=len(cards) > 1)
+    times, peaks = times_on(card), Counter[float]()
     issued = covered = 0.0
-    beside = beside_kernels(nodes)
+    beside = beside_kernels(nodes, cards)
     streams = Streams(has_collectives=bool(beside))
     unknown: list[Node] = []
     ops: list[OpTime] = []
     sent: dict[int, Sent] = {}  # by position in `ops`
     by_unit: dict[Known, float] = {}
     for node in nodes:
-        kernel = kernel_time(node, card)
+        kernel = kernel_time(node, card, times)
         issued += issue["view"] if is_view(node) else issue["op"]
         if kernel is None:
             unknown.append(node)
             continue
+        if kernel.unit is not None:
+            peaks[card.rates.peak(kernel.unit)] += work_of(node).flops
         if node in beside and kernel.seconds:
             sent[len(ops)] = streams.send(node, kernel.seconds, issued, beside[node])
             ops.append(OpTime(node, 0.0, 0.0, kernel.bound, work_of(node)))
@@ -216,23 +220,12 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
     known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
-    return Projection(
-        card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, _peak(nodes, card)
-    )
+    # Of the units that do most of the FLOPs; of all cards together.
+    peak = peaks.most_common(1)[0][0] * max(len(cards), 1) if peaks else None
+    return Projection(card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
 
 
 def _note(by_unit: dict[Known, float], kernel: Kernel, card: Card) -> None:
     if kernel.unit is not None:
         known = card.rates.known(kernel.unit)
         by_unit[known] = by_unit.get(known, 0.0) + kernel.seconds
-
-
-def _peak(nodes: Iterable[Node], card: Card) -> float | None:
-    """The card's peak of the units that do most of the FLOPs."""
-    found: dict[float, int] = {}
-    for node in nodes:
-        kernel = kernel_time(node, card)
-        if kernel is not None and kernel.unit is not None:
-            peak = card.rates.peak(kernel.unit)
-            found[peak] = found.get(peak, 0) + work_of(node).flops
-    return max(found, key=lambda peak: found[peak], default=None)

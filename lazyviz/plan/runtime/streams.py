@@ -4,12 +4,18 @@ As in NCCL and ``torch.distributed``, a collective runs on the stream of its gro
 when Python has issued it, the group's previous collective has finished, and its input is ready.  Meanwhile,
 kernels continue up to the first that uses its output.  Contention for bandwidth and multiprocessors is not
 modeled.  FSDP2's copies of a layer's shards into the buffer for the all-gather also run on a separate stream.
+
+If a program uses several GPUs, the kernels are those of the GPU that runs most of them.  The work of each other
+GPU runs in parallel, in sequence on that GPU.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from ...graph.collectives import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
@@ -112,9 +118,12 @@ class Streams:
                 self._brought.pop(storage, None)
 
 
-def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
-    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group."""
-    found: dict[Node, str] = {}
+def beside_kernels(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
+    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
+
+    And what runs on other cards than most of ``nodes``, each with its card; ``cards``: :func:`cards_among`.
+    """
+    found = _on_other_cards(nodes, cards)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
         return found
     following: dict[Storage, Node] = {}  # by storage: what touches it next
@@ -135,6 +144,26 @@ def beside_kernels(nodes: Sequence[Node]) -> dict[Node, str]:
         if not is_view(node):
             following.update(dict.fromkeys({*_storages(node.inputs), *_storages(node.outputs)}, node))
     return found
+
+
+def cards_among(nodes: Iterable[Node]) -> Counter[torch.device]:
+    """How many ops of ``nodes`` run on each card: where they write, or what they make."""
+    places = Counter(map(_place_of, nodes))
+    return Counter(
+        {card: count for card, count in places.items() if card is not None and card.type == "cuda"}
+    )
+
+
+def _place_of(node: Node) -> torch.device | None:
+    values = node.outputs or node.inputs
+    return values[0].meta.device if values else None
+
+
+def _on_other_cards(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
+    if len(cards) < 2:
+        return {}
+    ((main, _),) = cards.most_common(1)
+    return {node: str(place) for node in nodes if (place := _place_of(node)) in cards and place != main}
 
 
 def _storages(values: Iterable[Value]) -> set[Storage]:

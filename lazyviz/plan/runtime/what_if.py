@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
+from .work import likeness, shared
 
 
 def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
@@ -19,7 +20,11 @@ def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
             return meta
         return TensorMeta(meta.shape, meta.stride, meta.offset, dtype, meta.device, meta.flags)
 
-    return _changed(nodes, change, lambda node: node.phase != "optimizer")
+    found = _changed(nodes, change, lambda node: node.phase != "optimizer")
+    for node, changed in zip(nodes, found):
+        if changed is not node and (alike := likeness(node)) is not None:
+            changed.likeness = shared((alike, dtype))  # ops that were alike still are
+    return found
 
 
 def with_batch(nodes: Sequence[Node], factor: int) -> list[Node]:

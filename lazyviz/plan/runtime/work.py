@@ -60,7 +60,8 @@ class Work:
 
 
 NOTHING = Work()
-_memo: dict[Hashable, Work] = {}
+_memo: dict[object, Work] = {}
+_shared: dict[Hashable, object] = {}
 _NOT_READ = frozenset(
     (
         "copy_",
@@ -83,7 +84,7 @@ _ROWS_WRITTEN = frozenset(
 
 def work_of(node: Node) -> Work:
     """The work of one recorded op; the same op on tensors of the same shapes is counted once."""
-    key = signature(node)
+    key = likeness(node)
     if key is None:
         return _count(node)
     found = _memo.get(key)
@@ -91,6 +92,26 @@ def work_of(node: Node) -> Work:
         if len(_memo) > MOST_KNOWN:
             _memo.clear()
         found = _memo[key] = _count(node)
+    return found
+
+
+def likeness(node: Node) -> object | None:
+    """An object that ops of the same :func:`signature` share, noted on each; ``None`` without a signature.
+
+    It is compared by identity, which costs less than the signature, of which it takes the place.
+    """
+    if node.likeness is None and (key := signature(node)) is not None:
+        node.likeness = shared(key)
+    return node.likeness
+
+
+def shared(key: Hashable) -> object:
+    """The object that stands for ``key``."""
+    found = _shared.get(key)
+    if found is None:
+        if len(_shared) > MOST_KNOWN:
+            _shared.clear()
+        found = _shared[key] = object()
     return found
 
 
@@ -303,10 +324,14 @@ _OWN: Mapping[str, Callable[[Node], int]] = {
 
 def total(nodes: Iterable[Node]) -> Work:
     """The work of several ops together."""
-    result = NOTHING
+    flops = read = written = launches = 0
     for node in nodes:
-        result += work_of(node)
-    return result
+        work = work_of(node)
+        flops += work.flops
+        read += work.bytes_read
+        written += work.bytes_written
+        launches += work.launches
+    return Work(flops, read, written, launches)
 
 
 def grouped(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> dict[Hashable, Work]:

@@ -223,10 +223,22 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
-    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too."""
-    gradient, indices, mode = node.args[0].meta, node.args[1].meta, node.args[8]
+    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too.
+
+    A sparse gradient has each index's row; in the mean, a factor of each bag and index.  Rows of a padding
+    index are left out by copying the others.
+    """
+    gradient, indices, mode, is_sparse = node.args[0].meta, node.args[1].meta, node.args[8], node.args[9]
     count = math.prod(indices.shape)
-    size = (count + 1) * 8 + copied(gradient) + 3 * count * 8
+    number = gradient.dtype.itemsize
+    if is_sparse:
+        bags = 0 if math.prod(node.args[3].meta.shape) else (count + 1) * 8
+        factors = (2 * gradient.shape[0] + count) * number if mode == 1 else 0
+        padding = argument(node, 11, "padding_idx", -1)
+        rows = count * (gradient.shape[-1] * number + 9) if padding >= 0 else 0
+        return exactly(bags + max(factors, rows))
+    weights = count * number if argument(node, 10, "per_sample_weights", None) is not None else 0
+    size = (count + 1) * 8 + copied(gradient) + 3 * count * 8 + weights
     if mode == 0:
         return exactly(size)
     return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ...graph.collectives import Group
-from ...torch_internals import process_groups
+from ...process.paths import PACKAGE
+from ...torch_internals import private_api, process_groups
 from ..dependencies import order
 from ..interception.memory_holders import Unexamined
 from ..lazy_tensor import is_pending
@@ -42,14 +43,32 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     names = [argument.name for argument in op._schema.arguments]
     args = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
     name = op._schema.name.rpartition("::")[2]
-    written = [] if name in _READ_ONLY else list(tensors_in((args[0],)))
+    frame = sys._getframe(2)
+    is_alike = _is_alike(name, args, frame)
+    written = [] if name in _READ_ONLY or is_alike else list(tensors_in((args[0],)))
     with tape.runs.lock:
-        _note(tape, op, args, written, sys._getframe(2))
+        _note(tape, op, args, written, frame)
+        if is_alike and tape.recording.world is not None:
+            tape.recording.world.alike = {_value(tape, tensor).storage for tensor in tensors_in((args[0],))}
     # What is sent is kept until the work is done with: gloo's and NCCL's hold it, too.
     work = process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
     kinds = [str(ret.type) for ret in op._schema.returns]
     results = [args[0] if "Tensor" in kind else work for kind in kinds]
     return tuple(results) if len(results) > 1 else results[0] if results else None
+
+
+def _is_alike(name: str, args: tuple[Any, ...], frame: FrameType) -> bool:
+    """Whether it sums what other ranks are taken to have as this one does, so that zeros alone stay zeros.
+
+    DDP's reducer counts at the end of a backward pass on how many ranks each parameter has been used
+    (``find_unused_parameters``), and asks of each whether it is none.
+    """
+    if name != "allreduce_" or any(tensor.dtype != torch.int32 for tensor in tensors_in((args[0],))):
+        return False
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(PACKAGE):
+        caller = caller.f_back
+    return private_api.is_engine_call(caller)
 
 
 def _note(tape: Tape, op: Any, args: tuple[Any, ...], written: list[torch.Tensor], frame: FrameType) -> None:

@@ -18,6 +18,7 @@ from ...process.transaction import Transaction
 from ...torch_internals import process_groups
 from ...torch_internals.process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
+from ..storage import TrackedStorage
 from ..tape import Tape, tape
 from . import collectives, eager_checks, pipelines, wrapper_subclasses
 
@@ -75,6 +76,7 @@ class OneOfMany(Transaction):
         self._environment: dict[str, str | None] = {}
         self._patches = Patches()
         self._users_own = False
+        self.alike: set[TrackedStorage] = set()
         self.starting = False
 
     def refuse_others(self) -> None:

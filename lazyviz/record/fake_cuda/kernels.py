@@ -16,7 +16,7 @@ from ...process.transaction import take_back
 from ...torch_internals import composite_ops
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
-from . import releases
+from . import releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
 from .gpu_registry import Cards
@@ -47,6 +47,9 @@ class CudaKernels:
             "scaled_dot_product_attention": self._attention,
             "softmax.int": self._softmax,
             "log_softmax.int": self._log_softmax,
+            "embedding_sparse_backward": sparse_gradients.embedding_backward(
+                self._cards.tape, original("embedding_sparse_backward")
+            ),
             **fake_cuda_rnn.kernels(self._cards),
         }
         self.of = {torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}

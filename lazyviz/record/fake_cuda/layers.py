@@ -1,7 +1,7 @@
 """Layers whose C++ code reads values or calls the driver, on an absent GPU.
 
-Supported are packed sequences, whose lengths are on the host, and ``nn.DataParallel`` over one GPU.  What a
-planned GPU does not support is reported by name.
+Supported are packed sequences, whose lengths are on the host.  What a planned GPU does not support is reported
+by name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .gpu_registry import Cards
 
 def install(cards: Cards) -> None:
     _install_packing(cards)
-    _install_data_parallel(cards)
     fake_cuda_rnn.install(cards)
     cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
+    cards.replace(torch, "cond", _cond(torch.cond))
 
 
 def _unsupported(what: str) -> AbsentDeviceError:
@@ -34,6 +34,20 @@ class _Graph:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise _unsupported("torch.cuda.CUDAGraph")
+
+
+def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.cond``, which compiles the gradients of both branches on tensors of its own."""
+
+    def checked(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(each, torch.Tensor) and each.requires_grad and each.device in torch_cuda.STAND_INS
+            for each in operands
+        ):
+            raise _unsupported("torch.cond of operands that require a gradient")
+        return cond(pred, true_fn, false_fn, operands)
+
+    return checked
 
 
 # --- packed sequences ------------------------------------------------------------------
@@ -109,35 +123,3 @@ def _install_packing(cards: Cards) -> None:
 
     cards.replace(private_api.VF, "_pack_padded_sequence", pack)
     cards.replace(private_api.VF, "_pad_packed_sequence", pad)
-
-
-# --- DataParallel ----------------------------------------------------------------------
-
-
-def _install_data_parallel(cards: Cards) -> None:
-    """One GPU takes the whole batch; several would use separate threads, which are not recorded."""
-
-    def scatter(ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
-        numbers = [cards.index(device) for device in devices]
-        ctx.dim, ctx.input_device = dim, tensor.get_device() if tensor.is_cuda else -1
-        parts = tensor.split(sizes, dim) if sizes is not None else tensor.chunk(len(numbers), dim)
-        return tuple(part.to(torch.device("cuda", number)) for part, number in zip(parts, numbers))
-
-    def gather(
-        tensors: Sequence[torch.Tensor], dim: int = 0, destination: Any = None, *, out: Any = None
-    ) -> torch.Tensor:
-        on_host = destination in ("cpu", -1, torch.device("cpu"))
-        there = torch.device("cpu") if on_host else torch.device("cuda", cards.index(destination))
-        return torch.cat([tensor.to(there) for tensor in tensors], dim)
-
-    cards.patches.set(torch_cuda.SCATTER, "forward", staticmethod(scatter))
-    cards.replace(torch.nn.parallel.comm, "gather", gather)
-    for owner, name in torch_cuda.REPLICATE:
-        cards.replace(owner, name, _refusal("torch.nn.DataParallel over several GPUs"))
-
-
-def _refusal(what: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _unsupported(what)
-
-    return refuse

@@ -28,9 +28,11 @@ from ..sync_points import AbsentDeviceError, needs_absent
 from ..unrecorded_ops import nodes_before_access
 from . import (
     data_errors,
+    data_parallel,
     flex_attention,
     memory_stats,
     releases,
+    sparse_gradients,
     tensor_placement,
     wrapper_subclasses,
 )
@@ -112,6 +114,7 @@ class AbsentCards:
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
         fake_cuda_layers.install(self)
+        data_parallel.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
         self._generation.install()
@@ -171,12 +174,32 @@ class AbsentCards:
         if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
+        if op is torch_cuda.EMBEDDING_BAG_BACKWARD and args[9]:  # whether the gradient is sparse
+            with mode:
+                return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
+        if op is torch.ops.aten.copy_.default and self._brings_back(args[1]):
+            return args[0]
         device = kwargs.get("device")
         if device is not None:
-            kwargs = {**kwargs, "device": self.device(torch.device(device))}
+            place = self.device(torch.device(device))
+            if op is torch_cuda.EFFICIENT_ZEROS:  # C++ makes them
+                place = torch_cuda.STAND_INS.get(place, place)
+            kwargs = {**kwargs, "device": place}
         if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)
+
+    def _brings_back(self, source: torch.Tensor) -> bool:
+        """Whether DDP copies the counts of used parameters back to the host, which has them still."""
+        world = self.tape.recording.world
+        if world is None or not world.alike or not is_absent(source.device):
+            return False
+        value = source.__dict__.get("_lazyviz")
+        return value is not None and value.storage in world.alike
+
+    def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a constructor of sparse tensors gives on the card; ``None``: it is of other tensors."""
+        return sparse_gradients.made_of(self.tape, name, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
@@ -255,6 +278,8 @@ class AbsentCards:
         replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
+        for owner, name in torch_cuda.EXCHANGE_ACCELERATOR:
+            replace(owner, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
         replace(accelerator, "synchronize", lambda device=None: None)

@@ -16,7 +16,7 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
-from ..fallback import note_region
+from ..fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches
@@ -247,7 +247,7 @@ class Watch:
     def _run_immediately(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def at_once(*args: Any, **kwargs: Any) -> Any:
-            with self._suspended(cause):
+            with self._suspended(cause, (*args, *kwargs.values())):
                 result = function(*args, **kwargs)
             note_region(self._tape, cause, (args, kwargs), result)
             return result
@@ -255,8 +255,10 @@ class Watch:
         return at_once
 
     @contextmanager
-    def _suspended(self, cause: str) -> Iterator[None]:
+    def _suspended(self, cause: str, given: tuple[Any, ...] = ()) -> Iterator[None]:
         """Evaluate all that is pending, and take no part in PyTorch until the end of the context.
+
+        What is only planned stays, if it is not among what is ``given``.
 
         A compiler takes our mode and patches for a part of the user's program, and compiled
         code reads memory as it likes.
@@ -267,7 +269,7 @@ class Watch:
             return
         if tape.pending:
             with tape.runs.lock:
-                tape.runs.sync(cause, list(tape.pending))
+                evaluate_before_tracing(tape, cause, given)
         recording = tape.recording.graph is not None
         phase = tape.scopes.phase
         self.away = True

@@ -43,7 +43,7 @@ from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
-from .attribute_patches import Patches
+from .attribute_patches import Patches, originals
 from .memory_holders import DLPACK
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
 
@@ -534,14 +534,19 @@ class SyncPatches:
             return torch.tensor(lengths, dtype=torch.long)
 
     def _patch_tracing(self) -> None:
-        """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values."""
+        """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values.
+
+        Its compiler knows functions that are replaced while something is pending by those that they wrap.
+        """
+        self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
         for name in ("trace", "trace_module"):
             original = getattr(torch.jit, name)
 
             def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
                 tape = self.tape
-                if tape.pending:
-                    tape.runs.sync(f"torch.jit.{_original.__name__}", list(tape.pending))
+                fallback.evaluate_before_tracing(
+                    tape, f"torch.jit.{_original.__name__}", (*args, *kwargs.values())
+                )
                 with tape.recording.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 
@@ -603,3 +608,17 @@ class SyncPatches:
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))
+
+
+def _find_builtin(function: Any) -> str | None:
+    """The operator of TorchScript that a function is, or wraps; a new table is to have what is wrapped."""
+    table, is_new = private_api.table_of_builtins()
+    if is_new:
+        for owner, name, original in originals.replaced():
+            if (operator := table.pop(id(vars(owner)[name]), None)) is not None:
+                table[id(original)] = operator
+    while function is not None:
+        if (found := table.get(id(function))) is not None:
+            return found
+        function = getattr(function, "__wrapped__", None)
+    return None

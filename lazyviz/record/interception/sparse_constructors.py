@@ -49,6 +49,9 @@ def _cause(name: str) -> str:
 def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
     if not original.is_next:
         return original(*args, **kwargs)
+    absent = tape.recording.absent
+    if absent is not None and (made := absent.make_sparse(name, args, kwargs)) is not None:
+        return None if made is NotImplemented else made
     tensors = list(tensors_in((*args, *kwargs.values())))
     needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
     if needed:

@@ -1,17 +1,20 @@
 """Gradient accumulation: whether the autograd engine would add two gradients in place.
 
 The engine does not do so if either is subclass-like, as every tensor is while a dispatch mode is active.  The
-recorder then records the in-place sum nevertheless.
+recorder then records the in-place sum nevertheless.  Nor does the engine store a sparse gradient without a copy
+in that case, which it would do without a mode.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ...torch_internals import private_api
 from .. import backward_nodes
+from ..interception.sparse_components import parts_of
 from ..lazy_tensor import is_lazy
 from ..recording_state import RecordingState
 from ..storage import TrackedValue
@@ -37,3 +40,25 @@ def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bo
         and not private_api.forward_mode_active()
         and private_api.engine_is_sole_owner(args)
     )
+
+
+def is_taken_over(args: tuple[Any, ...], parts: Callable[[Any], Iterable[torch.Tensor]] = parts_of) -> bool:
+    """Whether this ``clone`` copies a sparse gradient that the engine would put into ``.grad`` as it is.
+
+    By the conditions of ``accumulateGrad`` (accumulate_grad.h).  Nothing but the gradient has its components.
+    """
+    if args[0].layout != torch.sparse_coo or len(args) != 1 or torch.is_grad_enabled():
+        return False
+    node = private_api.current_autograd_node()
+    return (
+        node is not None
+        and node.name() == private_api.ACCUMULATE_GRAD
+        and private_api.engine_is_sole_owner(args)
+        and all(part.is_contiguous() for part in parts(args[0]))
+    )
+
+
+def sharing_memory(gradient: torch.Tensor) -> torch.Tensor:
+    """Another sparse tensor of the same components."""
+    indices, values = parts_of(gradient)
+    return private_api.make_sparse(indices, values, gradient.shape)

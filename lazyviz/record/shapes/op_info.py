@@ -56,7 +56,7 @@ class OpInfo:
     """What does not change between calls of one operator."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "checks_content", "communicates", "counts_writes",
+        "adds", "argument_names", "by_type", "checks_content", "communicates", "copies", "counts_writes",
         "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition", "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
@@ -156,6 +156,7 @@ class OpInfo:
         self.zeros = self.name == "_efficientzerotensor"
         self.adds = op is torch.ops.aten.add.Tensor
         self.detaches = op is torch.ops.aten.detach.default
+        self.copies = op is torch.ops.aten.clone.default
         self.resizes = self.name in ("resize_", "resize_as_")
         self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
         self.needs_storage = "as_strided" in self.name or self.shows_bits

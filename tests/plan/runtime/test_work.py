@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
 from lazyviz.plan.runtime import work
-from lazyviz.plan.runtime.work import Work, operator_class, work_of
+from lazyviz.plan.runtime.what_if import in_dtype
+from lazyviz.plan.runtime.work import Work, likeness, operator_class, work_of
 
 
 def _language_model(kind, **config):
@@ -220,3 +221,19 @@ def test_a_node_tells_its_work():
     assert product.flops == 2 * 4 * 8 * 16
     assert product.bytes_moved == 4 * (4 * 8 + 8 * 16 + 4 * 16)
     assert (view.flops, view.bytes_moved) == (0, 0)
+
+
+def test_ops_of_the_same_work_are_looked_up_by_one_object():
+    with lazyviz.lazy() as graph:
+        x = torch.ones(8, 8)
+        y, z = x + 1, x + 1
+        other = x[:4] + 1
+    first, second, smaller = [node for node in graph.nodes if node.op == torch.ops.aten.add.Tensor]
+    assert likeness(first) is likeness(second) is first.likeness
+    assert likeness(smaller) is not likeness(first)
+    assert work_of(first) == work_of(second) != work_of(smaller)
+    halves = in_dtype(graph.nodes, torch.bfloat16)
+    added = [node for node in halves if node.op == first.op]
+    assert added[0].likeness is added[1].likeness is not first.likeness
+    assert work_of(added[0]).bytes_moved * 2 == work_of(first).bytes_moved
+    del y, z, other

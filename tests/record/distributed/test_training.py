@@ -293,3 +293,35 @@ def test_a_step_in_a_block_of_its_own_is_planned_with_the_rest():
     whole = make_plan(flattened(outer.ir), device=CARD)
     assert whole.eager_peak_bytes == flat.plan().eager_peak_bytes
     assert whole.communication == flat.plan().communication
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100-40GB"])
+def test_parameters_that_no_rank_uses_get_no_gradient(device):
+    """DDP asks for their number on all ranks, which are taken to use the same ones."""
+
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(64, 64), nn.Linear(500, 500)
+
+        def forward(self, x):
+            return self.used(x)
+
+    place = "cpu" if device == "cpu" else "cuda"
+    with lazyviz.lazy(device=device, mesh=(4,)) as graph:
+        model = DistributedDataParallel(Partly().to(place), find_unused_parameters=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64, device=place)).sum().backward()
+            optimizer.step()
+        assert model.module.unused.weight.grad is None and model.module.used.weight.grad is not None
+    assert graph.plan().communication["all_reduce"]
+
+
+def test_counts_of_the_program_itself_are_not_taken_to_be_alike():
+    with lazyviz.lazy(mesh=(4,)):
+        count = torch.ones(3, dtype=torch.int32)
+        torch.distributed.all_reduce(count)
+        with pytest.raises(lazyviz.AbsentDeviceError, match="depends on what the other planned ranks"):
+            count.sum().item()

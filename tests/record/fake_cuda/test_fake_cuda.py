@@ -267,16 +267,6 @@ def test_pinned_memory_says_so_and_is_a_copy():
     assert x.tolist() == [1] * 4 and pinned.tolist() == [2] * 4
 
 
-def test_a_gradient_that_is_sparse_is_refused_in_words_of_the_user():
-    with lazyviz.lazy(device="H100-80GB"):
-        embedding = nn.Embedding(10, 4, sparse=True).cuda()
-        loss = embedding(torch.tensor([1, 2]).cuda()).sum()
-        with pytest.raises(
-            lazyviz.AbsentDeviceError, match="sparse_coo result .* use nn.Embedding .* sparse=False"
-        ):
-            loss.backward()
-
-
 def test_an_unknown_card_is_planned_without_a_verdict():
     with lazyviz.lazy(device="cuda") as graph:
         torch.ones(2, device="cuda") * 2

@@ -190,7 +190,6 @@ def test_data_parallel_over_one_card_is_the_model_itself(place):
     [
         ("torch.cuda.CUDAGraph", lambda x: torch.cuda.CUDAGraph()),
         ("torch.cuda.memory_stats", lambda x: torch.cuda.memory_stats()),
-        ("DataParallel over several", lambda x: nn.DataParallel(nn.ReLU(), [0, 1])(x)),
     ],
 )
 def test_what_is_not_planned_is_named_in_one_sentence(what, use):
