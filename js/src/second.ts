@@ -1,6 +1,7 @@
 // The widget's second part: what the first picture does without.  See page/second-part.ts.
 
 export { failureBlock, Writer } from "./drawer/details";
+export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/keyboard";
 export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
@@ -9,4 +10,5 @@ export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";
 export { SaveMenu } from "./toolbar/save-menu";
 export { MARGIN, svgText } from "./toolbar/save-svg";
+export { SearchHits } from "./toolbar/search-hits";
 export { syncList } from "./toolbar/sync-list";

@@ -3,11 +3,15 @@
 import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
 import { Camera } from "../src/graph/camera";
+import { bring } from "../src/page/second-part";
+import * as second from "../src/second";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/keyboard";
 import { relationLines } from "../src/graph/relations";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
+
+bring(second); // as in a saved page
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
 
@@ -59,6 +63,43 @@ describe("arrow keys", () => {
       for (const key of ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"] as const) seen.add(neighbor(arrangement, at, key) ?? at);
     }
     expect([...seen].sort()).toEqual(["a", "b", "c", "d", "e", "f", "g", "m"]);
+  });
+});
+
+describe("lanes without room", () => {
+  const lanes: GroupData[] = [
+    { id: "r", row: true, boxes: (["forward", "backward", "optimizer"] as const).map((phase) => box(phase[0] ?? "", { kind: "lane", group: 1, phase })) },
+    ...(["f", "b", "o"] as const).map((id): GroupData => ({ id, boxes: [box(`${id}1`, { size: [290, 64] }), box(`${id}2`, { size: [290, 64] })], layers: [[0, 1]], edges: [] })),
+  ];
+  const widths = (made: Scene, seen: number): number[] => made.arrange(Infinity, seen).frames.filter(({ box: { kind } }) => kind === "lane").map(({ width }) => width);
+
+  it("have the optimizer as a rail, and are narrowed to what is left", () => {
+    const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
+    const [wide = 0] = widths(made, Infinity);
+    expect(widths(made, 3 * wide + 16)).toEqual([wide, wide, wide]);
+    expect(widths(made, 2 * wide + 68 + 16)).toEqual([wide, wide, 68]);
+    const [forward = 0, backward = 0, rail] = widths(made, 900);
+    expect([forward + backward + 68 + 16, rail]).toEqual([900, 68]);
+    expect(forward).toBe(backward);
+    expect(widths(made, 300).slice(0, 2)).toEqual([330, 330]);
+  });
+
+  it("open a rail and close it without a change of the others", () => {
+    const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
+    const [forward, backward] = widths(made, 900);
+    expect([made.isOpen("o"), made.closable("o"), made.visible(["r", "o", "o1"])]).toEqual([false, false, "o"]);
+    made.turn("o", true);
+    const opened = widths(made, 900);
+    expect(opened.slice(0, 2)).toEqual([forward, backward]);
+    expect(opened[2]).toBeGreaterThan(600);
+    expect([made.isOpen("o"), made.enclosing("o1"), made.visible(["r", "o", "o1"])]).toEqual([true, "o", "o1"]);
+    made.turn("o", false);
+    expect(widths(made, 900)[2]).toBe(68);
+    made.turn("o", true);
+    made.collapseAll();
+    expect(widths(made, 900)[2]).toBe(68);
+    widths(made, Infinity);
+    expect([made.isOpen("o"), made.closable("o")]).toEqual([true, false]);
   });
 });
 

@@ -102,7 +102,11 @@ def test_words_are_never_smaller_than_nine_pixels_and_what_is_cut_is_told_on_hov
 
 
 def test_sync_points_are_barriers_across_their_lane_with_cause_and_line(page, show):
-    show("syncs", width=1100)
+    stage = show("syncs", width=1100)
+    rail = page.locator('[data-lane="optimizer"]')
+    assert "❚❚ 1 sync" in rail.text_content()
+    rail.click()
+    stage.settle()
     barriers = page.locator('[data-node][data-kind="sync"]')
     barriers.first.wait_for()
     assert barriers.count() == 3
@@ -220,9 +224,10 @@ PLACES = """() => Object.fromEntries([...document.querySelectorAll('[data-node],
 def test_opening_boxes_moves_neither_their_corners_nor_lanes(page, show, name):
     stage = show(name, width=1400)
     opened: set[str] = set()
+    rails = page.locator("[data-lane][data-node]").evaluate_all("all => all.map((e) => e.dataset.node)")
     for _ in range(12):
         before = page.evaluate(PLACES)
-        closed = [id for id, place in before.items() if place[2] == "false" and id not in opened]
+        closed = [id for id, place in before.items() if place[2] == "false" and id not in {*opened, *rails}]
         if not closed:
             break
         id = closed[len(opened) % len(closed)]
@@ -237,6 +242,56 @@ def test_opening_boxes_moves_neither_their_corners_nor_lanes(page, show, name):
     assert len(opened) > 5
     if name == "gpt2":
         assert focused(page) in opened, "the focus stays with the box"
+
+
+@pytest.mark.parametrize("width", [700, 860, 900])
+def test_where_lanes_have_no_room_the_optimizer_is_a_rail_that_opens(page, show, width):
+    stage = show("gpt2", width=width)
+    rail = page.locator('[data-lane="optimizer"]')
+    view = page.locator(".lz-graph").bounding_box()
+
+    def ends() -> list[float]:
+        boxes = [page.locator(f'[data-lane="{lane}"]').bounding_box() for lane in ("forward", "backward")]
+        return [round(boxes[0]["width"]), round(boxes[1]["width"]), round(boxes[1]["x"] - boxes[0]["x"])]
+
+    for lane in ("forward", "backward", "optimizer"):
+        box = page.locator(f'[data-lane="{lane}"]').bounding_box()
+        assert box["x"] >= view["x"] and box["x"] + box["width"] <= view["x"] + view["width"], lane
+    assert re.search(r"^Optimizer ?1,628 ops · 1\.21 GiB at peak$", rail.locator(".lz-lane-title").text_content())
+    assert page.locator(".lz-flag-text", has_text="Peak").count() == 2, "in the chart and at the rail"
+    assert page.evaluate(FAULTS) == []
+    before = ends()
+    rail.click(position={"x": 20, "y": 60})
+    stage.settle()
+    assert rail.get_attribute("aria-expanded") == "true"
+    card = page.locator('[data-node][data-phase="optimizer"][data-kind="module"]').first
+    box = card.bounding_box()
+    assert view["x"] <= box["x"] and box["x"] + box["width"] <= view["x"] + view["width"], "it comes into view"
+    assert ends() == before, "no lane moves"
+    card.click()
+    stage.settle()
+    press(stage, "Escape", "Escape")
+    assert rail.get_attribute("aria-expanded") == "false"
+    assert focused(page) == rail.get_attribute("data-node"), "the focus goes to the rail"
+    press(stage, "Enter")
+    assert rail.get_attribute("aria-expanded") == "true"
+    stage.click('[data-action="collapse-all"]')
+    assert rail.get_attribute("aria-expanded") == "false"
+
+
+def test_a_lane_has_room_where_the_window_is_wide_and_a_hit_in_a_rail_opens_it(page, show):
+    stage = show("gpt2", width=900)
+    search = page.locator('input[data-action="search"]')
+    search.focus()
+    search.fill("updates")
+    stage.settle()
+    press(stage, "Enter")
+    rail = page.locator('[data-lane="optimizer"]')
+    assert rail.get_attribute("aria-expanded") == "true"
+    page.set_viewport_size({"width": 1516, "height": 1000})
+    page.evaluate("document.querySelector('.stage').style.width = '1500px'")
+    page.wait_for_timeout(100)
+    assert rail.get_attribute("role") is None, "a lane is nothing to click on"
 
 
 def test_lines_go_on_to_the_ops_in_open_groups(page, show):

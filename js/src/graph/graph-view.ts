@@ -141,7 +141,7 @@ export class GraphView {
     const frames = this.#frames;
     const view = camera.view;
     const before = anchor !== undefined ? frames.get(anchor) : undefined;
-    const arrangement = this.#scene.arrange(Infinity);
+    const arrangement = this.#scene.arrange(Infinity, camera.seen);
     if (this.#arrangement) this.#events.drawn();
     this.#arrangement = arrangement;
     this.#frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
@@ -155,6 +155,7 @@ export class GraphView {
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
+      if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 }); // it opens to the right
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
@@ -300,20 +301,22 @@ export class GraphView {
     const id = this.#scene.visible(chain);
     const frame = id !== null ? this.#frames.get(id) : undefined;
     for (const [each, { element }] of this.#drawings) element.classList.toggle("lz-at-peak", each === id && !frame?.open);
-    if (!frame || frame.box.kind === "lane" || frame.open) {
+    if (!frame || frame.open) {
       this.#flagLayer.replaceChildren();
       return;
     }
     const { grow } = bandOf(this.camera.view.k);
-    const words = `▲ Peak ${text}`;
+    const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
+    const words = rail ? "▲ Peak" : `▲ Peak ${text}`;
     const wide = (words.length * 7.3 + 10) * grow;
     // What flows in is told at the right; above the first row of a lane its title is at the left.
     const lane = this.#frames.get(frame.parent);
-    const x = lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
-    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: frame.y - 3 - 4 * grow }, words);
+    const x = rail ? frame.x + (frame.width - wide) / 2 : lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
+    const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
+    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, words);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(
-      ...(grow > 1.6 ? [] : [svg("rect", { class: "lz-flag", x, y: frame.y - 3 - 16 * grow, width: wide, height: 16 * grow, rx: 4 }), label]),
+      ...(grow > 1.6 ? [] : [svg("rect", { class: "lz-flag", x, y: y - 16 * grow, width: wide, height: 16 * grow, rx: 4 }), label]),
     );
   }
 
