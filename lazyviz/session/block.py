@@ -7,6 +7,7 @@ before the exchange (options, a run on another thread, what is overdue) or after
 from __future__ import annotations
 
 import contextvars
+import itertools
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
 from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
-from ..record.provenance.variable_names import name_tensors, variables_of
+from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import Lost, TrackedStorage
 from ..record.tape import tape
@@ -276,6 +277,9 @@ class LazyBlock(Transaction, Generic[G]):
         place = None  # it would refer to itself
         tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
+        if self.graph is not None and (ir := self.graph.ir).sync_points:
+            made = (value for node in ir.nodes for value in node.outputs)
+            name_earlier(itertools.chain(ir.inputs, made), variables)
 
     def _account(self) -> None:
         """What was recorded is pending from now on, and belongs to the graph."""

@@ -188,9 +188,10 @@ export function narrowed(
   return [result.map((layer, number) => [...(first[number] ?? []), ...layer]), bent];
 }
 
-/** The same with every layer moved together until it is within `limit` pixels. */
+/** The same, cut alike at both sides, with every layer moved together until it is within `limit` pixels. */
 export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
-  const x = [...placed.x];
+  const out = Math.max(placed.width - limit, 0) / 2;
+  const x = placed.x.map((left) => left - out);
   const width = (i: number): number => sizes[i]?.[0] ?? BEND_WIDTH;
   for (const all of layers) {
     // Where there is no room beside the boxes, lines go behind them.
