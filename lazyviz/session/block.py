@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -34,7 +34,7 @@ from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
-from ..record.storage import Lost, TrackedStorage
+from ..record.storage import Lost, TrackedStorage, TrackedValue
 from ..record.tape import tape
 from . import evaluation, planned_device
 from .block_error import note_raised
@@ -279,7 +279,7 @@ class LazyBlock(Transaction, Generic[G]):
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
         if self.graph is not None and (ir := self.graph.ir).sync_points:
             made = (value for node in ir.nodes for value in node.outputs)
-            name_earlier(itertools.chain(ir.inputs, made), variables)
+            name_earlier(cast("Iterator[TrackedValue]", itertools.chain(ir.inputs, made)), variables)
 
     def _account(self) -> None:
         """What was recorded is pending from now on, and belongs to the graph."""

@@ -257,7 +257,9 @@ def test_where_lanes_have_no_room_the_optimizer_is_a_rail_that_opens(page, show,
     for lane in ("forward", "backward", "optimizer"):
         box = page.locator(f'[data-lane="{lane}"]').bounding_box()
         assert box["x"] >= view["x"] and box["x"] + box["width"] <= view["x"] + view["width"], lane
-    assert re.search(r"^Optimizer ?1,628 ops · 1\.21 GiB at peak$", rail.locator(".lz-lane-title").text_content())
+    assert re.search(
+        r"^Optimizer ?1,628 ops · 1\.21 GiB at peak$", rail.locator(".lz-lane-title").text_content()
+    )
     assert page.locator(".lz-flag-text", has_text="Peak").count() == 2, "in the chart and at the rail"
     assert page.evaluate(FAULTS) == []
     before = ends()
@@ -266,7 +268,9 @@ def test_where_lanes_have_no_room_the_optimizer_is_a_rail_that_opens(page, show,
     assert rail.get_attribute("aria-expanded") == "true"
     card = page.locator('[data-node][data-phase="optimizer"][data-kind="module"]').first
     box = card.bounding_box()
-    assert view["x"] <= box["x"] and box["x"] + box["width"] <= view["x"] + view["width"], "it comes into view"
+    assert view["x"] <= box["x"] and box["x"] + box["width"] <= view["x"] + view["width"], (
+        "it comes into view"
+    )
     assert ends() == before, "no lane moves"
     card.click()
     stage.settle()
