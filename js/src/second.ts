@@ -3,6 +3,7 @@
 export { failureBlock, Writer } from "./drawer/details";
 export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/keyboard";
+export { Minimap } from "./graph/minimap";
 export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
 export { dragSplitter } from "./page/splitter-moves";

@@ -103,6 +103,39 @@ describe("lanes without room", () => {
   });
 });
 
+describe("rows", () => {
+  const part = (id: string, name: string, phase: "forward" | "backward", more: Partial<BoxData> = {}): BoxData => box(id, { kind: "module", name, phase, size: [200, 44], ...more });
+  const groups: GroupData[] = [
+    { id: "r", row: true, boxes: [box("F", { kind: "lane", group: 2 }), box("B", { kind: "lane", group: 5, phase: "backward" })] },
+    { id: "F", boxes: [box("x"), box("m", { kind: "module", group: 3, name: "m" })], layers: [[0], [1]], edges: [[[0, 1], ""]] },
+    { id: "m", boxes: [part("a", "m.a", "forward"), part("b", "m.b", "forward", { label: "h.0–3", repeats: 4, size: [200, 64] }), part("c", "m.c", "forward")], layers: [[0], [1], [2]], edges: [[[0, 1], ""], [[1, 2], ""]] },
+    {
+      id: "B",
+      boxes: [part("d", "", "backward"), part("e", "m.c", "backward"), part("f", "", "backward"), part("g", "m.h.3", "backward", { label: "h.3–0", repeats: 4 }), part("h", "m.a", "backward")],
+      layers: [[0], [1], [2], [3], [4]],
+      edges: [[[0, 1], ""], [[1, 2], ""], [[2, 3], ""], [[3, 4], ""]],
+      flip: true,
+    },
+  ];
+  const middles = (made: Scene): Map<string, number> => new Map(made.arrange(Infinity, 2000).frames.map(({ box: { id }, y, height }) => [id, y + height / 2]));
+
+  it("of a module and of its part in the backward lane are at one height, also in its frame", () => {
+    const at = middles(new Scene("r", groups, ["r", "F", "B", "m"]));
+    expect(at.get("h")).toBeCloseTo(at.get("a") ?? 0);
+    expect(at.get("g")).toBeCloseTo(at.get("b") ?? 0);
+    expect(at.get("e")).toBeCloseTo(at.get("c") ?? 0);
+    expect((at.get("f") ?? 0) - (at.get("g") ?? 0)).toBeGreaterThan(44);
+  });
+
+  it("stay as they were first drawn when something in the other lane is closed", () => {
+    const made = new Scene("r", groups, ["r", "F", "B", "m"]);
+    const before = middles(made);
+    made.turn("m", false);
+    const after = middles(made);
+    for (const id of ["e", "g", "h"]) expect(after.get(id)).toBe(before.get(id));
+  });
+});
+
 describe("Camera", () => {
   const camera = (): { made: Camera; element: SVGSVGElement; content: SVGGElement } => {
     const content = svg("g");

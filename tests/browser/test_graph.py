@@ -298,6 +298,31 @@ def test_a_lane_has_room_where_the_window_is_wide_and_a_hit_in_a_rail_opens_it(p
     assert rail.get_attribute("role") is None, "a lane is nothing to click on"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+@pytest.mark.parametrize("width", [900, 1500])
+def test_a_module_and_its_backward_part_have_one_height(page, show, name, width):
+    stage = show(name, width=width)
+
+    def heights() -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for phase in ("forward", "backward"):
+            for card in page.locator(f'[data-kind="module"][data-phase="{phase}"] > .lz-card').all():
+                label = card.locator("..").get_attribute("data-op")
+                box = card.bounding_box()
+                if label and box:
+                    found.setdefault(label, []).append(box["y"] + box["height"] / 2)
+        return found
+
+    pairs = {label: ys for label, ys in heights().items() if len(ys) == 2}
+    level = [label for label, (one, other) in pairs.items() if abs(one - other) < 1]
+    # Of GPT-2's embeddings one is beside its part: they are in the other order on the way back.
+    assert len(level) >= len(pairs) - (name == "gpt2") > 2, pairs
+    stage.click(f'{CLOSED}[data-phase="forward"][data-kind="module"] >> nth=1')
+    assert {label: ys[-1] for label, ys in heights().items() if len(ys) == 2}.items() <= {
+        label: ys[-1] for label, ys in pairs.items()
+    }.items(), "what is opened moves no row of the other lane"
+
+
 def test_lines_go_on_to_the_ops_in_open_groups(page, show):
     show("mlp", width=1400)
     frames = page.locator('[data-node][aria-expanded="true"]').evaluate_all(
@@ -378,9 +403,10 @@ def test_breadcrumbs_lead_back_to_the_groups_around(page, show):
 
 
 def test_the_small_map_is_there_when_not_all_is_seen_and_moves_the_view(page, show):
-    show("resnet", width=1000)
+    stage = show("resnet", width=1000)
     minimap = page.locator(".lz-minimap")
-    page.locator('[data-action="fit"]').click()
+    assert minimap.count() == 0, "the first picture is without it"
+    stage.click('[data-action="fit"]')
     assert not minimap.is_visible()
     for _ in range(5):
         page.get_by_label("Zoom in").click()

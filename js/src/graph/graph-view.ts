@@ -9,7 +9,7 @@ import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
 import { Legend } from "./legend";
-import { Minimap } from "./minimap";
+import type { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
 import type { Differences, Held, Memory, Note, Relation, Span } from "../model/types";
@@ -42,7 +42,7 @@ export class GraphView {
   readonly #edges = new Edges();
   readonly #readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
-  readonly #minimap: Minimap;
+  #minimap: Minimap | null = null;
   readonly #colours = new Colours();
   #arrangement: Arrangement | null = null;
   #frames = new Map<string, Frame>();
@@ -85,10 +85,14 @@ export class GraphView {
     const zoomOut = plainButton({ "aria-label": "Zoom out", title: "Zoom out" }, "−");
     this.camera = new Camera(this.svg, this.#content, () => {
       this.#rewrite();
-      this.#minimap.follow();
+      this.#minimap?.follow();
     });
-    this.#minimap = new Minimap(this.camera);
-    const stage = html("div", { class: "lz-graph-stage" }, this.svg, this.#minimap.element);
+    const stage = html("div", { class: "lz-graph-stage" }, this.svg);
+    whenHere(({ Minimap }) => {
+      this.#minimap = new Minimap(this.camera);
+      stage.append(this.#minimap.element);
+      if (this.#arrangement) this.#minimap.draw(this.#arrangement);
+    });
     const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.#readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
     this.element = html("div", { class: "lz-graph-view" }, stage, foot);
     zoomIn.addEventListener("click", () => {
@@ -131,7 +135,7 @@ export class GraphView {
     const selected = this.#frames.get(this.selected ?? "");
     if (selected && !selected.open) camera.reveal(selected);
     this.#rewrite();
-    this.#minimap.follow();
+    this.#minimap?.follow();
   }
 
   /** Draws anew; the box `anchor`, if it is there before and after, stays where it is on screen. */
@@ -151,7 +155,7 @@ export class GraphView {
     this.#recolour();
     this.#mark();
     this.#flag();
-    this.#minimap.draw(arrangement);
+    this.#minimap?.draw(arrangement);
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);

@@ -16,6 +16,7 @@ const LANE_LEAST = 330; // pixels that a lane is not narrowed below
 const RAIL_WIDTH = 68; // of the optimizer's lane where there is no room for all
 const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
 const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
+const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
 const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
 
@@ -54,11 +55,22 @@ interface Inside {
   placed: Placed;
   layers: number[][];
   edges: EdgeData[];
+  rows: number[][]; // boxes, from the top
   rects: Rect[];
   inner: Map<string, Inside>; // of the groups in it that are open
   offset: number; // of the content, from the left of the frame
   width: number; // of the frame
   height: number;
+}
+
+/** A row of a group: its id, and which from the top. */
+type Row = readonly [group: string, row: number];
+
+/** A box with the rows that it is in, outermost first. */
+interface InRow {
+  name: string;
+  middle: number;
+  rows: readonly Row[];
 }
 
 export interface Arrangement {
@@ -75,6 +87,9 @@ export class Scene {
   readonly #parents = new Map<string, string>();
   readonly #rails = new Set<string>(); // lanes for which there is no room
   readonly #unfolded = new Set<string>(); // those of them that the reader has opened
+
+  readonly #gaps = new Map<string, number[]>(); // of each group, above each of its rows
+  #gapsFor = Infinity; // the pixels that are seen which they are for
 
   readonly #first: readonly string[];
 
@@ -165,7 +180,8 @@ export class Scene {
 
   /**
    * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.  Where they are wider than
-   * `seen`, the optimizer's is a rail, and the others are as narrow as they can be.
+   * `seen`, the optimizer's is a rail, and the others are as narrow as they can be.  Without `seen` the picture is the
+   * one that Python draws.
    *
    * Every box has its place in the first picture or in the group around it as that is first opened, and keeps it:
    * what is opened grows to the right as far as its lane goes, and down.
@@ -173,6 +189,11 @@ export class Scene {
   arrange(room: number, seen = Infinity): Arrangement {
     this.#rails.clear();
     const base = this.#firstSizes(room, seen);
+    if (seen !== this.#gapsFor) {
+      this.#gapsFor = seen;
+      this.#gaps.clear();
+      if (seen < Infinity) this.#align([room, seen], base);
+    }
     const all = this.#inside(this.root, null, Infinity, [room, seen], base);
     const frames: Frame[] = [];
     const lines: Line[] = [];
@@ -239,6 +260,63 @@ export class Scene {
       if (box) size.set(box.id, outer(box, placeOf(group, sizes, room)));
     }
     return size;
+  }
+
+  /** Finds the gaps with which a module's part in the backward lane is at the height of the module, as first drawn. */
+  #align(rooms: readonly [number, number], base: ReadonlyMap<string, Size>): void {
+    const now = [...this.open];
+    this.open.clear();
+    for (const id of this.#first) this.open.add(id);
+    const all = this.#inside(this.root, null, Infinity, rooms, base);
+    this.open.clear();
+    for (const id of now) this.open.add(id);
+    const lanes = new Map<string, InRow[]>(); // of each phase
+    const within = new Map<string, Map<number, string[]>>(); // open groups in each row of a group
+    const walk = (id: string, { rows, rects, inner }: Inside, top: number, above: readonly Row[], found: InRow[] | undefined): void => {
+      rows.forEach((row, number) => {
+        for (const i of row) {
+          const box = this.groups.get(id)?.boxes[i];
+          const rect = rects[i];
+          if (!box || !rect) continue;
+          const at: Row[] = [...above, [id, number]];
+          const y = top + rect[1];
+          const inside = inner.get(box.id);
+          if (!inside) {
+            if (box.name) found?.push({ name: keyOf(box), middle: y + rect[3] / 2, rows: at });
+            continue;
+          }
+          const known = within.get(id) ?? new Map<number, string[]>();
+          within.set(id, known.set(number, [...(known.get(number) ?? []), box.id]));
+          const lane = box.kind === "lane" ? [] : found;
+          if (box.kind === "lane") lanes.set(box.phase, lane ?? []);
+          walk(box.id, inside, y + paddingOf(box)[1], lane === found ? at : [], lane);
+        }
+      });
+    };
+    if (this.groups.get(this.root)?.row) walk(this.root, all, 0, [], undefined);
+    const gapOf = (id: string, row: number): number => this.#gaps.get(id)?.[row] ?? 0;
+    const grown = (id: string, row: number): number => Math.max(0, ...(within.get(id)?.get(row) ?? []).map((group) => total(group)));
+    const total = (id: string): number => {
+      const rows = new Set([...(this.#gaps.get(id)?.keys() ?? []), ...(within.get(id)?.keys() ?? [])]);
+      return [...rows].reduce((sum, row) => sum + gapOf(id, row) + grown(id, row), 0);
+    };
+    const middle = (box: InRow): number => {
+      let y = box.middle;
+      for (const [id, row] of box.rows) for (let n = 0; n <= row; n++) y += gapOf(id, n) + (n < row ? grown(id, n) : 0);
+      return y;
+    };
+    const partners = new Map((lanes.get("backward") ?? []).map((box) => [box.name, box]));
+    const done = new Set<string>();
+    for (const [one, other] of ascending((lanes.get("forward") ?? []).flatMap((box) => (partners.has(box.name) ? [[box, partners.get(box.name) ?? box] as const] : [])))) {
+      const keys = [one, other].map((box) => String(box.rows.at(-1)));
+      if (keys.some((key) => done.has(key))) continue;
+      for (const key of keys) done.add(key);
+      const lower = middle(one) - middle(other);
+      const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
+      const gaps = this.#gaps.get(id) ?? [];
+      gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
+      this.#gaps.set(id, gaps);
+    }
   }
 
   /** The sizes of lanes as there is room for them in `seen` pixels. */
@@ -310,6 +388,7 @@ export class Scene {
     const bottoms: number[] = [];
     let top = 0;
     rows.forEach((row, number) => {
+      top += this.#gaps.get(id)?.[number] ?? 0;
       const before = group.row ? Math.min(...row.map((i) => at(placed.y, i))) : at(placed.tops, number);
       const high = group.row ? 0 : at(placed.bottoms, number) - before;
       let below = row.length ? 0 : high;
@@ -348,7 +427,7 @@ export class Scene {
     });
     const width = Math.max(usual, ...rects.map((rect) => offset + rect[0] + rect[2] + side));
     const height = Math.max(top - (group.row ? LANE_GAP : LAYER_GAP), 0) + above + rest;
-    return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, edges, rects, inner, offset, width, height };
+    return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, edges, rows, rects, inner, offset, width, height };
   }
 
   /** The line as it goes on in open groups, from the ops that make what flows to those that read it. */
@@ -393,6 +472,22 @@ export class Scene {
   parentOf(id: string): string | undefined {
     return this.#parents.get(id);
   }
+}
+
+/** What a module has in common with its part in the backward lane, where folds count down. */
+function keyOf({ repeats, label, name = "" }: BoxData): string {
+  return repeats ? label.replace(/(\d+)–(\d+)/, (all, first, last) => (Number(first) < Number(last) ? all : `${last}–${first}`) as string) : name;
+}
+
+/** The most of these pairs, which are in the order of their first, whose second ones are in that order, too. */
+function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRow, InRow])[] {
+  const sorted = [...pairs].sort((a, b) => a[0].middle - b[0].middle).slice(0, MOST_PAIRS);
+  const best: (readonly [InRow, InRow])[][] = [];
+  for (const pair of sorted) {
+    const before = best.filter((run) => (run.at(-1)?.[1].middle ?? 0) < pair[1].middle);
+    best.push([...before.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []), pair]);
+  }
+  return best.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []);
 }
 
 /** Where a line goes from the height `from` to its end beside what is in between. */
