@@ -319,6 +319,7 @@ export class Body {
         break;
       case "track":
         this.#chart?.showTrack(message.track);
+        this.#graph.showKept(message.kept ?? []);
         break;
       case "range":
         if (!this.#chart?.showRange(message)) break;

@@ -2,6 +2,7 @@
 
 import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
+import { keptBands } from "../src/graph/kept";
 import { Camera } from "../src/graph/camera";
 import { bring } from "../src/page/second-part";
 import * as second from "../src/second";
@@ -133,6 +134,34 @@ describe("rows", () => {
     made.turn("m", false);
     const after = middles(made);
     for (const id of ["e", "g", "h"]) expect(after.get(id)).toBe(before.get(id));
+  });
+});
+
+describe("what is kept for backward", () => {
+  const made = scene();
+  const frames = new Map(made.arrange(2000).frames.map((frame) => [frame.box.id, frame]));
+  const kept = [
+    { from: ["r", "F", "m", "c"], to: ["r", "B", "g"], bytes: 64 * 2 ** 20, text: "64.0 MiB kept" },
+    { from: ["r", "F", "a"], to: ["r", "B", "f"], bytes: 100, text: "100 B kept" },
+  ];
+
+  it("is a band between the boxes that are drawn, as wide as its bytes, without what is small", () => {
+    const bands = keptBands(kept, 2 ** 27, made, frames);
+    expect(bands.map((band) => band.querySelector("title")?.textContent)).toEqual(["64.0 MiB kept for backward"]);
+    const m = frames.get("m");
+    const path = bands[0]?.querySelector<SVGPathElement>(".lz-kept-band");
+    expect(path?.getAttribute("d")).toContain(`M${(m?.x ?? 0) + (m?.width ?? 0)},${(m?.y ?? 0) + (m?.height ?? 0) / 2}`);
+    expect(path?.style.strokeWidth).toBe("4px");
+    expect(keptBands(kept, 1000, made, frames).length).toBe(2);
+    expect(keptBands(kept, 2 ** 40, made, frames)).toEqual([]);
+  });
+
+  it("has no words where there is no room for them", () => {
+    const words = (apart: number): number => {
+      const moved = new Map([...frames].map(([id, frame]) => [id, { ...frame, x: frame.x + (frame.box.phase === "backward" ? apart : 0) }]));
+      return keptBands(kept, 2 ** 27, made, moved)[0]?.querySelectorAll("text").length ?? 0;
+    };
+    expect([words(0), words(400)]).toEqual([0, 1]);
   });
 });
 

@@ -8,11 +8,12 @@ import { Colours, noteKey, sum, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
+import { keptBands } from "./kept";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
-import type { Differences, Held, Memory, Note, Relation, Span } from "../model/types";
+import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale what is small in a box is left out
 
@@ -40,6 +41,8 @@ export class GraphView {
   readonly #closedLayer = svg("g", {});
   readonly #relationLayer = svg("g", { class: "lz-relations" });
   readonly #edges = new Edges();
+  readonly #keptLayer = svg("g", { "aria-hidden": "true" });
+  #kept: readonly Kept[] = [];
   readonly #readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
   #minimap: Minimap | null = null;
@@ -67,7 +70,7 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    this.#content.append(this.#openLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
+    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {
@@ -152,6 +155,7 @@ export class GraphView {
     camera.picture = arrangement;
     this.#drawBoxes(arrangement.frames);
     const lines = this.#edges.draw(arrangement.lines);
+    this.showKept(this.#kept);
     this.#recolour();
     this.#mark();
     this.#flag();
@@ -265,6 +269,12 @@ export class GraphView {
     });
     const first = drawn[0];
     if (first && !inView) this.center(first.box.id);
+  }
+
+  /** Draws what is kept for the backward pass. */
+  showKept(kept: readonly Kept[]): void {
+    this.#kept = kept;
+    this.#keptLayer.replaceChildren(...keptBands(kept, this.#colours.peak, this.#scene, this.#frames));
   }
 
   /** Marks the box in which the op that is read in the chart runs. */

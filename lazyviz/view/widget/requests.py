@@ -16,6 +16,7 @@ from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.boxes import Box, chain
 from ..scene.details import describe, describe_moment
+from ..scene.kept_tensors import kept_json
 from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.numbers import COUNTED
@@ -251,7 +252,7 @@ class Answers:
         """The projected time over the run, too long a work for the first picture; lines tell theirs."""
         if self.scene.graph.nodes:
             self.scene.numbers.asked.add(ASKED)
-            self._send({"kind": "track", "track": track_json(self.scene)})
+            self._send({"kind": "track", "track": track_json(self.scene), "kept": kept_json(self.scene)})
             self._lookups.answer("code", "facts")
 
     def _shown(self, version: str) -> None:
