@@ -8,7 +8,7 @@ import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
 import { grouped, html, plainButton } from "./page/dom";
 import { icon } from "./page/icons";
-import { whenHere } from "./page/second-part";
+import { secondPart, whenHere } from "./page/second-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
@@ -17,6 +17,7 @@ import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
 import { Scene } from "./model/scene";
 import { Search } from "./toolbar/search";
+import type { Hover } from "./graph/hover";
 import type { Breadcrumbs } from "./graph/breadcrumbs";
 import type { ComparisonPanel } from "./table/comparison-panel";
 import type { TableView } from "./table/table-view";
@@ -43,6 +44,7 @@ export class Body {
   private readonly run: RunControls;
   private save: SaveMenu | null = null;
   #crumbs: Breadcrumbs | null = null;
+  #hover: Hover | null = null;
   private readonly search: Search;
   readonly #code: CodePanel;
   #table: TableView | null = null;
@@ -260,7 +262,7 @@ export class Body {
 
   /** A key pressed anywhere in the widget. */
   key(event: KeyboardEvent): void {
-    if (this.run.key(event)) return;
+    if (this.run.key(event) || secondPart()?.press(event, this.#root)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
     const action = typing || event.ctrlKey || event.metaKey || event.altKey ? "" : { f: "fit", c: "collapse-all", t: "table", p: "peak" }[event.key];
     if (action) this.#root.querySelector<HTMLElement>(`[data-action="${action}"]`)?.click();
@@ -344,6 +346,9 @@ export class Body {
         break;
       case "table":
         this.#table?.show(message.table);
+        break;
+      case "life":
+        this.#hover?.hear(message.id, message.lifetime);
         break;
       case "line":
         this.#showLine(message.details, message.lit);
@@ -636,7 +641,7 @@ export class Body {
       event.stopPropagation();
       saveButton.click();
     });
-    whenHere(({ Breadcrumbs, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
+    whenHere(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {
         ask: this.#send,
@@ -660,6 +665,16 @@ export class Body {
         },
       });
       this.#crumbs.show(this.#selected);
+      this.#hover = new Hover(this.#graph.svg, this.#graph.readout, this.#scene, {
+        ask: this.#send,
+        point: (id) => {
+          this.#graph.point(id);
+        },
+        mark: (lifetime) => {
+          this.#chart?.glance(lifetime);
+        },
+      });
+      offerHelp(this.#root);
       details.firstElementChild?.prepend(this.#crumbs.element);
       this.#table.search(this.search.query);
       this.#table.select(this.#selected);

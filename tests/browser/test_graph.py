@@ -446,11 +446,62 @@ def test_the_selected_box_lights_up_what_it_reads_what_reads_it_what_is_saved_an
 
 
 def test_what_flows_along_an_edge_is_told_on_hover(page, show):
-    show("mlp")
+    stage = show("mlp")
+    page.locator(".lz-graph").hover(position={"x": 2, "y": 2})
+    stage.settle()
     told = page.locator(".lz-told")
     edge = page.locator(".lz-edge").first
     edge.dispatch_event("pointerover")
     assert "→" in told.inner_text() and "×" in told.inner_text()
+
+
+def test_a_box_that_is_pointed_at_shows_when_it_exists_only_as_long(page, show):
+    stage = show("gpt2", width=1500)
+    lives = page.locator(".lz-lifetime")
+    card = page.locator('[data-op="drop"][data-phase="forward"]')
+    card.hover()
+    stage.settle()
+    assert lives.count() == 1
+    assert page.locator(".lz-edge.lz-relation-producer, .lz-edge.lz-relation-consumer").count() >= 2
+    first = lives.bounding_box()
+    page.locator('[data-op="wpe"][data-phase="forward"]').hover()
+    stage.settle()
+    assert lives.bounding_box() != first, "the next one's takes its place"
+    page.mouse.move(5, 5)
+    stage.settle()
+    assert lives.count() == 0
+    assert page.locator(".lz-edge.lz-relation-producer, .lz-edge.lz-relation-consumer").count() == 0
+    card.click()
+    stage.settle()
+    selected = lives.bounding_box()
+    page.locator('[data-op="wpe"][data-phase="forward"]').hover()
+    stage.settle()
+    assert lives.bounding_box() != selected
+    page.mouse.move(5, 5)
+    stage.settle()
+    assert lives.bounding_box() == selected, "then again that of the selected one"
+
+
+def test_who_passes_over_boxes_asks_for_nothing(page, show):
+    stage = show("gpt2", width=1500)
+    page.locator('[data-op="drop"][data-phase="forward"]').hover()
+    stage.settle()
+    told = len([each for each in stage.messages if each.get("kind") == "life"])
+    boxes = [each.bounding_box() for each in page.locator('[data-kind="op"][data-phase="forward"]').all()[:5]]
+    page.evaluate(
+        """(places) => {
+          const graph = document.querySelector('.lz-graph');
+          for (const [x, y] of places) {
+            const under = document.elementFromPoint(x, y);
+            under?.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }));
+          }
+          graph.dispatchEvent(new PointerEvent('pointerleave'));
+        }""",
+        [[box["x"] + 5, box["y"] + 5] for box in boxes if box],
+    )
+    stage.settle()
+    assert len([each for each in stage.messages if each.get("kind") == "life"]) == told
+    assert page.locator(".lz-lifetime").count() == 0
 
 
 def test_dragging_pans_and_does_not_select(page, show):

@@ -2,19 +2,11 @@
 
 import { grouped, html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
+import { whenHere } from "../page/second-part";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, Layer, LineFact, Send } from "../model/types";
 
-const HEADS: [name: string, title: string][] = [
-  ["Line", ""],
-  ["Code", ""],
-  [
-    "Allocates",
-    "Bytes that the line's ops allocate, those of your functions and modules that it calls included. What the backward pass makes counts at the line that runs it, such as loss.backward(); hover a line for what its gradients take there",
-  ],
-  ["At peak", "Share of the projected peak: what the line made and what is alive then. Paler: its gradients, made by another line"],
-  ["Time", "Seconds that the line's ops took in the run; before it what is projected for them, ≈"],
-];
+const HEADS = ["Line", "Code", "Allocates", "At peak", "Time"];
 
 interface Row {
   row: HTMLElement;
@@ -139,7 +131,10 @@ export class CodePanel {
       }
       parts.push(group);
     });
-    const heads = HEADS.map(([name, title]) => html("th", { scope: "col", title: title || undefined }, name));
+    const heads = HEADS.map((name) => html("th", { scope: "col" }, name));
+    whenHere(({ headTitles }) => {
+      heads.forEach((head, n) => (head.title = headTitles[n] ?? ""));
+    });
     this.#table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
     this.#body.replaceChildren(this.#table, this.#foot);
   }

@@ -2,7 +2,7 @@
 // and what lights up.  What it is made of has modules of its own: boxes, edges, camera, colours and legend,
 // keyboard, minimap, motion, relations.
 
-import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
+import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
 import { Colours, noteKey, sum, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
@@ -43,7 +43,7 @@ export class GraphView {
   readonly #edges = new Edges();
   readonly #keptLayer = svg("g", { "aria-hidden": "true" });
   #kept: readonly Kept[] = [];
-  readonly #readout = html("div", { class: "lz-told", "aria-hidden": "true" });
+  readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
   #minimap: Minimap | null = null;
   readonly #colours = new Colours();
@@ -96,7 +96,7 @@ export class GraphView {
       stage.append(this.#minimap.element);
       if (this.#arrangement) this.#minimap.draw(this.#arrangement);
     });
-    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.#readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
+    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
     this.element = html("div", { class: "lz-graph-view" }, stage, foot);
     zoomIn.addEventListener("click", () => {
       this.camera.zoomBy(1.3);
@@ -115,11 +115,6 @@ export class GraphView {
     this.svg.addEventListener("keydown", (event) => {
       this.#key(event);
     });
-    for (const name of ["pointerover", "focusin"] as const) {
-      this.svg.addEventListener(name, (event) => {
-        this.#read(event.target);
-      });
-    }
   }
 
   /** The view's size in pixels has become known or has changed. */
@@ -242,6 +237,11 @@ export class GraphView {
     if (id !== null) this.#settleOn(id);
     this.#events.selected(id);
     this.#mark();
+  }
+
+  /** The pointer is on a box, or on none: its lines light up instead of those of the selected one. */
+  point(id: string | null): void {
+    this.#edges.mark(id ?? this.selected);
   }
 
   /** Lights up what the selected box has to do with. */
@@ -396,7 +396,7 @@ export class GraphView {
     const id = nodeOf(event.target);
     if ((event.ctrlKey || event.metaKey || event.altKey) && !key.startsWith("Arrow")) return;
     if (key === "Enter" || key === " ") {
-      if (id === null) return;
+      if (id === null) return; // Space plays
       this.#events.choose(id, key === "Enter");
       this.focus(id);
     } else if (key.startsWith("Arrow") && (event.shiftKey || event.ctrlKey)) {
@@ -416,20 +416,6 @@ export class GraphView {
       else this.#events.close(id);
     } else return;
     event.preventDefault();
-  }
-
-  /** Says in full what the pointer or the focus is on: what flows along an edge, the whole name of a box. */
-  #read(target: EventTarget | null): void {
-    const element = target instanceof Element ? target.closest<SVGElement>(".lz-edge, [data-node]") : null;
-    const name = (id: string | undefined): string => {
-      const box = this.#scene.boxes.get(id ?? "");
-      return box ? nameOf(box) : "";
-    };
-    const { from, to } = element?.dataset ?? {};
-    const title = element?.querySelector("title")?.textContent ?? "";
-    const words = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
-    this.#readout.textContent = words;
-    this.#readout.title = words;
   }
 
   /** Writes the words of the boxes in view as large as the scale needs them. */

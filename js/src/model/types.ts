@@ -417,6 +417,7 @@ export type FromPython =
   | { kind: "table"; table: TableData }
   | { kind: "line"; line: string; details: Details; lit: string[] }
   | { kind: "moment"; moment: Moment }
+  | { kind: "life"; id: string; lifetime: [start: number, stop: number][] }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
   | { kind: "track"; track: Track; kept?: Kept[] }
@@ -442,6 +443,7 @@ export type Action =
   | "open-all"
   | "select"
   | "moment"
+  | "life"
   | "range"
   | "track"
   | "alive"

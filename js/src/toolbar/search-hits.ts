@@ -21,6 +21,7 @@ export class SearchHits {
     this.#box = box;
     this.#events = events;
     const { element, input, list } = box;
+    input.title = "An op, a module, line 12, 8×128, float32, a tensor's name. Enter: the next one. Shift+Enter: the one before. Esc: clear";
     input.addEventListener("input", () => {
       this.#soon();
     });

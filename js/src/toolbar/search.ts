@@ -24,7 +24,6 @@ export class Search {
     type: "search",
     "data-action": "search",
     placeholder: "Search",
-    title: "An op, a module, line 12, 8×128, float32, a tensor's name. Enter: the next one. Shift+Enter: the one before. Esc: clear",
     "aria-label": "Search ops, modules, lines, shapes, dtypes and names",
     "aria-keyshortcuts": "F3",
     autocomplete: "off",
