@@ -2,14 +2,13 @@
 // Python's side is lazyviz/view/widget/widget.py; a message to it names an action and an id.
 
 import { Announcer, keepingFocus } from "./page/announcer";
-import { Breadcrumbs } from "./graph/breadcrumbs";
 import { CodePanel } from "./drawer/code-panel";
 import { DetailsPanel } from "./drawer/details-panel";
 import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
 import { grouped, html, plainButton } from "./page/dom";
 import { icon } from "./page/icons";
-import { whenHere } from "./page/second-part";
+import { secondPart, whenHere } from "./page/second-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
@@ -18,6 +17,8 @@ import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
 import { Scene } from "./model/scene";
 import { Search } from "./toolbar/search";
+import type { Hover } from "./graph/hover";
+import type { Breadcrumbs } from "./graph/breadcrumbs";
 import type { ComparisonPanel } from "./table/comparison-panel";
 import type { TableView } from "./table/table-view";
 import { Toolbar, type ToolbarAction } from "./toolbar/toolbar";
@@ -42,7 +43,8 @@ export class Body {
   readonly #toolbar: Toolbar;
   private readonly run: RunControls;
   private save: SaveMenu | null = null;
-  readonly #crumbs: Breadcrumbs;
+  #crumbs: Breadcrumbs | null = null;
+  #hover: Hover | null = null;
   private readonly search: Search;
   readonly #code: CodePanel;
   #table: TableView | null = null;
@@ -113,7 +115,7 @@ export class Body {
         this.#clear();
       },
       selected: (id) => {
-        this.#crumbs.show(id);
+        this.#crumbs?.show(id);
       },
       drawn: () => {
         this.#tellDrawing();
@@ -155,12 +157,6 @@ export class Body {
         ? new PlanControls({ batch: this.#batch, device: devices.chosen }, devices, memory, { ask: this.#send, go, counted })
         : null;
     this.#code = new CodePanel(this.#send);
-    this.#crumbs = new Breadcrumbs(this.#scene, {
-      go,
-      home: () => {
-        this.#graph.home();
-      },
-    });
     const [tableButton, saveButton] = [iconButton("table", "Table", "Table (T)"), iconButton("save", "Save", "Save to a file")];
     saveButton.setAttribute("aria-haspopup", "menu");
     saveButton.setAttribute("aria-expanded", "false");
@@ -185,7 +181,7 @@ export class Body {
         this.#act(action);
       },
     );
-    const details = html("div", { class: "lz-details-panel" }, html("div", { class: "lz-details-head" }, this.#crumbs.element, run.upTo), this.#details.element);
+    const details = html("div", { class: "lz-details-panel" }, html("div", { class: "lz-details-head" }, run.upTo), this.#details.element);
     this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
     const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
     const strip = html("div", { class: "lz-strip", "data-part": "strip" }, ...(this.#chart ? [this.#chart.element] : []));
@@ -207,7 +203,7 @@ export class Body {
       this.#announcer.element,
     );
     strip.hidden = !this.#chart;
-    this.#addLater(canvas, tableButton, saveButton, syncs);
+    this.#addLater(canvas, details, tableButton, saveButton, syncs);
     this.#code.showLayers(memory?.layers ?? [], go);
     if (this.#data.code) this.#code.show(this.#data.code);
     else if (this.#data.code === null) this.#code.refresh();
@@ -266,7 +262,7 @@ export class Body {
 
   /** A key pressed anywhere in the widget. */
   key(event: KeyboardEvent): void {
-    if (this.run.key(event)) return;
+    if (this.run.key(event) || secondPart()?.press(event, this.#root)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
     const action = typing || event.ctrlKey || event.metaKey || event.altKey ? "" : { f: "fit", c: "collapse-all", t: "table", p: "peak" }[event.key];
     if (action) this.#root.querySelector<HTMLElement>(`[data-action="${action}"]`)?.click();
@@ -325,6 +321,7 @@ export class Body {
         break;
       case "track":
         this.#chart?.showTrack(message.track);
+        this.#graph.showKept(message.kept ?? []);
         break;
       case "range":
         if (!this.#chart?.showRange(message)) break;
@@ -349,6 +346,9 @@ export class Body {
         break;
       case "table":
         this.#table?.show(message.table);
+        break;
+      case "life":
+        this.#hover?.hear(message.id, message.lifetime);
         break;
       case "line":
         this.#showLine(message.details, message.lit);
@@ -387,7 +387,7 @@ export class Body {
       return;
     }
     for (const id of ids) {
-      if (this.#waiting.delete(id)) this.#scene.open.add(id);
+      if (this.#waiting.delete(id)) this.#scene.turn(id, true);
     }
     this.#graph.draw(this.#selected ?? undefined);
   }
@@ -424,11 +424,10 @@ export class Body {
     }
     this.#select(id, ask ? PATIENCE : 0);
     if (!box.group || !open || ask) return;
-    if (close) this.#scene.open.delete(id);
-    else this.#scene.open.add(id);
+    this.#scene.turn(id, !close);
     this.#graph.draw(id);
     this.#graph.focus(id);
-    this.#announcer.say(`${box.label} ${this.#scene.open.has(id) ? "opened" : "closed"}`);
+    this.#announcer.say(`${box.label} ${close ? "closed" : "opened"}`);
   }
 
   /** Selects a box; its details are asked for after `wait` milliseconds, if it is selected still. */
@@ -489,7 +488,7 @@ export class Body {
   }
 
   #reveal(chain: string[]): void {
-    for (const id of chain.slice(0, -1)) this.#scene.open.add(id);
+    for (const id of chain.slice(0, -1)) this.#scene.turn(id, true);
     const last = chain.at(-1);
     if (last === undefined) return;
     this.#graph.draw();
@@ -563,7 +562,7 @@ export class Body {
     const lit = new Map<string, string>();
     for (const alive of allocations) {
       const id = this.#scene.visible(alive.chain);
-      if (id !== null && this.#scene.boxes.get(id)?.kind !== "lane") lit.set(id, alive.bytes);
+      if (id !== null && !this.#scene.isOpen(id)) lit.set(id, alive.bytes);
     }
     this.#graph.light(lit);
   }
@@ -624,8 +623,8 @@ export class Body {
     if (failed) this.#drawer.show("error"); // in a narrow widget not over the op that failed
   }
 
-  /** What the second part has: the table, the save menu, the list of sync points. */
-  #addLater(canvas: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
+  /** What the second part has: the path of the selected box, the table, the save menu, the list of sync points. */
+  #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
     tableButton.addEventListener("click", () => {
       whenHere(() => {
         this.#table?.turn(!this.#table.shown);
@@ -642,7 +641,7 @@ export class Body {
       event.stopPropagation();
       saveButton.click();
     });
-    whenHere(({ TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
+    whenHere(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {
         ask: this.#send,
@@ -657,6 +656,26 @@ export class Body {
           this.#announcer.say(text);
         },
       });
+      this.#crumbs = new Breadcrumbs(this.#scene, {
+        go: (chain) => {
+          this.#go(chain);
+        },
+        home: () => {
+          this.#graph.home();
+        },
+      });
+      this.#crumbs.show(this.#selected);
+      this.#hover = new Hover(this.#graph.svg, this.#graph.readout, this.#scene, {
+        ask: this.#send,
+        point: (id) => {
+          this.#graph.point(id);
+        },
+        mark: (lifetime) => {
+          this.#chart?.glance(lifetime);
+        },
+      });
+      offerHelp(this.#root);
+      details.firstElementChild?.prepend(this.#crumbs.element);
       this.#table.search(this.search.query);
       this.#table.select(this.#selected);
       this.#comparison = new ComparisonPanel(this.#root, this.#toolbar.chip, this.#compare, this.#send, (boxes, most) => {

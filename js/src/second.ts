@@ -1,12 +1,18 @@
 // The widget's second part: what the first picture does without.  See page/second-part.ts.
 
+export { headTitles } from "./drawer/head-titles";
 export { failureBlock, Writer } from "./drawer/details";
+export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/keyboard";
+export { Hover } from "./graph/hover";
+export { Minimap } from "./graph/minimap";
 export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
+export { offerHelp, press } from "./page/keys";
 export { dragSplitter } from "./page/splitter-moves";
 export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";
 export { SaveMenu } from "./toolbar/save-menu";
 export { MARGIN, svgText } from "./toolbar/save-svg";
+export { SearchHits } from "./toolbar/search-hits";
 export { syncList } from "./toolbar/sync-list";

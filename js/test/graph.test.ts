@@ -2,12 +2,17 @@
 
 import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
+import { keptBands } from "../src/graph/kept";
 import { Camera } from "../src/graph/camera";
+import { bring } from "../src/page/second-part";
+import * as second from "../src/second";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/keyboard";
 import { relationLines } from "../src/graph/relations";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
+
+bring(second); // as in a saved page
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
 
@@ -59,6 +64,104 @@ describe("arrow keys", () => {
       for (const key of ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"] as const) seen.add(neighbor(arrangement, at, key) ?? at);
     }
     expect([...seen].sort()).toEqual(["a", "b", "c", "d", "e", "f", "g", "m"]);
+  });
+});
+
+describe("lanes without room", () => {
+  const lanes: GroupData[] = [
+    { id: "r", row: true, boxes: (["forward", "backward", "optimizer"] as const).map((phase) => box(phase[0] ?? "", { kind: "lane", group: 1, phase })) },
+    ...(["f", "b", "o"] as const).map((id): GroupData => ({ id, boxes: [box(`${id}1`, { size: [290, 64] }), box(`${id}2`, { size: [290, 64] })], layers: [[0, 1]], edges: [] })),
+  ];
+  const widths = (made: Scene, seen: number): number[] => made.arrange(Infinity, seen).frames.filter(({ box: { kind } }) => kind === "lane").map(({ width }) => width);
+
+  it("have the optimizer as a rail, and are narrowed to what is left", () => {
+    const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
+    const [wide = 0] = widths(made, Infinity);
+    expect(widths(made, 3 * wide + 16)).toEqual([wide, wide, wide]);
+    expect(widths(made, 2 * wide + 68 + 16)).toEqual([wide, wide, 68]);
+    const [forward = 0, backward = 0, rail] = widths(made, 900);
+    expect([forward + backward + 68 + 16, rail]).toEqual([900, 68]);
+    expect(forward).toBe(backward);
+    expect(widths(made, 300).slice(0, 2)).toEqual([330, 330]);
+  });
+
+  it("open a rail and close it without a change of the others", () => {
+    const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
+    const [forward, backward] = widths(made, 900);
+    expect([made.isOpen("o"), made.closable("o"), made.visible(["r", "o", "o1"])]).toEqual([false, false, "o"]);
+    made.turn("o", true);
+    const opened = widths(made, 900);
+    expect(opened.slice(0, 2)).toEqual([forward, backward]);
+    expect(opened[2]).toBeGreaterThan(600);
+    expect([made.isOpen("o"), made.enclosing("o1"), made.visible(["r", "o", "o1"])]).toEqual([true, "o", "o1"]);
+    made.turn("o", false);
+    expect(widths(made, 900)[2]).toBe(68);
+    made.turn("o", true);
+    made.collapseAll();
+    expect(widths(made, 900)[2]).toBe(68);
+    widths(made, Infinity);
+    expect([made.isOpen("o"), made.closable("o")]).toEqual([true, false]);
+  });
+});
+
+describe("rows", () => {
+  const part = (id: string, name: string, phase: "forward" | "backward", more: Partial<BoxData> = {}): BoxData => box(id, { kind: "module", name, phase, size: [200, 44], ...more });
+  const groups: GroupData[] = [
+    { id: "r", row: true, boxes: [box("F", { kind: "lane", group: 2 }), box("B", { kind: "lane", group: 5, phase: "backward" })] },
+    { id: "F", boxes: [box("x"), box("m", { kind: "module", group: 3, name: "m" })], layers: [[0], [1]], edges: [[[0, 1], ""]] },
+    { id: "m", boxes: [part("a", "m.a", "forward"), part("b", "m.b", "forward", { label: "h.0–3", repeats: 4, size: [200, 64] }), part("c", "m.c", "forward")], layers: [[0], [1], [2]], edges: [[[0, 1], ""], [[1, 2], ""]] },
+    {
+      id: "B",
+      boxes: [part("d", "", "backward"), part("e", "m.c", "backward"), part("f", "", "backward"), part("g", "m.h.3", "backward", { label: "h.3–0", repeats: 4 }), part("h", "m.a", "backward")],
+      layers: [[0], [1], [2], [3], [4]],
+      edges: [[[0, 1], ""], [[1, 2], ""], [[2, 3], ""], [[3, 4], ""]],
+      flip: true,
+    },
+  ];
+  const middles = (made: Scene): Map<string, number> => new Map(made.arrange(Infinity, 2000).frames.map(({ box: { id }, y, height }) => [id, y + height / 2]));
+
+  it("of a module and of its part in the backward lane are at one height, also in its frame", () => {
+    const at = middles(new Scene("r", groups, ["r", "F", "B", "m"]));
+    expect(at.get("h")).toBeCloseTo(at.get("a") ?? 0);
+    expect(at.get("g")).toBeCloseTo(at.get("b") ?? 0);
+    expect(at.get("e")).toBeCloseTo(at.get("c") ?? 0);
+    expect((at.get("f") ?? 0) - (at.get("g") ?? 0)).toBeGreaterThan(44);
+  });
+
+  it("stay as they were first drawn when something in the other lane is closed", () => {
+    const made = new Scene("r", groups, ["r", "F", "B", "m"]);
+    const before = middles(made);
+    made.turn("m", false);
+    const after = middles(made);
+    for (const id of ["e", "g", "h"]) expect(after.get(id)).toBe(before.get(id));
+  });
+});
+
+describe("what is kept for backward", () => {
+  const made = scene();
+  const frames = new Map(made.arrange(2000).frames.map((frame) => [frame.box.id, frame]));
+  const kept = [
+    { from: ["r", "F", "m", "c"], to: ["r", "B", "g"], bytes: 64 * 2 ** 20, text: "64.0 MiB kept" },
+    { from: ["r", "F", "a"], to: ["r", "B", "f"], bytes: 100, text: "100 B kept" },
+  ];
+
+  it("is a band between the boxes that are drawn, as wide as its bytes, without what is small", () => {
+    const bands = keptBands(kept, 2 ** 27, made, frames);
+    expect(bands.map((band) => band.querySelector("title")?.textContent)).toEqual(["64.0 MiB kept for backward"]);
+    const m = frames.get("m");
+    const path = bands[0]?.querySelector<SVGPathElement>(".lz-kept-band");
+    expect(path?.getAttribute("d")).toContain(`M${(m?.x ?? 0) + (m?.width ?? 0)},${(m?.y ?? 0) + (m?.height ?? 0) / 2}`);
+    expect(path?.style.strokeWidth).toBe("4px");
+    expect(keptBands(kept, 1000, made, frames).length).toBe(2);
+    expect(keptBands(kept, 2 ** 40, made, frames)).toEqual([]);
+  });
+
+  it("has no words where there is no room for them", () => {
+    const words = (apart: number): number => {
+      const moved = new Map([...frames].map(([id, frame]) => [id, { ...frame, x: frame.x + (frame.box.phase === "backward" ? apart : 0) }]));
+      return keptBands(kept, 2 ** 27, made, moved)[0]?.querySelectorAll("text").length ?? 0;
+    };
+    expect([words(0), words(400)]).toEqual([0, 1]);
   });
 });
 

@@ -7,16 +7,17 @@ before the switch (options, a run on another thread, pending evaluations) or aft
 from __future__ import annotations
 
 import contextvars
+import itertools
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -31,9 +32,9 @@ from ..process.transaction import Exclusive, Transaction, forget_holder
 from ..record.dependencies import closure
 from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
-from ..record.provenance.variable_names import name_tensors, variables_of
+from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
-from ..record.storage import Lost, TrackedStorage
+from ..record.storage import Lost, TrackedStorage, TrackedValue
 from ..record.tape import tape
 from . import evaluation, planned_device
 from .block_error import note_raised
@@ -276,6 +277,9 @@ class LazyBlock(Transaction, Generic[G]):
         place = None  # avoids a reference cycle
         tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
+        if self.graph is not None and (ir := self.graph.ir).sync_points:
+            made = (value for node in ir.nodes for value in node.outputs)
+            name_earlier(cast("Iterator[TrackedValue]", itertools.chain(ir.inputs, made)), variables)
 
     def _account(self) -> None:
         """Register the recorded ops as pending ops of the graph."""

@@ -65,6 +65,42 @@ def test_axe_finds_nothing_wrong_at_any_moment_of_use(page, dark):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_key_lists_all_keys_and_another_plays(page, dark):
+    graph, keep = training(4)
+    with Stage(page, graph, dark=dark, width=900) as stage:
+        slider = page.locator('.lz-memory [role="slider"]')
+        slider.focus()
+        stage.settle()
+        page.keyboard.press("?")
+        dialog = page.get_by_role("dialog", name="Keys")
+        words = dialog.inner_text()
+        assert all(each in words for each in ("K, or Space", "Esc", "Home, End", "search", "every group"))
+        assert violations(page) == []
+        box, view = dialog.bounding_box(), page.locator(".lazyviz").bounding_box()
+        assert view["y"] <= box["y"] and box["y"] + box["height"] <= view["y"] + view["height"]
+        page.keyboard.press("Escape")
+        assert dialog.count() == 0
+        assert slider.evaluate("(element) => element === document.activeElement"), "the focus comes back"
+        play = page.locator('[data-action="play"]')
+        for key in ("k", " "):
+            page.keyboard.press(key)
+            assert play.get_attribute("aria-label") == "Pause", key
+            page.keyboard.press(key)
+            assert play.get_attribute("aria-label") == "Play the run", key
+        page.locator('input[data-action="search"]').focus()
+        page.keyboard.type("k?")
+        assert play.get_attribute("aria-label") == "Play the run" and dialog.count() == 0
+        stage.click('[data-action="keys"]')
+        assert dialog.is_visible()
+        page.keyboard.press("?")
+        assert dialog.count() == 0
+        page.locator(".lz-graph").click(position={"x": 4, "y": 4})
+        page.keyboard.press("Space")
+        assert play.get_attribute("aria-label") == "Pause"
+    del keep
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("by", ["memory", "time", "flops", "dtype", "module", "note:norm"])
 def test_axe_finds_nothing_wrong_in_any_colours(page, dark, by):
     graph, keep = training(4)

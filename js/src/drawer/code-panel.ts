@@ -2,19 +2,11 @@
 
 import { grouped, html, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
+import { whenHere } from "../page/second-part";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, Layer, LineFact, Send } from "../model/types";
 
-const HEADS: [name: string, title: string][] = [
-  ["Line", ""],
-  ["Code", ""],
-  [
-    "Allocates",
-    "Bytes allocated by the line's ops, including those of functions and modules that it calls. Allocations of the backward pass count for the line that runs it, such as loss.backward(); hover over a line to see its gradients",
-  ],
-  ["At peak", "Share of the projected peak: tensors allocated by the line that are alive at the peak. Paler: its gradients, allocated by another line"],
-  ["Time", "Seconds that the line's ops took in the run; before a run, their projected time, ≈"],
-];
+const HEADS = ["Line", "Code", "Allocates", "At peak", "Time"];
 
 interface Row {
   row: HTMLElement;
@@ -139,7 +131,10 @@ export class CodePanel {
       }
       parts.push(group);
     });
-    const heads = HEADS.map(([name, title]) => html("th", { scope: "col", title: title || undefined }, name));
+    const heads = HEADS.map((name) => html("th", { scope: "col" }, name));
+    whenHere(({ headTitles }) => {
+      heads.forEach((head, n) => (head.title = headTitles[n] ?? ""));
+    });
     this.#table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
     this.#body.replaceChildren(this.#table, this.#foot);
   }

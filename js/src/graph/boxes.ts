@@ -34,6 +34,9 @@ export function nameOf(box: BoxData): string {
   return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
 }
 
+/** How many sync points are in a group. */
+const syncsOf = ({ syncs = 0 }: BoxData): string => (syncs ? `❚❚ ${syncs} sync${syncs === 1 ? "" : "s"}` : "");
+
 /** All that is known of a box without asking, for its tooltip and for screen readers. */
 function wordsOf(box: BoxData): string {
   const parts = [nameOf(box), box.cls, box.through, box.params, box.sub, box.dtype, box.module && `in ${box.module}`];
@@ -86,11 +89,12 @@ export class BoxDrawing {
     this.#frame = frame;
     const { box, width, height, open } = frame;
     const lane = box.kind === "lane";
-    const kind = open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
-    this.#label = svg("text", { class: open ? (lane ? "lz-lane-title" : "lz-frame-title") : "lz-label" });
+    const still = lane && !frame.rail; // nothing to click on
+    const kind = lane ? "lane" : open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
+    this.#label = svg("text", { class: lane ? "lz-lane-title" : open ? "lz-frame-title" : "lz-label" });
     this.#sub = open && !lane ? null : svg("text", { class: "lz-sub" });
-    this.#third = open || height < 60 ? null : svg("text", { class: "lz-sub" });
-    this.element = lane
+    this.#third = lane || open || height < 60 ? null : svg("text", { class: "lz-sub" });
+    this.element = still
       ? svg("g", { class: `lz-lane lz-phase-${box.phase}`, "data-lane": box.phase })
       : svg("g", {
           class: `lz-box lz-${kind} lz-phase-${box.phase}${box.layer ? ` lz-layer-${box.layer}` : ""}`,
@@ -105,6 +109,7 @@ export class BoxDrawing {
           role: "button",
           tabindex: -1,
           "aria-expanded": box.group ? String(open) : undefined,
+          "data-lane": lane ? box.phase : undefined,
         });
     this.element.append(this.#title);
     if (open) {
@@ -127,11 +132,11 @@ export class BoxDrawing {
           svg("path", { class: "lz-layer-icon", d: LAYERS[box.layer] ?? "", transform: `translate(${edge / 2 - 8},${height < 40 ? height / 2 - 8 : 12})` }),
         );
       }
-      if (box.group && height > 40) this.element.append(svg("path", { class: "lz-fold", d: `M${width - 15},11l4,4l-4,4` }));
+      if (box.group && height > 40 && !lane) this.element.append(svg("path", { class: "lz-fold", d: `M${width - 15},11l4,4l-4,4` }));
       const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
-    if (!open && !["sync", "input", "output", "error"].includes(box.kind) && (box.kind === "op" || height > 60)) {
+    if (!open && !["sync", "input", "output", "error", "lane"].includes(box.kind) && (box.kind === "op" || height > 60)) {
       this.#bar = svg("g", { class: "lz-bar" });
       this.element.append(this.#bar);
     }
@@ -141,16 +146,16 @@ export class BoxDrawing {
     }
     this.element.append(this.#alarm);
     // Its title is its name, in words that are not cuted.
-    if (!lane) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
+    if (!still) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
   }
 
   /** Whether this drawing can show the box in `frame`, moved at most. */
   fits(frame: Frame): boolean {
-    const { width, height, open, barrier } = this.#frame;
+    const { width, height, open, barrier, rail } = this.#frame;
     return (
-      frame.width === width && frame.height === height && frame.open === open && String(frame.barrier) === String(barrier)
+      frame.rail === rail && frame.width === width && frame.height === height && frame.open === open && String(frame.barrier) === String(barrier)
     );
   }
 
@@ -168,7 +173,7 @@ export class BoxDrawing {
     const { box } = this.#frame;
     const words = wordsOf(box);
     this.#title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
-    if (box.kind === "lane") return;
+    if (box.kind === "lane" && this.#frame.open) return;
     this.element.dataset["state"] = box.state ?? "pending";
     this.#done?.setAttribute("width", String(this.#frame.width * (box.state === "done" ? 1 : (box.share ?? 0))));
     const mark = box.alarm ?? (box.state === "failed" ? "failed" : "");
@@ -189,7 +194,7 @@ export class BoxDrawing {
   /** Its tint, number and bar. */
   paint(colours: Colours): void {
     const { box, width, height, open } = this.#frame;
-    if (["sync", "input", "output", "error", "lane"].includes(box.kind)) return;
+    if (["sync", "input", "output", "error"].includes(box.kind) || (box.kind === "lane" && open)) return;
     const number = open && !colours.note ? "" : colours.number(box);
     this.element.setAttribute("style", open ? "" : colours.style(box));
     this.#chosen = colours.by !== "peak" || colours.against !== null;
@@ -213,6 +218,10 @@ export class BoxDrawing {
     if (before?.grow === band.grow || (!open && before?.lines === 0 && band.lines === 0)) return;
     this.#band = band;
     const { grow } = band;
+    if (box.kind === "lane" && !open) {
+      this.#writeRail(box, width, height, band);
+      return;
+    }
     if (open) {
       this.#writeTitle(box, width, band);
       return;
@@ -274,6 +283,21 @@ export class BoxDrawing {
     return words.length * charWidth(size, "bold") > room ? (both[0] ?? "") : words;
   }
 
+  /** A lane as a rail says downwards what it is, and how much it holds. */
+  #writeRail(box: BoxData, width: number, height: number, { grow, lines }: Band): void {
+    const size = 14 * grow;
+    const [start, room] = [46, height - 60];
+    const title = lines ? cut(box.label, room, size, "bold") : "";
+    this.#put(this.#label, title, start, size * 0.36 - width / 2, size);
+    this.#label.setAttribute("transform", "rotate(90)");
+    const used = charWidth(size, "bold") * title.length + 8;
+    const words = lines === 2 ? cut([syncsOf(box), box.sub, this.#number].filter(Boolean).join(" · "), room - used, SUB * grow) : "";
+    if (!words) return;
+    const sub = svg("tspan", { class: "lz-sub", dx: 8 }, words);
+    sub.style.fontSize = `${SUB * grow}px`;
+    this.#label.append(sub);
+  }
+
   #writeTitle(box: BoxData, width: number, { grow, lines, titles }: Band): void {
     if (box.kind === "lane") {
       const arrow = { forward: " ↓", backward: " ↑", optimizer: "", other: "" }[box.phase];
@@ -288,7 +312,7 @@ export class BoxDrawing {
     const title = titles && titles <= 31 ? cut(nameOf(box), width - 44, size, "bold") : "";
     this.#put(this.#label, title, 32, 18.5 + size * 0.36, size);
     let room = width - 44 - charWidth(size, "bold") * title.length;
-    const syncs = box.syncs ? `❚❚ ${box.syncs} sync${box.syncs === 1 ? "" : "s"}` : "";
+    const syncs = syncsOf(box);
     if (title && syncs && room > charWidth(size) * syncs.length + 12) {
       this.#label.append(svg("tspan", { class: "lz-sync-count", dx: 10 }, syncs));
       room -= charWidth(size) * syncs.length + 12;

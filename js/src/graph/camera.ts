@@ -51,6 +51,11 @@ export class Camera {
     return this.svg.clientHeight || LEAST_HEIGHT;
   }
 
+  /** The pixels of the picture that are seen across at the least scale of the first view. */
+  get seen(): number {
+    return (this.width - 2 * MARGIN) / LEAST_SCALE;
+  }
+
   /** Zooms about a point of the view, its middle if none is given. */
   zoomBy(factor: number, [x, y] = [this.width / 2, this.height / 2]): void {
     const { view } = this;

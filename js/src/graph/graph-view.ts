@@ -2,17 +2,18 @@
 // and what lights up.  What it is made of has modules of its own: boxes, edges, camera, colours and legend,
 // keyboard, minimap, motion, relations.
 
-import { bandOf, BoxDrawing, nameOf, SILENT } from "./boxes";
+import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
 import { Colours, noteKey, sum, type Colouring } from "./colors";
 import { html, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
+import { keptBands } from "./kept";
 import { Legend } from "./legend";
-import { Minimap } from "./minimap";
+import type { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
-import type { Differences, Held, Memory, Note, Relation, Span } from "../model/types";
+import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale what is small in a box is left out
 
@@ -40,9 +41,11 @@ export class GraphView {
   readonly #closedLayer = svg("g", {});
   readonly #relationLayer = svg("g", { class: "lz-relations" });
   readonly #edges = new Edges();
-  readonly #readout = html("div", { class: "lz-told", "aria-hidden": "true" });
+  readonly #keptLayer = svg("g", { "aria-hidden": "true" });
+  #kept: readonly Kept[] = [];
+  readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
-  readonly #minimap: Minimap;
+  #minimap: Minimap | null = null;
   readonly #colours = new Colours();
   #arrangement: Arrangement | null = null;
   #frames = new Map<string, Frame>();
@@ -67,7 +70,7 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    this.#content.append(this.#openLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
+    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {
@@ -85,11 +88,15 @@ export class GraphView {
     const zoomOut = plainButton({ "aria-label": "Zoom out", title: "Zoom out" }, "−");
     this.camera = new Camera(this.svg, this.#content, () => {
       this.#rewrite();
-      this.#minimap.follow();
+      this.#minimap?.follow();
     });
-    this.#minimap = new Minimap(this.camera);
-    const stage = html("div", { class: "lz-graph-stage" }, this.svg, this.#minimap.element);
-    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.#readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
+    const stage = html("div", { class: "lz-graph-stage" }, this.svg);
+    whenHere(({ Minimap }) => {
+      this.#minimap = new Minimap(this.camera);
+      stage.append(this.#minimap.element);
+      if (this.#arrangement) this.#minimap.draw(this.#arrangement);
+    });
+    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
     this.element = html("div", { class: "lz-graph-view" }, stage, foot);
     zoomIn.addEventListener("click", () => {
       this.camera.zoomBy(1.3);
@@ -108,11 +115,6 @@ export class GraphView {
     this.svg.addEventListener("keydown", (event) => {
       this.#key(event);
     });
-    for (const name of ["pointerover", "focusin"] as const) {
-      this.svg.addEventListener(name, (event) => {
-        this.#read(event.target);
-      });
-    }
   }
 
   /** The view's size in pixels has become known or has changed. */
@@ -131,7 +133,7 @@ export class GraphView {
     const selected = this.#frames.get(this.selected ?? "");
     if (selected && !selected.open) camera.reveal(selected);
     this.#rewrite();
-    this.#minimap.follow();
+    this.#minimap?.follow();
   }
 
   /** Draws anew; the box `anchor`, if it is there before and after, stays where it is on screen. */
@@ -141,20 +143,22 @@ export class GraphView {
     const frames = this.#frames;
     const view = camera.view;
     const before = anchor !== undefined ? frames.get(anchor) : undefined;
-    const arrangement = this.#scene.arrange(Infinity);
+    const arrangement = this.#scene.arrange(Infinity, camera.seen);
     if (this.#arrangement) this.#events.drawn();
     this.#arrangement = arrangement;
     this.#frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));
     camera.picture = arrangement;
     this.#drawBoxes(arrangement.frames);
     const lines = this.#edges.draw(arrangement.lines);
+    this.showKept(this.#kept);
     this.#recolour();
     this.#mark();
     this.#flag();
-    this.#minimap.draw(arrangement);
+    this.#minimap?.draw(arrangement);
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
+      if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 }); // it opens to the right
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
@@ -235,6 +239,11 @@ export class GraphView {
     this.#mark();
   }
 
+  /** The pointer is on a box, or on none: its lines light up instead of those of the selected one. */
+  point(id: string | null): void {
+    this.#edges.mark(id ?? this.selected);
+  }
+
   /** Lights up what the selected box has to do with. */
   relate(relations: Relation[]): void {
     this.#relations = relations;
@@ -260,6 +269,12 @@ export class GraphView {
     });
     const first = drawn[0];
     if (first && !inView) this.center(first.box.id);
+  }
+
+  /** Draws what is kept for the backward pass. */
+  showKept(kept: readonly Kept[]): void {
+    this.#kept = kept;
+    this.#keptLayer.replaceChildren(...keptBands(kept, this.#colours.peak, this.#scene, this.#frames));
   }
 
   /** Marks the box in which the op that is read in the chart runs. */
@@ -300,20 +315,22 @@ export class GraphView {
     const id = this.#scene.visible(chain);
     const frame = id !== null ? this.#frames.get(id) : undefined;
     for (const [each, { element }] of this.#drawings) element.classList.toggle("lz-at-peak", each === id && !frame?.open);
-    if (!frame || frame.box.kind === "lane" || frame.open) {
+    if (!frame || frame.open) {
       this.#flagLayer.replaceChildren();
       return;
     }
     const { grow } = bandOf(this.camera.view.k);
-    const words = `▲ Peak ${text}`;
+    const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
+    const words = rail ? "▲ Peak" : `▲ Peak ${text}`;
     const wide = (words.length * 7.3 + 10) * grow;
     // What flows in is told at the right; above the first row of a lane its title is at the left.
     const lane = this.#frames.get(frame.parent);
-    const x = lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
-    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: frame.y - 3 - 4 * grow }, words);
+    const x = rail ? frame.x + (frame.width - wide) / 2 : lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
+    const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
+    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, words);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(
-      ...(grow > 1.6 ? [] : [svg("rect", { class: "lz-flag", x, y: frame.y - 3 - 16 * grow, width: wide, height: 16 * grow, rx: 4 }), label]),
+      ...(grow > 1.6 ? [] : [svg("rect", { class: "lz-flag", x, y: y - 16 * grow, width: wide, height: 16 * grow, rx: 4 }), label]),
     );
   }
 
@@ -379,7 +396,7 @@ export class GraphView {
     const id = nodeOf(event.target);
     if ((event.ctrlKey || event.metaKey || event.altKey) && !key.startsWith("Arrow")) return;
     if (key === "Enter" || key === " ") {
-      if (id === null) return;
+      if (id === null) return; // Space plays
       this.#events.choose(id, key === "Enter");
       this.focus(id);
     } else if (key.startsWith("Arrow") && (event.shiftKey || event.ctrlKey)) {
@@ -399,20 +416,6 @@ export class GraphView {
       else this.#events.close(id);
     } else return;
     event.preventDefault();
-  }
-
-  /** Says in full what the pointer or the focus is on: what flows along an edge, the whole name of a box. */
-  #read(target: EventTarget | null): void {
-    const element = target instanceof Element ? target.closest<SVGElement>(".lz-edge, [data-node]") : null;
-    const name = (id: string | undefined): string => {
-      const box = this.#scene.boxes.get(id ?? "");
-      return box ? nameOf(box) : "";
-    };
-    const { from, to } = element?.dataset ?? {};
-    const title = element?.querySelector("title")?.textContent ?? "";
-    const words = from !== undefined ? `${name(from)} → ${name(to)}: ${title}` : title;
-    this.#readout.textContent = words;
-    this.#readout.title = words;
   }
 
   /** Writes the words of the boxes in view as large as the scale needs them. */

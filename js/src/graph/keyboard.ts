@@ -9,7 +9,7 @@ const middle = (frame: Frame): [x: number, y: number] => [frame.x + frame.width 
 
 /** The id of the box that the key leads to from the box `id`, or null if it stays there. */
 export function neighbor(arrangement: Arrangement, id: string, key: Arrow): string | null {
-  const frames = arrangement.frames.filter((frame) => frame.box.kind !== "lane");
+  const frames = arrangement.frames.filter((frame) => frame.box.kind !== "lane" || frame.rail);
   const here = frames.find((frame) => frame.box.id === id);
   if (!here) return frames[0]?.box.id ?? null;
   return key === "ArrowUp" || key === "ArrowDown"

@@ -36,7 +36,7 @@ export function relationLines(
     const { kind, chain, label } = relation;
     const near = scene.visible(chain);
     const to = near !== null ? frames.get(near) : undefined;
-    if (!to || to.box.kind === "lane" || chain.includes(id) || drawn.has(kind + to.box.id)) continue;
+    if (!to || (to.box.kind === "lane" && to.open) || chain.includes(id) || drawn.has(kind + to.box.id)) continue;
     drawn.add(kind + to.box.id);
     kinds.add(kind);
     const nth = rings.get(to) ?? 0; // several about one box lie around one another

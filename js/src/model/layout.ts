@@ -143,29 +143,61 @@ export function curve(points: readonly Size[]): string {
   return path;
 }
 
-/** The layers with those cut in two or more that are wider than `limit`. */
-export function narrowed(layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): number[][] {
+/**
+ * The layers with those cut in two or more that are wider than `limit`, and the edges' paths, which bend beside what
+ * stands in the new layers.
+ */
+export function narrowed(
+  layers: readonly (readonly number[])[],
+  paths: readonly (readonly number[])[],
+  sizes: readonly Size[],
+  limit: number,
+): [layers: number[][], paths: number[][]] {
   const result: number[][] = [];
-  for (const layer of layers) {
+  const origin: number[] = []; // of each new layer, the one that it is a part of
+  const row: number[] = []; // of each box and bend
+  layers.forEach((layer, number) => {
     let used = Infinity;
     for (const i of layer) {
       const wide = sizes[i]?.[0] ?? BEND_WIDTH;
       if (used + BOX_GAP + wide > limit) {
+        origin.push(number);
         result.push([]);
         used = -BOX_GAP;
       }
+      row[i] = result.length - 1;
       result.at(-1)?.push(i);
       used += BOX_GAP + wide;
     }
-  }
-  return result;
+  });
+  let bends = row.length;
+  const first = result.map((): number[] => []);
+  const bent = paths.map((path) =>
+    path.flatMap((i, step) => {
+      const from = path[step - 1];
+      const added: number[] = [];
+      if (from === undefined) return [i];
+      for (let between = at(row, from) + 1; between < at(row, i); between++) {
+        // What stands in parts after its own is at the right of it, what stands in parts before at the left.
+        (origin[between] === origin[at(row, from)] ? first : result)[between]?.push(bends);
+        added.push(bends++);
+      }
+      return [...added, i];
+    }),
+  );
+  return [result.map((layer, number) => [...(first[number] ?? []), ...layer]), bent];
 }
 
-/** The same with every layer moved together until it is within `limit` pixels. */
+/** The same, cut alike at both sides, with every layer moved together until it is within `limit` pixels. */
 export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
-  const x = [...placed.x];
+  const out = Math.max(placed.width - limit, 0) / 2;
+  const x = placed.x.map((left) => left - out);
   const width = (i: number): number => sizes[i]?.[0] ?? BEND_WIDTH;
-  for (const layer of layers) {
+  for (const all of layers) {
+    // Where there is no room beside the boxes, lines go behind them.
+    const tight = all.reduce((sum, i) => sum + width(i) + BOX_GAP, -BOX_GAP) > limit;
+    const layer = tight ? all.filter((i) => i < sizes.length) : all;
+    for (const i of all) x[i] = Math.max(Math.min(at(x, i), limit - width(i)), 0);
     let end = limit;
     for (const i of [...layer].reverse()) {
       x[i] = Math.max(Math.min(at(x, i), end - width(i)), 0);

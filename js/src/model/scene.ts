@@ -1,17 +1,22 @@
 // The groups received so far, which of them are open, and where everything is drawn.
 // The counterpart of lazyviz/view/layout/coordinates.py.
 
+import type { Area } from "../graph/camera";
+import { charWidth } from "../page/dom";
 import { placeLabels, type Label } from "../graph/edge-labels";
 import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
-import type { BoxData, GroupData, ShapePart } from "./types";
+import type { BoxData, EdgeData, GroupData, ShapePart } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
 const GROUP_PADDING = [12, 40, 12] as const;
 const LANE_PADDING = [12, 64, 14] as const;
 const LANE_GAP = 8;
 const LANE_MIN_WIDTH = 224;
+const LANE_LEAST = 330; // pixels that a lane is not narrowed below
+const RAIL_WIDTH = 68; // of the optimizer's lane where there is no room for all
 const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
 const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
+const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
 const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
 
@@ -22,6 +27,7 @@ export interface Frame {
   width: number;
   height: number;
   open: boolean;
+  rail?: boolean; // a lane for which there is no room beside the others: open or not
   parent: string;
   barrier?: Size; // of a sync point: the left end and the length of its line across the lane
 }
@@ -47,12 +53,24 @@ type Rect = [x: number, y: number, width: number, height: number];
 /** The content of an open group. */
 interface Inside {
   placed: Placed;
-  layers: readonly (readonly number[])[];
+  layers: number[][];
+  edges: EdgeData[];
+  rows: number[][]; // boxes, from the top
   rects: Rect[];
   inner: Map<string, Inside>; // of the groups in it that are open
   offset: number; // of the content, from the left of the frame
   width: number; // of the frame
   height: number;
+}
+
+/** A row of a group: its id, and which from the top. */
+type Row = readonly [group: string, row: number];
+
+/** A box with the rows that it is in, outermost first. */
+interface InRow {
+  name: string;
+  middle: number;
+  rows: readonly Row[];
 }
 
 export interface Arrangement {
@@ -67,6 +85,11 @@ export class Scene {
   readonly open = new Set<string>();
   readonly boxes = new Map<string, BoxData>();
   readonly #parents = new Map<string, string>();
+  readonly #rails = new Set<string>(); // lanes for which there is no room
+  readonly #unfolded = new Set<string>(); // those of them that the reader has opened
+
+  readonly #gaps = new Map<string, number[]>(); // of each group, above each of its rows
+  #gapsFor = Infinity; // the pixels that are seen which they are for
 
   readonly #first: readonly string[];
 
@@ -92,12 +115,25 @@ export class Scene {
 
   collapseAll(): void {
     this.open.clear();
+    this.#unfolded.clear();
     for (const id of this.#first) this.open.add(id);
   }
 
   /** Whether what is in the box is drawn, where the box is; lanes are open in every open step. */
   isOpen(id: string): boolean {
-    return this.groups.has(id) && (this.open.has(id) || this.boxes.get(id)?.kind === "lane");
+    return this.groups.has(id) && !this.#folded(id) && (this.open.has(id) || this.boxes.get(id)?.kind === "lane");
+  }
+
+  #folded(id: string): boolean {
+    return this.#rails.has(id) && !this.#unfolded.has(id);
+  }
+
+  /** Opens or closes a group; of lanes only those can be closed that are rails then. */
+  turn(id: string, open: boolean): void {
+    if (open) this.open.add(id);
+    else if (!this.#rails.has(id)) this.open.delete(id);
+    if (!open) this.#unfolded.delete(id);
+    else if (this.boxes.get(id)?.kind === "lane") this.#unfolded.add(id);
   }
 
   /** Whether all is here that opening the group shows: a step is shown with its lanes. */
@@ -105,9 +141,9 @@ export class Scene {
     return this.groups.get(id)?.boxes.every((box) => box.kind !== "lane" || this.groups.has(box.id)) ?? false;
   }
 
-  /** Whether a click may close the group; lanes stay open. */
+  /** Whether a click may close the group; lanes stay open where there is room for them. */
   closable(id: string): boolean {
-    return this.open.has(id) && this.boxes.get(id)?.kind !== "lane" && id !== this.root;
+    return this.#rails.has(id) ? !this.#folded(id) : this.open.has(id) && this.boxes.get(id)?.kind !== "lane" && id !== this.root;
   }
 
   /** The innermost group at the box, itself included, that a click would close. */
@@ -126,7 +162,7 @@ export class Scene {
       if (!group) continue;
       if (drawn + group.boxes.length > limit && id !== this.root) return false;
       drawn += group.boxes.length;
-      this.open.add(id);
+      this.turn(id, true);
       for (const box of group.boxes) if (box.group) queue.push(box.id);
     }
     return true;
@@ -143,14 +179,22 @@ export class Scene {
   }
 
   /**
-   * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.
+   * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.  Where they are wider than
+   * `seen`, the optimizer's is a rail, and the others are as narrow as they can be.  Without `seen` the picture is the
+   * one that Python draws.
    *
    * Every box has its place in the first picture or in the group around it as that is first opened, and keeps it:
    * what is opened grows to the right as far as its lane goes, and down.
    */
-  arrange(room: number): Arrangement {
-    const base = this.#firstSizes(room);
-    const all = this.#inside(this.root, null, Infinity, room, base);
+  arrange(room: number, seen = Infinity): Arrangement {
+    this.#rails.clear();
+    const base = this.#firstSizes(room, seen);
+    if (seen !== this.#gapsFor) {
+      this.#gapsFor = seen;
+      this.#gaps.clear();
+      if (seen < Infinity) this.#align([room, seen], base);
+    }
+    const all = this.#inside(this.root, null, Infinity, [room, seen], base);
     const frames: Frame[] = [];
     const lines: Line[] = [];
     const queue: { id: string; inside: Inside; box: BoxData | null; left: number; top: number; width: number }[] = [
@@ -168,19 +212,31 @@ export class Scene {
         const within = inside.inner.get(child.id);
         const frame: Frame = { box: child, x: left + x, y: top + y, width: w, height: h, open: Boolean(within), parent: id };
         if (within) queue.push({ id: child.id, inside: within, box: child, left: frame.x, top: frame.y, width: w });
+        if (this.#rails.has(child.id)) frame.rail = true;
         if (child.kind === "sync") frame.barrier = [here.left + 6, width - 12];
         return frame;
       });
       frames.push(...rects);
-      if (!group.row) lines.push(...linesOf({ ...group, layers: inside.layers.map((layer) => [...layer]) }, inside.placed, rects, left, top, paddingOf(box)[0]));
+      if (!group.row) lines.push(...linesOf({ ...group, layers: inside.layers, edges: inside.edges }, inside.placed, rects, left, top, paddingOf(box)[0]));
     }
     const at = new Map(frames.map((frame) => [frame.box.id, frame]));
-    const reaching = lines.flatMap((line) => this.#reaching(line, at));
+    const inside = new Map<string, Area[]>(); // boxes and words
+    const stands = (parent: string, area: Area): void => {
+      const known = inside.get(parent);
+      if (known) known.push(area);
+      else inside.set(parent, [area]);
+    };
+    for (const frame of frames) stands(frame.parent, frame);
+    for (const { from, labelAt } of lines) {
+      const wide = (labelAt?.[2].length ?? 0) * charWidth(11);
+      if (labelAt) stands(at.get(from)?.parent ?? "", { x: labelAt[0] - wide / 2, y: labelAt[1] - 10, width: wide, height: 13 });
+    }
+    const reaching = lines.flatMap((line) => this.#reaching(line, at, inside));
     return { frames, lines: reaching.map((line) => toRefused(line, at)), width: all.width, height: all.height };
   }
 
   /** Sizes of the groups that are open from the start, as the first picture has them. */
-  #firstSizes(room: number): Map<string, Size> {
+  #firstSizes(room: number, seen: number): Map<string, Size> {
     const order: { group: GroupData; box: BoxData | null }[] = [];
     const first = new Set(this.#first);
     const root = this.groups.get(this.root);
@@ -195,16 +251,115 @@ export class Scene {
     for (const { group, box } of order.reverse()) {
       const sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
       if (group.row) {
-        const [, stretched] = laneRows(sizes, room);
-        group.boxes.forEach((child, n) => size.set(child.id, stretched[n] ?? CLOSED));
+        const [, stretched] = laneRows(this.#narrowed(group, sizes, seen), room);
+        group.boxes.forEach((child, n) => {
+          size.set(child.id, stretched[n] ?? CLOSED);
+          this.#press(child, size);
+        });
       }
       if (box) size.set(box.id, outer(box, placeOf(group, sizes, room)));
     }
     return size;
   }
 
+  /** Finds the gaps with which a module's part in the backward lane is at the height of the module, as first drawn. */
+  #align(rooms: readonly [number, number], base: ReadonlyMap<string, Size>): void {
+    const now = [...this.open];
+    this.open.clear();
+    for (const id of this.#first) this.open.add(id);
+    const all = this.#inside(this.root, null, Infinity, rooms, base);
+    this.open.clear();
+    for (const id of now) this.open.add(id);
+    const lanes = new Map<string, InRow[]>(); // of each phase
+    const within = new Map<string, Map<number, string[]>>(); // open groups in each row of a group
+    const walk = (id: string, { rows, rects, inner }: Inside, top: number, above: readonly Row[], found: InRow[] | undefined): void => {
+      rows.forEach((row, number) => {
+        for (const i of row) {
+          const box = this.groups.get(id)?.boxes[i];
+          const rect = rects[i];
+          if (!box || !rect) continue;
+          const at: Row[] = [...above, [id, number]];
+          const y = top + rect[1];
+          const inside = inner.get(box.id);
+          if (!inside) {
+            if (box.name) found?.push({ name: keyOf(box), middle: y + rect[3] / 2, rows: at });
+            continue;
+          }
+          const known = within.get(id) ?? new Map<number, string[]>();
+          within.set(id, known.set(number, [...(known.get(number) ?? []), box.id]));
+          const lane = box.kind === "lane" ? [] : found;
+          if (box.kind === "lane") lanes.set(box.phase, lane ?? []);
+          walk(box.id, inside, y + paddingOf(box)[1], lane === found ? at : [], lane);
+        }
+      });
+    };
+    if (this.groups.get(this.root)?.row) walk(this.root, all, 0, [], undefined);
+    const gapOf = (id: string, row: number): number => this.#gaps.get(id)?.[row] ?? 0;
+    const grown = (id: string, row: number): number => Math.max(0, ...(within.get(id)?.get(row) ?? []).map((group) => total(group)));
+    const total = (id: string): number => {
+      const rows = new Set([...(this.#gaps.get(id)?.keys() ?? []), ...(within.get(id)?.keys() ?? [])]);
+      return [...rows].reduce((sum, row) => sum + gapOf(id, row) + grown(id, row), 0);
+    };
+    const middle = (box: InRow): number => {
+      let y = box.middle;
+      for (const [id, row] of box.rows) for (let n = 0; n <= row; n++) y += gapOf(id, n) + (n < row ? grown(id, n) : 0);
+      return y;
+    };
+    const partners = new Map((lanes.get("backward") ?? []).map((box) => [box.name, box]));
+    const done = new Set<string>();
+    for (const [one, other] of ascending((lanes.get("forward") ?? []).flatMap((box) => (partners.has(box.name) ? [[box, partners.get(box.name) ?? box] as const] : [])))) {
+      const keys = [one, other].map((box) => String(box.rows.at(-1)));
+      if (keys.some((key) => done.has(key))) continue;
+      for (const key of keys) done.add(key);
+      const lower = middle(one) - middle(other);
+      const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
+      const gaps = this.#gaps.get(id) ?? [];
+      gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
+      this.#gaps.set(id, gaps);
+    }
+  }
+
+  /** The sizes of lanes as there is room for them in `seen` pixels. */
+  #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
+    const rail = (n: number): boolean => row.boxes[n]?.phase === "optimizer" && sizes.length > 1;
+    const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
+    if (total <= seen) return [...sizes];
+    let rest = seen - LANE_GAP * (sizes.length - 1);
+    let left = sizes.length;
+    row.boxes.forEach(({ id }, n) => {
+      if (!rail(n)) return;
+      this.#rails.add(id);
+      rest -= RAIL_WIDTH;
+      left--;
+    });
+    // The narrow ones are as they are, the others share what is left.
+    let most = Infinity;
+    for (const [n, [wide]] of [...sizes.entries()].sort((a, b) => a[1][0] - b[1][0])) {
+      if (rail(n)) continue;
+      if (wide * left > rest) {
+        most = Math.max(rest / left, LANE_LEAST);
+        break;
+      }
+      rest -= wide;
+      left--;
+    }
+    return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) ? wide : Math.min(wide, most), tall]);
+  }
+
+  /** The groups that are open in a narrowed group from the start are no wider than it. */
+  #press(box: BoxData, size: Map<string, Size>): void {
+    const most = (size.get(box.id)?.[0] ?? 0) - 2 * paddingOf(box)[0];
+    for (const child of this.groups.get(box.id)?.boxes ?? []) {
+      const [wide, tall] = size.get(child.id) ?? [0, 0];
+      if (wide <= most) continue;
+      size.set(child.id, [most, tall]);
+      this.#press(child, size);
+    }
+  }
+
   /** Where the boxes of an open group are within it; its content is no wider than `limit`, where that can be. */
-  #inside(id: string, own: BoxData | null, limit: number, room: number, base: ReadonlyMap<string, Size>): Inside {
+  #inside(id: string, own: BoxData | null, limit: number, rooms: readonly [room: number, seen: number], base: ReadonlyMap<string, Size>): Inside {
+    const [room, seen] = rooms;
     const group = this.groups.get(id) ?? { id, boxes: [] };
     const [side, above, rest] = paddingOf(own);
     let sizes = group.boxes.map((box): Size => {
@@ -213,12 +368,14 @@ export class Scene {
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
     });
-    if (group.row) [, sizes] = laneRows(sizes, room);
-    let { layers = [] } = group;
+    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
+    let { layers = [], edges = [] } = group;
     let placed = placeOf(group, sizes, room);
     if (placed.width > limit + 0.5 && !group.row) {
-      layers = narrowed(layers, sizes, limit);
-      placed = pressed(place(layers, (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false, group.rails), layers, sizes, limit);
+      const [cut, paths] = narrowed(layers, edges.map((edge) => edge[0]), sizes, limit);
+      layers = cut;
+      edges = edges.map(([, ...rest], n) => [paths[n] ?? [], ...rest]);
+      placed = pressed(place(layers, paths, sizes, group.flip ?? false, group.rails), layers, sizes, limit);
     }
     // As wide as it is before anything in it is opened; what is grows within it to the right.
     const usual = own ? (base.get(id)?.[0] ?? Math.max(placed.width + 2 * side, Math.min(CLOSED[0], limit) + 2 * side)) : placed.width;
@@ -231,6 +388,7 @@ export class Scene {
     const bottoms: number[] = [];
     let top = 0;
     rows.forEach((row, number) => {
+      top += this.#gaps.get(id)?.[number] ?? 0;
       const before = group.row ? Math.min(...row.map((i) => at(placed.y, i))) : at(placed.tops, number);
       const high = group.row ? 0 : at(placed.bottoms, number) - before;
       let below = row.length ? 0 : high;
@@ -251,12 +409,12 @@ export class Scene {
           const next = placing[nth + 1];
           const beside = next === undefined || group.row ? Infinity : at(placed.x, next) - BOX_GAP - rect[0];
           const free = base.has(box.id) || group.row ? wide : Math.min(most - rect[0], beside >= LEAST_OPEN ? beside : Infinity);
-          const within = this.#inside(box.id, box, Math.max(free - pad, LEAST_INSIDE), room, base);
+          const within = this.#inside(box.id, box, Math.max(free - pad, LEAST_INSIDE), rooms, base);
           inner.set(box.id, within);
           [rect[2], rect[3]] = [Math.max(within.width, Math.min(wide, free)), within.height];
           if (group.row) pushed += rect[2] - wide;
           else taken = rect[0] + rect[2] + 1;
-        } else if (base.has(box.id)) [rect[2], rect[3]] = box.size ?? CLOSED; // closed by now
+        } else if (base.has(box.id) && !this.#folded(box.id)) [rect[2], rect[3]] = box.size ?? CLOSED; // closed by now
         else if (rect[0] >= taken) taken = -Infinity;
         if (this.isOpen(box.id) || taken > -Infinity) under = Math.max(under, rect[1] + rect[3] + BOX_GAP);
         below = Math.max(below, rect[1] + rect[3] - top);
@@ -269,11 +427,11 @@ export class Scene {
     });
     const width = Math.max(usual, ...rects.map((rect) => offset + rect[0] + rect[2] + side));
     const height = Math.max(top - (group.row ? LANE_GAP : LAYER_GAP), 0) + above + rest;
-    return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, rects, inner, offset, width, height };
+    return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, edges, rows, rects, inner, offset, width, height };
   }
 
   /** The line as it goes on in open groups, from the ops that make what flows to those that read it. */
-  #reaching(line: Line, frames: ReadonlyMap<string, Frame>): Line[] {
+  #reaching(line: Line, frames: ReadonlyMap<string, Frame>, siblings: ReadonlyMap<string, Area[]>): Line[] {
     const ends = (id: string, key: "reads" | "gives"): Frame[] => {
       let level = [frames.get(id)].filter((frame) => frame !== undefined);
       for (let depth = 0; depth < 40 && level.some((frame) => frame.open); depth++) {
@@ -295,20 +453,52 @@ export class Scene {
     const start: Size = line.points[0] ?? [0, 0];
     const last: Size = line.points.at(-1) ?? start;
     const leaving = makers.filter(({ box }) => box.id !== line.from).map((frame): Size => [frame.x + frame.width / 2, flip ? frame.y : frame.y + frame.height]);
-    const entering = readers.filter(({ box }) => box.id !== line.to).map((frame): Size => [frame.x + frame.width / 2, flip ? frame.y + frame.height : frame.y]);
+    const entering = readers
+      .filter(({ box }) => box.id !== line.to)
+      .map((frame): Size[] => {
+        const end: Size = [frame.x + frame.width / 2, flip ? frame.y + frame.height : frame.y];
+        return [...beside(last[1], end, frames.get(frame.parent), (siblings.get(frame.parent) ?? []).filter((each) => each !== frame)), end];
+      });
     const source = makers[0]?.box.id ?? line.from;
     const target = readers[0]?.box.id ?? line.to;
-    const points = [...leaving.slice(0, 1), ...line.points, ...entering.slice(0, 1)];
+    const points = [...leaving.slice(0, 1), ...line.points, ...(entering[0] ?? [])];
     const refused = readers.find(({ box }) => box.kind === "error");
     const whole: Line = { ...line, source, target, points, failed: refused !== undefined, ...drawn(points, flip) };
     const more = leaving.slice(1).map((point, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([point, start], flip), tip: null }));
-    const others = entering.slice(1).map((point, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, point], flip) }));
+    const others = entering.slice(1).map((way, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, ...way], flip) }));
     return [whole, ...more, ...others];
   }
 
   parentOf(id: string): string | undefined {
     return this.#parents.get(id);
   }
+}
+
+/** What a module has in common with its part in the backward lane, where folds count down. */
+function keyOf({ repeats, label, name = "" }: BoxData): string {
+  return repeats ? label.replace(/(\d+)–(\d+)/, (all, first, last) => (Number(first) < Number(last) ? all : `${last}–${first}`) as string) : name;
+}
+
+/** The most of these pairs, which are in the order of their first, whose second ones are in that order, too. */
+function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRow, InRow])[] {
+  const sorted = [...pairs].sort((a, b) => a[0].middle - b[0].middle).slice(0, MOST_PAIRS);
+  const best: (readonly [InRow, InRow])[][] = [];
+  for (const pair of sorted) {
+    const before = best.filter((run) => (run.at(-1)?.[1].middle ?? 0) < pair[1].middle);
+    best.push([...before.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []), pair]);
+  }
+  return best.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []);
+}
+
+/** Where a line goes from the height `from` to its end beside what is in between. */
+function beside(from: number, [x, y]: Size, within: Frame | undefined, boxes: readonly Area[]): Size[] {
+  const between = boxes.filter((box) => Math.min(from, y) < box.y && box.y + box.height < Math.max(from, y));
+  const free = (at: number): boolean => between.every((box) => at < box.x - 4 || at > box.x + box.width + 4);
+  if (free(x)) return [];
+  const [at] = between.flatMap((box) => [box.x - 8, box.x + box.width + 8]).filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => Math.abs(a - x) - Math.abs(b - x));
+  if (at === undefined) return [];
+  const ends: Size[] = [[at, Math.min(...between.map((box) => box.y)) - 6], [at, Math.max(...between.map((box) => box.y + box.height)) + 6]];
+  return from < y ? ends : ends.reverse();
 }
 
 /** Lanes side by side, in several rows where there is no room for one; also their stretched sizes. */

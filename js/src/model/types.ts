@@ -152,6 +152,14 @@ export interface Batch {
   blockedCount: number;
 }
 
+/** What one box keeps for the backward pass, and for which: chains of ids, outermost first. */
+export interface Kept {
+  from: string[];
+  to: string[];
+  bytes: number;
+  text: string;
+}
+
 /** The devices that can be planned for. */
 export interface Devices {
   chosen: string;
@@ -409,9 +417,10 @@ export type FromPython =
   | { kind: "table"; table: TableData }
   | { kind: "line"; line: string; details: Details; lit: string[] }
   | { kind: "moment"; moment: Moment }
+  | { kind: "life"; id: string; lifetime: [start: number, stop: number][] }
   | { kind: "reveal"; groups: GroupData[]; chain: string[] }
   | StatesMessage
-  | { kind: "track"; track: Track }
+  | { kind: "track"; track: Track; kept?: Kept[] }
   | { kind: "alive"; position: number; boxes: Held }
   | { kind: "graphs"; token: string; graphs: [token: string, name: string][] }
   | ({ kind: "comparison" } & Compared)
@@ -434,6 +443,7 @@ export type Action =
   | "open-all"
   | "select"
   | "moment"
+  | "life"
   | "range"
   | "track"
   | "alive"

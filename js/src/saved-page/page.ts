@@ -84,6 +84,8 @@ class Offline implements Model {
         const told = await this.#part("select", id);
         return told.length ? told : [leftOut(id)];
       }
+      case "life":
+        return (await this.#part("select", id)).flatMap((told) => (told.kind === "details" ? [{ kind: "life", id, lifetime: told.details.lifetime }] : []));
       case "moment":
         return this.#moment(Number(id));
       case "search":

@@ -30,7 +30,7 @@ export class ChartCursor {
     "aria-label": "Position in the run. Arrow keys move, Shift and arrow keys select a part, Enter shows what is alive or zooms in, Escape goes back",
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
-  readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run" }, icon("play"));
+  readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
   #frame: number | null = null; // of the sweep that is under way
   readonly marks = svg("g", { class: "lz-cursors" });
   point: number | null = null; // that is read
@@ -256,7 +256,7 @@ export class ChartCursor {
       } else this.read(clamped);
       return true;
     }
-    if (event.key === "Enter" || event.key === " ") {
+    if (event.key === "Enter") {
       if (this.#anchor !== null) this.zoom();
       else {
         this.point = now;

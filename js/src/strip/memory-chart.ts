@@ -29,6 +29,7 @@ export class MemoryChart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
+  #glance: [number, number][] | null = null; // of what the pointer is on, instead
   #failure: Failure | null = null;
   #far = ""; // how much more the device has
   #views: Points[] = []; // parts of the run looked at, each within the one before
@@ -187,6 +188,12 @@ export class MemoryChart {
   /** Marks the positions during which something is alive. */
   mark(lifetime: [number, number][]): void {
     this.#lifetime = lifetime;
+    this.#draw();
+  }
+
+  /** Marks them for as long as the pointer is on something, which null ends. */
+  glance(lifetime: [number, number][] | null): void {
+    this.#glance = lifetime;
     this.#draw();
   }
 
@@ -385,7 +392,7 @@ export class MemoryChart {
 
   #lives(plot: Plot): SVGElement[] {
     const { start, stop, top, bottom } = plot;
-    return this.#lifetime
+    return (this.#glance ?? this.#lifetime)
       .filter(([first, last]) => last > start && first < stop)
       .flatMap(([first, last]) => {
         const from = plot.x(Math.max(first, start));

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,26 @@ def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied:
     for storage, entries in by_storage.items():
         names = tuple(name for entry in entries for name in entry.expressions)
         storage.variables = names if _nothing_else_keeps(storage, entries) else ()
+
+
+def name_earlier(values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:
+    """Call ``values`` of what has run at sync points as the variables are called that show them still.
+
+    What has run is forgotten where tensors are looked up, but for the tensor's own weak reference.
+    """
+    names: dict[int, str] = {}
+    for name, content in variables.items():
+        if issubclass(type(content), torch.Tensor) and not name.startswith("_"):
+            names.setdefault(id(content), name)
+    for value in values:
+        if value.name or value.tensor is None:
+            continue
+        tensor = value.tensor()
+        known = names.get(id(tensor)) if tensor is not None else None
+        if known is not None:
+            value.name = known
+            if value.storage.external and not value.storage.name:
+                value.storage.name = known
 
 
 def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:

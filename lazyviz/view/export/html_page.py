@@ -43,6 +43,7 @@ OFFLINE = {
     "search": "from the index",
     "search-on": "from the index",
     "numbers": "with every box",
+    "life": "as the details tell it",
     "track": "once",
 }
 # Those that are not, and why; what asks them is hidden (`HIDDEN`).

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
 from ..scene.boxes import Box
@@ -11,7 +14,21 @@ from .figure import CHOICES
 
 ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
 
+GREW, SHRANK, ALONE = "#b42318", "#0b6b45", "#1d2733"
+
 Part = tuple[str, float]  # a category or a color, and its share of a bar's length
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What differs from another graph.
+
+    ``boxes``: by the id of a box its bytes at the peaks of the first and of the second graph, and whether the
+    other one has no such box.  ``most`` bytes are a bar's whole length.
+    """
+
+    boxes: Mapping[str, tuple[int, int, bool]]
+    most: int
 
 
 class ShownNumbers:
@@ -21,10 +38,13 @@ class ShownNumbers:
     or else the scene's.
     """
 
-    def __init__(self, scene: Scene, by: str = "") -> None:
+    def __init__(self, scene: Scene, by: str = "", compared: Compared | None = None) -> None:
         self._scene = scene
+        self._compared = compared
         newest = scene.numbers.newest
         known = by in CHOICES or by.removeprefix(NOTE) in scene.numbers.annotations
+        if compared is not None:
+            by, known = "peak", True
         self.by = by if by and known else NOTE + newest if newest is not None else scene.by or "peak"
         self.note = scene.numbers.annotations.get(self.by.removeprefix(NOTE)) if self.is_note else None
         self._most: float | None = None
@@ -39,6 +59,9 @@ class ShownNumbers:
             span = self._scene.numbers.spans(self.note.name).get(box)
             return f"{span_text(span)} {self.note.name}" if span is not None else ""
         if self.by == "peak":
+            before, after, _ = self._pair(box)
+            if before != after:
+                return f"{format_bytes(before)} → {format_bytes(after)} at peak"
             return f"{format_bytes(round(self._amount(box)))} at peak"
         if self.by == "memory":
             return f"{format_bytes(round(self._amount(box)))} allocated"
@@ -49,9 +72,15 @@ class ShownNumbers:
         colouring = self._scene.colouring(box)
         return str(colouring.get(self.by, ""))
 
+    def tells(self, box: Box) -> bool:
+        """Whether the number of ``box`` is not the usual one, and comes first where there is little room."""
+        before, after, _ = self._pair(box)
+        return self.by != "peak" or before != after
+
     def short(self, box: Box) -> str:
         """The same without what it is, for an op's row; "" where it is nothing."""
-        if self.by in ("peak", "memory") and not self._amount(box):
+        pair = self._pair(box)
+        if self.by in ("peak", "memory") and not self._amount(box) and pair[0] == pair[1]:
             return ""
         text = self.text(box)
         for end in (" at peak", " allocated", f" {self.note.name}" if self.note is not None else "\0"):
@@ -63,12 +92,25 @@ class ShownNumbers:
         if self.by in ("dtype", "module"):
             return []
         if self.by == "peak":
-            most = max(self._scene.plan.peak_bytes, 1)
+            most = max(self._compared.most if self._compared else self._scene.plan.peak_bytes, 1)
             return [(name, size / most) for name, size in self._scene.held().get(box, {}).items()]
         if self.note is not None:
             told = self._noted(box)
             return [told] if told is not None else []
         return [(AMOUNT, self._amount(box) / self._longest())]
+
+    def outline(self, box: Box, usual: str) -> tuple[str, str]:
+        """The color of a box's outline, by how it differs from the other graph's, and further attributes."""
+        before, after, alone = self._pair(box)
+        if alone:
+            return ALONE, ' stroke-dasharray="4 3"'
+        if before == after:
+            return usual, ""
+        return GREW if after > before else SHRANK, ' stroke-width="1.6"'
+
+    def _pair(self, box: Box) -> tuple[int, int, bool]:
+        same = (0, 0, False)
+        return self._compared.boxes.get(box.id, same) if self._compared is not None else same
 
     def tint(self, box: Box) -> Part | None:
         """Color and opacity of a box's edge, by how large its number is; ``None``: as its layer's."""

@@ -29,7 +29,7 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .figure import PARTS, Drawing, Figure
-from .shown_numbers import ShownNumbers
+from .shown_numbers import Compared, ShownNumbers
 from .text import render_text
 
 WIDTH = 900.0
@@ -131,11 +131,12 @@ def render_svg(
     figure: Figure | None = None,
     drawing: Drawing | None = None,
     theme: str = "light",
+    compared: Compared | None = None,
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
 
     A ``figure`` has its own title and theme, and neither state nor verdict.  ``drawing``: what is open, and
-    which number boxes show.
+    which number boxes show.  ``compared``: what differs from another graph, which outlines boxes in color.
 
     ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
     is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
@@ -145,7 +146,7 @@ def render_svg(
     parts, top = _header(scene, title, state, report) if figure is None else _figure_title(figure)
     wide = WIDTH
     if graph.nodes:
-        body, top, wide = _body(scene, top, figure, drawing)
+        body, top, wide = _body(scene, top, figure, drawing, compared)
         parts += body
     else:
         parts.append(
@@ -166,7 +167,7 @@ def render_svg(
 
 
 def _body(
-    scene: Scene, top: float, asked: Figure | None, drawing: Drawing | None
+    scene: Scene, top: float, asked: Figure | None, drawing: Drawing | None, compared: Compared | None
 ) -> tuple[list[str], float, float]:
     """The lanes with the scale of their bars, and the memory chart; returns where they end, and the width."""
     parts: list[str] = []
@@ -184,7 +185,7 @@ def _body(
         scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
         left = (wide - picture.width * scale) / 2
         parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
-        numbers = ShownNumbers(scene, drawing.by if drawing is not None else "")
+        numbers = ShownNumbers(scene, drawing.by if drawing is not None else "", compared)
         parts += [*_picture(picture, scene, numbers), "</g>"]
         top += picture.height * scale + 22
         if figure.legend and (words := numbers.scale()):
@@ -347,8 +348,9 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: Shown
         parts.append(_tensor_card(box, x, y, w, h))
         return "".join([*parts, *_one_row(box, x + 28, y, w - 42, h, subtitle)])
     if box.kind == "op":
-        parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#b9c3cd"))
-        aside = (numbers.by != "peak" and numbers.short(box)) or subtitle.rpartition(" · ")[2]
+        stroke, dash = numbers.outline(box, "#b9c3cd")
+        parts.append(_rect(x, y, w, h, fill=_CARD, stroke=stroke, extra=dash))
+        aside = (numbers.tells(box) and numbers.short(box)) or subtitle.rpartition(" · ")[2]
         parts += _one_row(box, x + 11, y, w - 21, h - 4, aside)
         return "".join([*parts, *_bar(numbers, box, x + 10, y + h - 5, w - 22, 3)])
     if is_small_ops(box):
@@ -392,7 +394,8 @@ def _module_card(
     badge = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
     wide = len(badge) * 6.6 + 14 if badge else 0.0
     parts = [_rect(x + by, y + by, w, h, fill=_CARD, stroke="#cfd6df") for by in (6, 3) if box.repeats > 1]
-    parts.append(_rect(x, y, w, h, fill=_CARD, stroke="#cfd6df"))
+    stroke, dash = numbers.outline(box, "#cfd6df")
+    parts.append(_rect(x, y, w, h, fill=_CARD, stroke=stroke, extra=dash))
     noted = numbers.tint(box)
     tint, opacity = LAYER_TINTS[told["layer"]], ""
     if noted is not None:
@@ -418,7 +421,7 @@ def _module_card(
     number = numbers.text(box)
     through = told.get("through", "")
     ops = told.get("params") or scene.subtitle(box).partition(" · ")[0]
-    short = [through, number] if numbers.by == "peak" else [number, through]
+    short = [number, through] if numbers.tells(box) else [through, number]
     rows = [short] if h < 60 else [[through], [ops, number]]
     for at, row in enumerate(rows if h >= 40 else ()):
         words = " · ".join(filter(None, row))

@@ -379,6 +379,15 @@ def _constant(argument: object) -> str:
     return str(argument)
 
 
+def lifetime_of(scene: Scene, box: Box) -> list[list[int]]:
+    """The positions [start, stop) at which what ``box`` makes is held; of a group, at which its ops run."""
+    if box.node is not None:
+        return _lifetime(scene, [value.storage for value in box.node.outputs])
+    if box.values:
+        return _lifetime(scene, [value.storage for value in box.values])
+    return _ranges(scene, {node.index for node in scene.hierarchy.nodes_in(box)})
+
+
 def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
     """The positions [start, stop) at which our run holds the largest of ``storages``; in pieces, several."""
     if not storages:

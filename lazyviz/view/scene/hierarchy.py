@@ -356,10 +356,17 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                     at = at.parent
                 wanted.setdefault((group, at, role), []).append(value)
     before: dict[Box, dict[Box, list[Box]]] = {}
+    # After a sync point its results come from outside: what has no name is called as the op that made it.
+    ran = [node for node in graph.nodes if node.state == "done"] if graph.sync_points else []
+    maker_of = {storage.id: op_name(node) for node in ran for storage in node.made}
     for (group, at, role), values in wanted.items():
         parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
         for part in parts:
-            label: str = part[0].name or full_name(part[0].storage.name) or role
+            label: str = (
+                part[0].name
+                or full_name(part[0].storage.name)
+                or maker_of.get(part[0].storage.origin.id, role)
+            )
             if group.name and role in ("parameter", "buffer"):
                 label = label.rpartition(".")[2]  # the module's own name is around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"

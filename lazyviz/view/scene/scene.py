@@ -181,7 +181,7 @@ class Scene:
             result["role"] = box.key
         if box.is_group:
             result["group"] = len(box.children)
-        if box.is_group and box.syncs and box.kind != "lane":
+        if box.is_group and box.syncs:
             result["syncs"] = box.syncs
         if box.calls > 1:
             result["calls"] = box.calls

@@ -11,6 +11,7 @@ from ...plan.plan import Plan
 from ...plan.units import format_bytes
 from ..comparison.comparison import Comparison, chart_points
 from ..render.figure import Figure
+from ..render.shown_numbers import Compared
 from ..render.svg import render_svg
 from ..scene.boxes import Box
 from ..scene.scene import BARRED, Scene
@@ -89,15 +90,27 @@ def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[s
         "curves": curves,
         "rows": [list(row) for row in found.table().rows],
         "lines": [list(row) for row in found.lines().rows],
-        "boxes": differences(here, there),
-        "pictures": [_picture(scene, name) for scene, name in zip((here, there), names, strict=True)],
+        "boxes": (told := differences(here, there)),
+        "pictures": [
+            _picture(here, names[0], _compared(told, found)),
+            _picture(there, names[1], _compared(differences(there, here), found, second=True)),
+        ],
     }
 
 
-def _picture(scene: Scene, name: str) -> str:
-    """The lanes of a graph as the address of an image."""
+def _compared(told: dict[str, list[Any]], found: Comparison, *, second: bool = False) -> Compared:
+    """``told`` of :func:`differences` for a picture; ``second``: of that of the second graph."""
+    boxes = {}
+    for id, (own, other, alone) in told.items():
+        sizes = sum(size for _, size in own), sum(size for _, size in other)
+        boxes[id] = (*(sizes[::-1] if second else sizes), alone)
+    return Compared(boxes, max(found.before.peak_bytes, found.after.peak_bytes))
+
+
+def _picture(scene: Scene, name: str, compared: Compared | None = None) -> str:
+    """The lanes of a graph as the address of an image, with what differs from another one in color."""
     figure = Figure(f"{name}, peak {format_bytes(scene.plan.peak_bytes)}", LANES, legend=False)
-    text = render_svg(scene.graph, scene.plan, scene=scene, figure=figure)
+    text = render_svg(scene.graph, scene.plan, scene=scene, figure=figure, compared=compared)
     return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
 
 

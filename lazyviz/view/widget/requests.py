@@ -15,7 +15,8 @@ from ...graph.sync_points import MOST_LISTED, listed, sites
 from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.boxes import Box, chain
-from ..scene.details import describe, describe_moment
+from ..scene.details import describe, describe_moment, lifetime_of
+from ..scene.kept_tensors import kept_json
 from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.numbers import COUNTED
@@ -208,6 +209,12 @@ class Answers:
                 details["readable"] = True
             self._send({"kind": "details", "details": details})
 
+    def _life(self, id: str) -> None:
+        """When the box exists that the pointer is on."""
+        box = self.scene.hierarchy.boxes.get(id)
+        if box is not None:
+            self._send({"kind": "life", "id": id, "lifetime": lifetime_of(self.scene, box)})
+
     def _summarize(self, id: str) -> None:
         """What a result holds that is still there."""
         box = self.scene.hierarchy.boxes.get(id)
@@ -251,7 +258,7 @@ class Answers:
         """The projected time over the run, too long a work for the first picture; lines tell theirs."""
         if self.scene.graph.nodes:
             self.scene.numbers.asked.add(ASKED)
-            self._send({"kind": "track", "track": track_json(self.scene)})
+            self._send({"kind": "track", "track": track_json(self.scene), "kept": kept_json(self.scene)})
             self._lookups.answer("code", "facts")
 
     def _shown(self, version: str) -> None:
@@ -322,6 +329,7 @@ class Answers:
         "open-all": _open_all,
         "select": _select,
         "summarize": _summarize,
+        "life": _life,
         "moment": _moment,
         "alive": _alive,
         "range": _range,

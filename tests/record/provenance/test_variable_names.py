@@ -131,6 +131,21 @@ def test_the_user_s_own_dictionary_of_local_variables_stays_as_it_is():
     assert torch.equal(y, x + 1) and graph.pending == 0
 
 
+def test_what_a_sync_point_has_run_is_called_as_before_it():
+    x, y = torch.ones(4), torch.ones(4)
+    with lazyviz.lazy() as graph:
+        double = x * 2
+        both = (double + y).exp()
+        if both.sum().item() > 0:
+            last = both * double * x
+    names = [[value.name for value in node.inputs] for node in graph.ir.nodes]
+    assert [name for name in names[0] if name] == ["x"]
+    assert names[1] == ["double", "y"]
+    assert names[-2:] == [["both", "double"], ["", "x"]], "after it"
+    assert [node.outputs[0].name for node in graph.ir.nodes] == ["double", "", "both", "", "", "last"]
+    assert graph.ir.sync_points and torch.equal(last, both * double)
+
+
 class Unwilling:
     """A proxy that has nothing to stand for, as web frameworks have them."""
 

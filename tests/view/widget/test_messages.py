@@ -70,7 +70,7 @@ def test_no_state_that_is_sent_changes_anything(state, graph):
 
 
 ACTIONS = (
-    "open", "open-all", "select", "summarize", "moment", "alive", "range", "track", "shown", "device",
+    "open", "open-all", "select", "summarize", "life", "moment", "alive", "range", "track", "shown", "device",
     "largest", "batch-size", "split", "reveal", "views", "search", "search-on", "code", "line", "table",
     "cancel", "backend", "summaries", "evaluate-to", "export", "nothing",
 )  # fmt: skip

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.render.shown_numbers import ALONE, GREW, SHRANK
 from lazyviz.view.scene.scene import BARRED, Scene
-from lazyviz.view.widget.other_graphs import _picture, differences
+from lazyviz.view.widget.other_graphs import _picture, comparison_json, differences
 
 
 def step(width=32, layers=2):
@@ -63,3 +65,30 @@ def test_the_picture_of_a_graph_is_an_image_with_its_name_and_peak(name):
     assert head == "data:image/svg+xml;base64"
     text = base64.b64decode(data).decode()
     assert lazyviz.plan.units.format_bytes(graph.plan().peak_bytes) in text and ">" in text
+
+
+def pictures(before, after) -> list[str]:
+    """The pictures of a comparison as SVG text."""
+    one, other = before.widget(), after.widget()
+    told = comparison_json(one, other.token, [one, other])
+    return [base64.b64decode(each.partition(",")[2]).decode() for each in told["pictures"]]
+
+
+def test_side_by_side_what_grew_and_what_is_in_one_alone_is_outlined_in_both():
+    (narrow, _one), (wide, _other) = step(32), step(64)
+    for text in pictures(narrow, wide):
+        assert f'stroke="{GREW}"' in text and f'stroke="{SHRANK}"' not in text
+        assert re.search(r"[0-9.]+ KiB → [0-9.]+ KiB at peak", text)
+    for text in pictures(wide, narrow):
+        assert f'stroke="{SHRANK}"' in text and f'stroke="{GREW}"' not in text
+    (deep, _one), (shallow, _other) = step(layers=3), step(layers=1)
+    first, second = pictures(deep, shallow)
+    assert f'stroke="{ALONE}" stroke-dasharray' in first
+    assert f'stroke="{ALONE}" stroke-dasharray' not in second
+
+
+def test_side_by_side_with_itself_nothing_is_outlined():
+    graph, _keep = step()
+    for text in pictures(graph, graph):
+        assert not any(f'stroke="{color}"' in text for color in (GREW, SHRANK, ALONE))
+        assert not re.search("[0-9] (B|KiB) → ", text)

@@ -1,0 +1,141 @@
+// What a search does: hits are asked for, counted, listed, lit up in the graph, and stepped through.
+
+import { grouped, html, plainButton } from "../page/dom";
+import type { Found, Hit } from "../model/types";
+import type { Search, SearchEvents } from "./search";
+
+const LISTED = 20;
+
+export class SearchHits {
+  readonly #hits = new Map<number, Hit>();
+  #asked = ""; // the query that the hits are of
+  #total = 0;
+  #at = -1; // the hit that is shown
+  #wanted: number | null = null; // a step that waits for its hit
+  #timer: ReturnType<typeof setTimeout> | undefined;
+
+  readonly #box: Search;
+  readonly #events: SearchEvents;
+
+  constructor(box: Search, events: SearchEvents) {
+    this.#box = box;
+    this.#events = events;
+    const { element, input, list } = box;
+    input.title = "An op, a module, line 12, 8×128, float32, a tensor's name. Enter: next. Shift+Enter: previous. Esc: clear";
+    input.addEventListener("input", () => {
+      this.#soon();
+    });
+    element.addEventListener("keydown", (event) => {
+      const rows = [...list.querySelectorAll("button")];
+      const row = rows.indexOf(event.target as HTMLButtonElement);
+      if (event.key === "Escape") {
+        if (input.value) event.stopPropagation();
+        this.#clear();
+      } else if (event.key === "Enter" && event.target === input) {
+        this.step(event.shiftKey ? -1 : 1);
+      } else if (event.key === "ArrowDown" || (event.key === "ArrowUp" && row >= 0)) {
+        event.preventDefault();
+        (event.key === "ArrowDown" ? rows[row + 1] : (rows[row - 1] ?? input))?.focus();
+      }
+    });
+    element.addEventListener("focusout", (event) => {
+      if (!element.contains(event.relatedTarget as Node | null)) list.hidden = true;
+    });
+    this.#show();
+    if (box.query) this.#soon(); // typed before this was here
+  }
+
+  #soon(): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => {
+      this.#wanted = null;
+      this.#ask();
+    }, 120);
+  }
+
+  /** Goes to the hit `by` further on, round and round. */
+  step(by: number): void {
+    clearTimeout(this.#timer);
+    if (this.#box.query !== this.#asked) {
+      this.#wanted = by < 0 ? -1 : 0;
+      this.#ask();
+    } else if (this.#total) {
+      this.#box.list.hidden = true;
+      this.#show(this.#at < 0 && by < 0 ? this.#total - 1 : (this.#at + by + this.#total) % this.#total);
+    }
+  }
+
+  hear(found: Found): void {
+    if (found.query !== this.#asked) return;
+    found.hits.forEach((hit, n) => this.#hits.set(found.start + n, hit));
+    this.#total = found.total;
+    if (found.lit) {
+      this.#events.light(found.lit);
+      this.#events.say(found.total ? `${grouped(found.total)} found` : "Nothing found");
+      this.#fill();
+    }
+    if (this.#wanted === null || !found.total) this.#show();
+    else {
+      this.#box.list.hidden = true;
+      this.#show(this.#wanted < 0 ? found.total - 1 : this.#wanted);
+    }
+  }
+
+  #ask(): void {
+    this.#asked = this.#box.query;
+    this.#events.asked(this.#box.query);
+    this.#hits.clear();
+    this.#total = 0;
+    this.#at = -1;
+    if (this.#asked) this.#events.ask("search", this.#asked);
+    else {
+      this.#box.list.hidden = true;
+      this.#events.light([]);
+      this.#show();
+    }
+  }
+
+  #clear(): void {
+    clearTimeout(this.#timer);
+    this.#box.input.value = "";
+    this.#wanted = null;
+    if (this.#asked) this.#ask();
+    this.#box.input.focus();
+  }
+
+  /** The count; with `at`, that hit in the graph, as soon as it is known. */
+  #show(at = -1): void {
+    const total = this.#total;
+    for (const step of this.#box.steps) step.disabled = !total;
+    const chosen = this.#hits.get(at);
+    if (at >= 0) this.#at = at;
+    this.#wanted = at >= 0 && !chosen ? at : null;
+    const all = grouped(total);
+    this.#box.count.textContent = !this.#asked ? "" : this.#at < 0 ? (total ? all : "none") : `${grouped(this.#at + 1)} of ${all}`;
+    if (chosen) {
+      this.#events.go(chosen.chain);
+      this.#events.say(`${this.#box.count.textContent}: ${chosen.label}`);
+    } else if (at >= 0) {
+      this.#events.ask("search-on", `${Math.max(at - 10, 0)} ${this.#asked}`);
+    }
+  }
+
+  #fill(): void {
+    const rows = [...this.#hits].slice(0, LISTED).map(([at, hit]) => {
+      const row = plainButton({ class: "lz-hit", title: hit.label },
+        html("bdi", {}, hit.label),
+        html("span", { class: "lz-muted" }, hit.sub),
+      );
+      row.addEventListener("click", () => {
+        this.#show(at);
+        this.#box.input.focus();
+        this.#box.list.hidden = true;
+      });
+      return html("li", {}, row);
+    });
+    const more = this.#total - rows.length;
+    const note = !rows.length ? "Nothing found" : more > 0 ? `${grouped(more)} more: Enter steps through all` : "";
+    this.#box.list.replaceChildren(...rows, ...(note ? [html("li", { class: "lz-muted lz-hit-note" }, note)] : []));
+    this.#box.list.hidden = !this.#box.element.contains(document.activeElement);
+  }
+}
