@@ -12,7 +12,7 @@ import torch
 
 import lazyviz
 
-UNDER_WAY = "an evaluation is under way"
+UNDER_WAY = "an evaluation is in progress"
 
 
 def recorded():
