@@ -500,11 +500,12 @@ export class Body {
   #showPlan(message: PlanMessage): void {
     const { memory, batch } = message;
     if (memory.verdict !== this.memory?.verdict) this.#announcer.say(memory.verdictText);
-    const moved = memory.count !== this.memory?.count;
     this.memory = memory;
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    if (message.sizes) this.#scene.tellSizes(message.sizes);
+    this.#graph.draw();
     this.#graph.measure(memory, message.held);
     this.#send("track");
     this.#comparison?.end();
@@ -513,7 +514,6 @@ export class Body {
     });
     if (this.#moment !== null) this.#leaveSelection();
     this.#refresh();
-    if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${grouped(batch.recorded)} samples`);
     if (this.#selected === null) {
       this.#moment = null;
       this.#graph.light(new Map());
@@ -521,9 +521,8 @@ export class Body {
         writer.showPeak(memory);
       });
       this.#drawer.titleAlive(ALIVE);
-    } else if (moved) {
-      this.#send("select", this.#selected); // its lifetime is told in other positions now
-    }
+    } else this.#send("select", this.#selected); // its sizes are others, and its lifetime may be
+
   }
 
   #showPeak(light: boolean): void {
