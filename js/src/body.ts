@@ -407,8 +407,9 @@ export class Body {
     this.#details.write((writer) => {
       writer.show(details);
     });
-    this.#graph.light(new Map(lit.map((id) => [id, ""])));
-    this.#graph.show(lit);
+    const drawn = [...new Set(lit.flatMap((id) => [id, this.#scene.drawn(id)]))];
+    this.#graph.light(new Map(drawn.map((id) => [id, ""])));
+    this.#graph.show(drawn);
     this.#announcer.say(`${details.title}: ${details.facts.map((fact) => fact.join(" ")).join(", ")}`);
   }
 

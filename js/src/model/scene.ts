@@ -189,6 +189,13 @@ export class Scene {
     return shown !== null && this.boxes.has(shown) ? shown : null;
   }
 
+  /** The innermost box around this one, or itself, that is drawn now. */
+  drawn(id: string): string {
+    const chain: string[] = [];
+    for (let at: string | undefined = id; at !== undefined; at = this.#parents.get(at)) chain.unshift(at);
+    return this.visible(chain) ?? id;
+  }
+
   /**
    * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.  Where they are wider than
    * `seen`, the optimizer's is a rail, and the others are as narrow as they can be.  Without `seen` the picture is the
