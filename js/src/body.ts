@@ -407,8 +407,9 @@ export class Body {
     this.#details.write((writer) => {
       writer.show(details);
     });
-    this.#graph.light(new Map(lit.map((id) => [id, ""])));
-    this.#graph.show(lit);
+    const drawn = [...new Set(lit.flatMap((id) => [id, this.#scene.drawn(id)]))];
+    this.#graph.light(new Map(drawn.map((id) => [id, ""])));
+    this.#graph.show(drawn);
     this.#announcer.say(`${details.title}: ${details.facts.map((fact) => fact.join(" ")).join(", ")}`);
   }
 
@@ -500,11 +501,12 @@ export class Body {
   #showPlan(message: PlanMessage): void {
     const { memory, batch } = message;
     if (memory.verdict !== this.memory?.verdict) this.#announcer.say(memory.verdictText);
-    const moved = memory.count !== this.memory?.count;
     this.memory = memory;
     this.#batch = batch;
     this.#toolbar.showVerdict(memory, batch);
     this.#chart?.show(memory);
+    if (message.sizes) this.#scene.tellSizes(message.sizes);
+    this.#graph.draw();
     this.#graph.measure(memory, message.held);
     this.#send("track");
     this.#comparison?.end();
@@ -513,7 +515,6 @@ export class Body {
     });
     if (this.#moment !== null) this.#leaveSelection();
     this.#refresh();
-    if (batch) this.#graph.legend.showNote(batch.size === batch.recorded ? "" : `sizes as recorded, ${grouped(batch.recorded)} samples`);
     if (this.#selected === null) {
       this.#moment = null;
       this.#graph.light(new Map());
@@ -521,9 +522,8 @@ export class Body {
         writer.showPeak(memory);
       });
       this.#drawer.titleAlive(ALIVE);
-    } else if (moved) {
-      this.#send("select", this.#selected); // its lifetime is told in other positions now
-    }
+    } else this.#send("select", this.#selected); // its sizes are others, and its lifetime may be
+
   }
 
   #showPeak(light: boolean): void {

@@ -128,6 +128,17 @@ describe("rows", () => {
     expect((at.get("f") ?? 0) - (at.get("g") ?? 0)).toBeGreaterThan(44);
   });
 
+  it("are not moved for a name that is there twice, nor far", () => {
+    const twice = groups.map((group) => (group.id === "B" ? { ...group, boxes: group.boxes.map((each) => (each.id === "d" ? { ...each, name: "m.c" } : each)) } : group));
+    const usual = middles(new Scene("r", groups, ["r", "F", "B", "m"]));
+    const at = middles(new Scene("r", twice, ["r", "F", "B", "m"]));
+    expect(at.get("g")).toBeCloseTo(at.get("b") ?? 0);
+    expect(at.get("c")).toBeLessThan(usual.get("c") ?? 0);
+    const far = groups.map((group) => (group.id === "B" ? { ...group, boxes: group.boxes.map((each) => (each.id === "f" ? { ...each, size: [200, 900] as [number, number] } : each)) } : group));
+    const apart = middles(new Scene("r", far, ["r", "F", "B", "m"]));
+    expect((apart.get("e") ?? 0) - (apart.get("c") ?? 0)).toBeGreaterThan(400);
+  });
+
   it("stay as they were first drawn when something in the other lane is closed", () => {
     const made = new Scene("r", groups, ["r", "F", "B", "m"]);
     const before = middles(made);

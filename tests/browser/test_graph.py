@@ -517,15 +517,31 @@ def test_dragging_pans_and_does_not_select(page, show):
     assert page.locator(".lz-selected").count() == 0
 
 
-def test_boxes_say_that_their_sizes_are_the_recorded_ones_when_another_batch_is_planned(page, show):
-    stage = show("mlp")
+def test_boxes_and_edges_tell_the_sizes_of_the_batch_that_is_planned(page, show):
+    stage = show("mlp", width=1400)
+    pill = page.locator('[data-kind="input"][data-op="x"] .lz-sub')
+    hidden = page.locator('[data-op="hidden"][data-phase="forward"]')
+    edges = page.locator(".lz-edge > title")
+    hidden.click()
+    stage.settle()
+    before = pill.text_content(), sorted(edges.all_text_contents())
+    assert before[0].endswith("8.00 KiB") and "B×128 · 16.0 KiB" in before[1]
+    results = page.locator('[data-panel="details"]')
+    assert "16.0 KiB" in results.inner_text()
     slider = page.locator('input[data-action="batch-size"]')
     slider.focus()
-    press(stage, "ArrowRight", "ArrowRight")
-    assert "sizes as recorded, 32 samples" in page.locator(".lz-colour-key").inner_text()
+    press(stage, "PageUp")
+    assert slider.input_value() == "64"
+    assert pill.text_content().endswith("16.0 KiB")
+    after = sorted(edges.all_text_contents())
+    assert "B×128 · 32.0 KiB" in after and "B×128 · 16.0 KiB" not in after
+    assert [text for text in after if text[0] != "B"] == [text for text in before[1] if text[0] != "B"]
+    assert "B×128 · 32.0 KiB" in page.locator(".lz-edge-label").all_text_contents()
+    assert "32.0 KiB" in results.inner_text(), "details follow, too"
+    assert "as recorded" not in page.locator(".lazyviz").inner_text()
     shown(page.locator('[data-action="batch-recorded"]')).click()
     stage.settle()
-    assert "as recorded" not in page.locator(".lz-colour-key").inner_text()
+    assert (pill.text_content(), sorted(edges.all_text_contents())) == before
 
 
 def test_equal_sync_points_are_one_line_of_a_list_that_the_badge_opens(page, show):

@@ -161,6 +161,7 @@ export class BoxDrawing {
 
   place(frame: Frame): void {
     this.#frame = frame;
+    this.#band = null; // what it says may have changed
     this.element.setAttribute("transform", at(frame));
   }
 

@@ -4,7 +4,7 @@ import { clashing } from "./boxes";
 import { svg } from "../page/dom";
 import type { Line } from "../model/scene";
 
-const keyOf = (line: Line): string => `${line.source} ${line.target} ${line.path}`;
+const keyOf = (line: Line): string => `${line.source} ${line.target} ${line.label} ${line.path}`;
 
 export class Edges {
   readonly element = svg("g", { class: "lz-edges" });

@@ -16,7 +16,6 @@ export class Legend {
   readonly #select = html("select", { "data-action": "colour", "aria-label": "Colour by" });
   readonly #own = html("optgroup", { label: "your numbers" });
   readonly #colour = html("span", { class: "lz-colour-key-part" });
-  readonly #note = html("span", { class: "lz-colour-key-part lz-muted" });
   readonly #relations = html("span", { class: "lz-colour-key-part" });
 
   constructor(choose: (by: Colouring) => void) {
@@ -26,7 +25,7 @@ export class Legend {
       choose(select.value);
     });
     this.menu = html("label", { class: "lz-colour-menu" }, select);
-    this.element.append(this.#colour, this.#relations, this.#note);
+    this.element.append(this.#colour, this.#relations);
   }
 
   /** The annotations that there are to choose. */
@@ -52,11 +51,6 @@ export class Legend {
       for (const { fill, text } of entries) parts.push(html("span", { class: "lz-entry" }, swatch(fill), html("bdi", {}, text)));
     }
     this.#colour.replaceChildren(...parts);
-  }
-
-  /** Boxes tell the sizes that were recorded, also while a plan of another batch is shown. */
-  showNote(text: string): void {
-    this.#note.textContent = text;
   }
 
   /** The kinds of lines that are drawn about the selected box. */

@@ -5,7 +5,7 @@ import type { Area } from "../graph/camera";
 import { charWidth } from "../page/dom";
 import { placeLabels, type Label } from "../graph/edge-labels";
 import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
-import type { BoxData, EdgeData, GroupData, ShapePart } from "./types";
+import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
 const GROUP_PADDING = [12, 40, 12] as const;
@@ -16,6 +16,7 @@ const LANE_LEAST = 330; // pixels that a lane is not narrowed below
 const RAIL_WIDTH = 68; // of the optimizer's lane where there is no room for all
 const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
 const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
+const MOST_GAP = 400; // pixels that a row is moved down for it
 const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
 const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
@@ -113,6 +114,16 @@ export class Scene {
     }
   }
 
+  /** Boxes and edges tell the bytes of another batch. */
+  tellSizes({ boxes, edges }: Sizes): void {
+    for (const [id, [sub, bytes]] of Object.entries(boxes)) Object.assign(this.boxes.get(id) ?? {}, { sub, bytes });
+    for (const [id, labels] of Object.entries(edges)) {
+      this.groups.get(id)?.edges?.forEach((edge, n) => {
+        edge[1] = labels[n] ?? edge[1];
+      });
+    }
+  }
+
   collapseAll(): void {
     this.open.clear();
     this.#unfolded.clear();
@@ -176,6 +187,13 @@ export class Scene {
       if (id !== this.root && !this.isOpen(id)) break;
     }
     return shown !== null && this.boxes.has(shown) ? shown : null;
+  }
+
+  /** The innermost box around this one, or itself, that is drawn now. */
+  drawn(id: string): string {
+    const chain: string[] = [];
+    for (let at: string | undefined = id; at !== undefined; at = this.#parents.get(at)) chain.unshift(at);
+    return this.visible(chain) ?? id;
   }
 
   /**
@@ -305,13 +323,14 @@ export class Scene {
       for (const [id, row] of box.rows) for (let n = 0; n <= row; n++) y += gapOf(id, n) + (n < row ? grown(id, n) : 0);
       return y;
     };
-    const partners = new Map((lanes.get("backward") ?? []).map((box) => [box.name, box]));
+    const [ahead, back] = [onlyOnes(lanes.get("forward")), onlyOnes(lanes.get("backward"))];
     const done = new Set<string>();
-    for (const [one, other] of ascending((lanes.get("forward") ?? []).flatMap((box) => (partners.has(box.name) ? [[box, partners.get(box.name) ?? box] as const] : [])))) {
+    for (const [one, other] of ascending([...ahead].flatMap(([name, box]) => (back.has(name) ? [[box, back.get(name) ?? box] as const] : [])))) {
       const keys = [one, other].map((box) => String(box.rows.at(-1)));
       if (keys.some((key) => done.has(key))) continue;
       for (const key of keys) done.add(key);
       const lower = middle(one) - middle(other);
+      if (Math.abs(lower) > MOST_GAP) continue; // what is in view is worth more
       const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
       const gaps = this.#gaps.get(id) ?? [];
       gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
@@ -477,6 +496,13 @@ export class Scene {
 /** What a module has in common with its part in the backward lane, where folds count down. */
 function keyOf({ repeats, label, name = "" }: BoxData): string {
   return repeats ? label.replace(/(\d+)–(\d+)/, (all, first, last) => (Number(first) < Number(last) ? all : `${last}–${first}`) as string) : name;
+}
+
+/** The boxes whose name no other one has. */
+function onlyOnes(boxes: readonly InRow[] = []): Map<string, InRow> {
+  const found = new Map(boxes.map((box) => [box.name, box]));
+  for (const box of boxes) if (found.get(box.name) !== box) found.set(box.name, { ...box, name: "" });
+  return new Map([...found].filter(([, { name }]) => name));
 }
 
 /** The most of these pairs, which are in the order of their first, whose second ones are in that order, too. */

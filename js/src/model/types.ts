@@ -311,11 +311,18 @@ export interface Range {
   peakName: string;
 }
 
+/** What boxes and edges say of bytes for the batch of a plan. */
+export interface Sizes {
+  boxes: Record<string, [sub: string, bytes: number]>;
+  edges: Record<string, string[]>; // the labels of each group
+}
+
 /** Another plan is shown; `device` is the id of the one that it is for. */
 export interface PlanMessage {
   kind: "plan";
   memory: Memory;
   held?: Held; // of boxes at the peak
+  sizes?: Sizes;
   batch: Batch | null;
   device: string;
   version: string;

@@ -200,7 +200,11 @@ def _of_tensors(scene: Scene, box: Box) -> dict[str, Any]:
     return {
         "facts": facts,
         "outputs": rows,
-        "flows": _merged((reader, value.storage.nbytes) for reader in readers for value in box.values[:1])
+        "flows": _merged(
+            (reader, scene.planned(value.storage.nbytes, value))
+            for reader in readers
+            for value in box.values[:1]
+        )
         if group is not None
         else [],
         "lifetime": _lifetime(scene, [value.storage for value in box.values]),
@@ -214,7 +218,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
     for node in nodes:
         counts[op_name(node)] = counts.get(op_name(node), 0) + 1
     common = sorted(counts.items(), key=lambda item: -item[1])[:6]
-    facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(box.nbytes)], ["phase", box.phase]]
+    facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(scene.made(box))], ["phase", box.phase]]
     if first is not None and module_path(first) and box.repeats == 1:
         facts.insert(0, ["path", _common_path(nodes)])
     known = module_facts(box)
@@ -260,7 +264,7 @@ def _flows(scene: Scene, nodes: Sequence[Node], box: Box) -> list[dict[str, Any]
         end = _near_lane(other) if whole else other
         key = end.id, out
         ends[key] = end
-        sizes.setdefault(key, {})[value.storage.id] = value.storage.nbytes
+        sizes.setdefault(key, {})[value.storage.id] = scene.planned(value.storage.nbytes, value)
 
     for node in nodes:
         for producer, value in hierarchy.reads[node.index]:
@@ -333,7 +337,7 @@ def _tensor(scene: Scene, value: Value) -> dict[str, Any]:
         "name": value.name or full_name(value.storage.name),
         "shape": shape_text(shape_of(value, scene.graph)),
         "dtype": dtype_text(value),
-        "bytes": format_bytes(value.nbytes),
+        "bytes": format_bytes(scene.planned(value.nbytes, value)),
     }
 
 

@@ -12,6 +12,7 @@ from ...graph.ir import Annotation, Node
 from ...plan.units import format_flops
 from .boxes import Box, Hierarchy
 from .plan_protocol import PlanLike
+from .planned_sizes import node_flops
 
 Span = tuple[float, float]  # the least and the most
 NOTE = "note:"
@@ -82,17 +83,17 @@ class Numbers:
 
     def sums(self, key: str, plan: PlanLike) -> Mapping[Box, float]:
         """FLOPs of boxes, or the seconds that a plan projects for them; of what is not known, nothing."""
-        time = plan.time if key == "time" else None
+        basis: object = plan.time if key == "time" else plan.batch_size
         known = self._sums.get(key)
-        if known is None or known[0] is not time:
+        if known is None or (known[0] is not basis and known[0] != basis):
             amounts: Iterable[tuple[Node, float]] = (
-                ((node, node.flops) for node in self._hierarchy.graph.nodes)
+                ((node, node_flops(node, plan)) for node in self._hierarchy.graph.nodes)
                 if key == "flops"
-                else ((each.node, each.seconds) for each in time.ops)
-                if time is not None
+                else ((each.node, each.seconds) for each in plan.time.ops)
+                if plan.time is not None
                 else ()
             )
-            known = self._sums[key] = time, self._added(amounts)
+            known = self._sums[key] = basis, self._added(amounts)
         return known[1]
 
     def _added(self, amounts: Iterable[tuple[Node, float]]) -> dict[Box, float]:

@@ -8,7 +8,7 @@ data from the user's program and are escaped by the code that draws them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...graph.ir import Graph, Node, Storage, Value, places
@@ -22,6 +22,7 @@ from .errors import error_json
 from .hierarchy import build_hierarchy
 from .numbers import Numbers
 from .plan_protocol import PlanLike
+from .planned_sizes import box_bytes, growing_storages, planned
 from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane
@@ -48,13 +49,16 @@ def value_text(value: Value, graph: Graph) -> str:
     return f"{shape_text(shape_of(value, graph))} · {format_bytes(value.nbytes)}"
 
 
-def values_text(values: Sequence[Value], graph: Graph) -> str:
-    """Shape and size of what flows along an edge."""
+def values_text(
+    values: Sequence[Value], graph: Graph, size: Callable[[int, Value], int] = lambda nbytes, _: nbytes
+) -> str:
+    """Shape and size of what flows along an edge; ``size``: bytes for those of a value as recorded."""
     if not values:
         return ""
     if len(values) == 1:
-        return value_text(values[0], graph)
-    sizes = {value.storage.id: value.storage.nbytes for value in values}
+        value = values[0]
+        return f"{shape_text(shape_of(value, graph))} · {format_bytes(size(value.nbytes, value))}"
+    sizes = {value.storage.id: size(value.storage.nbytes, value) for value in values}
     return f"{len(values)} tensors · {format_bytes(sum(sizes.values()))}"
 
 
@@ -103,6 +107,7 @@ class Scene:
         self._facts: Facts | None = None
         self._places: tuple[PlanLike, dict[int, list[int]]] | None = None
         self._held: tuple[PlanLike, dict[Box, dict[str, int]]] | None = None
+        self._planned: tuple[PlanLike, tuple[set[int], dict[Box, int]]] | None = None
         self._number_of: dict[int, int] = {}
         self._cards: dict[Box, dict[str, Any]] = {}
         self.states = States(self.hierarchy)
@@ -164,7 +169,7 @@ class Scene:
         return [self._number_of.setdefault(id, len(self._number_of)) for id in ids]
 
     def edge_text(self, values: Sequence[Value]) -> str:
-        return values_text(values, self.graph)
+        return values_text(values, self.graph, self.planned)
 
     def box(self, box: Box) -> dict[str, Any]:
         """One box as JSON; flags that are off are left out."""
@@ -208,7 +213,7 @@ class Scene:
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
         held_by = self.held()
-        result: dict[str, Any] = {"bytes": box.nbytes or sum(value.nbytes for value in box.values)}
+        result: dict[str, Any] = {"bytes": self.made(box)}
         if held := held_by.get(box):
             result["held"] = sum(held.values())
             if box.kind in BARRED:
@@ -228,6 +233,25 @@ class Scene:
         if self._held is None or self._held[0] is not self.plan:
             self._held = self.plan, self._facts.held(self.plan.alive_at_peak)
         return self._held[1]
+
+    def made(self, box: Box) -> int:
+        """Bytes that the ops of ``box`` allocate in the plan's batch; of a tensor from outside its size."""
+        growing, sizes = self._sizes()
+        if not growing:
+            return box.nbytes or sum(value.nbytes for value in box.values)
+        return sizes.get(box, 0)
+
+    def planned(self, nbytes: int, value: Value) -> int:
+        """What ``nbytes`` of ``value``, or of its storage, are in the plan's batch."""
+        return planned(nbytes, self.plan) if value.storage.id in self._sizes()[0] else nbytes
+
+    def _sizes(self) -> tuple[set[int], dict[Box, int]]:
+        """Storages with another size than was recorded, and bytes of boxes."""
+        if self._planned is None or self._planned[0] is not self.plan:
+            growing = growing_storages(self.graph, self.plan)
+            sizes = box_bytes(self.hierarchy, self.plan, growing) if growing else {}
+            self._planned = self.plan, (growing, sizes)
+        return self._planned[1]
 
     def alive_at(self, position: int) -> dict[Box, dict[str, int]]:
         """The same during the node at ``position`` of the plan's timeline."""
@@ -297,20 +321,22 @@ class Scene:
             return self._lane_subtitle(box)
         drawn = [child for child in box.children if child.kind != "input"]
         if len(drawn) == 1 and drawn[0].node is not None:
-            return f"{op_name(drawn[0].node)} · {format_bytes(box.nbytes)}"
-        parts = [plural(box.ops, "op"), format_bytes(box.nbytes)] if box.ops else []
+            return f"{op_name(drawn[0].node)} · {format_bytes(self.made(box))}"
+        parts = [plural(box.ops, "op"), format_bytes(self.made(box))] if box.ops else []
         return " · ".join(parts + ([plural(box.syncs, "sync point")] if box.syncs else []))
 
     def _lane_subtitle(self, lane: Box) -> str:
         text = plural(lane.ops, "op")
         parent = lane.parent
-        saved: dict[int, Storage] = {}
+        saved: dict[int, int] = {}
         if parent is not None and lane.phase == "forward":
             for (start, end), values in parent.edges.items():
                 if start is lane and end.phase == "backward":
-                    saved.update({value.storage.id: value.storage for value in values})
+                    for value in values:
+                        size = self.planned(value.storage.nbytes, value)
+                        saved[value.storage.id] = max(size, saved.get(value.storage.id, 0))
         if saved:
-            text += f" · saves {format_bytes(sum(storage.nbytes for storage in saved.values()))} for backward"
+            text += f" · saves {format_bytes(sum(saved.values()))} for backward"
         return text
 
     def owns(self, node: Node) -> bool:

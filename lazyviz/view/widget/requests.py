@@ -302,9 +302,27 @@ class Answers:
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
         plan["held"] = self._told(self.scene.held())
         plan["version"] = self._version
+        plan["sizes"] = self._sizes()
         self._send({"kind": "plan", **plan, "note": note})
-        if "time" in self.scene.numbers.asked:
+        if self.scene.numbers.asked.intersection(COUNTED):
             self._tell_numbers()
+
+    def _sizes(self) -> dict[str, Any]:
+        """What the boxes and edges that the page has say of bytes: those of the plan's batch."""
+        scene, groups = self.scene, self.scene.hierarchy.boxes
+        given = [groups[id] for id in sorted(self.given) if id in groups]
+        boxes = {
+            box.id: [scene.subtitle(box), scene.made(box)]
+            for group in given
+            for box in group.children
+            if box.kind not in ("sync", "error")
+        }
+        edges = {
+            group.id: [scene.edge_text(values) for values in group.edges.values()]
+            for group in given
+            if group.edges and group.children[0].kind != "lane"
+        }
+        return {"boxes": boxes, "edges": edges}
 
     def _memory(self) -> dict[str, Any]:
         return {**memory_json(self.scene, self._pictured.measured), "layers": largest_layers(self.scene)}

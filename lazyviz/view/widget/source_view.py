@@ -22,6 +22,7 @@ from ...plan.units import format_bytes
 from ..printable_text import as_written
 from ..scene.boxes import Box, named
 from ..scene.plan_protocol import PlanLike
+from ..scene.planned_sizes import growing_storages, planned
 from ..scene.scene import Scene, plural
 
 AROUND = 2  # lines shown before and after one that an op comes from
@@ -85,6 +86,7 @@ class Code:
         self.sections = _sections(sources, cell)
         self._place = {section.file: at for at, section in enumerate(self.sections)}
         self._made = [0] * len(graph.nodes)  # bytes
+        self._growing: tuple[PlanLike, list[int]] | None = None  # those that are others in a plan
         for storage in graph.storages:
             if not storage.external and 0 <= storage.created < len(self._made):
                 self._made[storage.created] += storage.nbytes
@@ -133,10 +135,10 @@ class Code:
             fact = {
                 "ops": len(nodes),
                 "called": sum(_key(node) != key for node in nodes),
-                "bytes": self.allocated(nodes),
+                "bytes": self.allocated(nodes, plan),
                 "held": sum(held[node.index] for node in nodes),
                 "gradients": len(backward),
-                "gradientBytes": self.allocated(backward),
+                "gradientBytes": self.allocated(backward, plan),
                 "gradientHeld": sum(held[node.index] for node in backward),
                 "seconds": sum(times) if times else None,
                 "projected": time.of(nodes) if time is not None else None,
@@ -170,18 +172,26 @@ class Code:
         keys = [(source.file, source.line) for source in sources]
         return [self.id(key) for key in keys if key in self._sources][:MOST_LINES]
 
-    def allocated(self, nodes: Sequence[Node]) -> int:
-        """Bytes that these ops allocate, as recorded."""
-        return sum(self._made[node.index] for node in nodes)
+    def allocated(self, nodes: Sequence[Node], plan: PlanLike) -> int:
+        """Bytes that these ops allocate in the plan's batch."""
+        if self._growing is None or self._growing[0] is not plan:
+            sizes = [0] * len(self._made)
+            growing = growing_storages(self._graph, plan)
+            for storage in self._graph.storages if growing else ():
+                if storage.id in growing and not storage.external and 0 <= storage.created < len(sizes):
+                    sizes[storage.created] += storage.nbytes
+            self._growing = plan, sizes
+        made, more = (sum(sizes[node.index] for node in nodes) for sizes in (self._made, self._growing[1]))
+        return made - more + planned(more, plan)
 
     def describe(self, scene: Scene, key: Key) -> tuple[dict[str, Any], list[Box]]:
         """A line for the details panel, as JSON, with its ops as links; and the boxes of all of them."""
         nodes, backward = self.ops.get(key, []), self.gradients.get(key, [])
         section = self.sections[self._place[key[0]]]
         text = next((text for line, text in section.lines if line == key[1]), "")
-        facts = [["ops", f"{len(nodes):,}"], ["allocates", format_bytes(self.allocated(nodes))]]
+        facts = [["ops", f"{len(nodes):,}"], ["allocates", format_bytes(self.allocated(nodes, scene.plan))]]
         if backward:
-            of = f"{plural(len(backward), 'op')}, {format_bytes(self.allocated(backward))}"
+            of = f"{plural(len(backward), 'op')}, {format_bytes(self.allocated(backward, scene.plan))}"
             facts.append(["its gradients", of])
         times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
         if times:
@@ -196,7 +206,7 @@ class Code:
                 continue  # a view is drawn with what reads it
             boxes[box.id] = box
             if len(links) < LISTED:
-                links.append({**named(box), "bytes": format_bytes(self._made[node.index])})
+                links.append({**named(box), "bytes": format_bytes(self.allocated([node], scene.plan))})
         return {
             "id": "",
             "title": f"line {key[1]}",

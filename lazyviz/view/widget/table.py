@@ -244,11 +244,11 @@ class Table:
                 return [self._held_in(row, held, own=True) for row in rows]
             if column == "seconds":
                 return [_seconds(nodes) for _, nodes in rows]
-            return [self._code.allocated(nodes) for _, nodes in rows]
+            return [self._code.allocated(nodes, self._scene.plan) for _, nodes in rows]
         if column == "ops":
             keys: list[Any] = [len(nodes) for _, nodes in rows]
         elif column == "bytes":
-            keys = [self._code.allocated(nodes) for _, nodes in rows]
+            keys = [self._code.allocated(nodes, self._scene.plan) for _, nodes in rows]
         elif column == "held":
             return [self._held_in(row, held, own=mode != "modules") for row in rows]
         elif column == "seconds":
@@ -326,7 +326,7 @@ class Table:
         if column == "ops":
             return f"{len(nodes):,}"
         if column == "bytes":
-            return format_bytes(self._code.allocated(nodes))
+            return format_bytes(self._code.allocated(nodes, self._scene.plan))
         if column == "held":
             size = self._held_in((key, nodes), held, own=own or mode != "modules")
             share = size / max(self._scene.plan.peak_bytes, 1)
