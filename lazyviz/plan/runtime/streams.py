@@ -5,8 +5,8 @@ when Python has issued it, the group's previous collective has finished, and its
 kernels continue up to the first that uses its output.  Contention for bandwidth and multiprocessors is not
 modeled.  FSDP2's copies of a layer's shards into the buffer for the all-gather also run on a separate stream.
 
-If a program uses several GPUs, the kernels are those of the GPU that runs most of them.  The work of each other
-GPU runs in parallel, in sequence on that GPU.
+If a program uses several GPUs, the kernels are those of the GPU that runs most of them.  The work of each
+other GPU runs in parallel, in sequence on that GPU.
 """
 
 from __future__ import annotations

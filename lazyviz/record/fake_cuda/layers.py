@@ -1,7 +1,7 @@
 """Layers whose C++ code reads values or calls the driver, on an absent GPU.
 
-Supported are packed sequences, whose lengths are on the host.  What a planned GPU does not support is reported
-by name.
+Supported are packed sequences, whose lengths are on the host.  What a planned GPU does not support is
+reported by name.
 """
 
 from __future__ import annotations
