@@ -25,6 +25,13 @@ class MessageError(ValueError):
     """A received message is damaged, or is not a lazyviz message."""
 
 
+# What decoding a damaged message can raise.  Other exceptions, such as a signal handler's, are not about it.
+_DAMAGE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+    struct.error,
+)  # fmt: skip
+
+
 def _of_torch(*kinds: type) -> dict[str, Any]:
     return {name: item for name, item in vars(torch).items() if isinstance(item, kinds)}
 
@@ -67,7 +74,7 @@ class Codec:
         try:
             parsed = json.loads(text, parse_constant=_no_number)
             return _Reader(self, buffers).message(parsed)
-        except Exception as error:  # whatever is wrong with it
+        except _DAMAGE as error:
             why = str(error).partition("\n")[0][:200]
             raise MessageError(
                 f"a damaged message between lazyviz and its workers ({type(error).__name__}: {why})"
