@@ -93,12 +93,11 @@ def note_operator(
 
 
 def _forget_components(tape: Tape, tensor: torch.Tensor) -> None:
-    """A sparse tensor that has been written may have other indices and values than before: it left those."""
+    """Release the indices and values that a sparse tensor had before it was written, if it has others now."""
     there = {_known(tape, private_api.storage_address(part)) for part in parts_of(tensor)}
     for ref in weakref.getweakrefs(tensor):
         if type(ref) is TensorRef and ref.value.storage not in there:
-            ref.value.tensor = None  # which frees the reference: it will not count once more
-            on_tensor_death(ref)
+            on_tensor_death(ref)  # which unlinks the reference, so that it is not counted again
 
 
 def note_region(
@@ -119,10 +118,10 @@ def note_region(
 
 
 def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
-    """Evaluate what is pending, but for what is only planned, before PyTorch traces a program on ``given``.
+    """Evaluate pending ops, except those that are only planned, before PyTorch traces a program on ``given``.
 
     Raises:
-        AbsentDeviceError: it is given tensors that only a device could compute which is not there.
+        AbsentDeviceError: ``given`` has tensors that only an absent device could compute.
     """
     if not tape.pending:
         return

@@ -275,7 +275,7 @@ class Recorder:
         return _NO_ANSWER
 
     def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient as the engine would put it into ``.grad``: in the same memory."""
+        """Store a sparse gradient as the engine would: in the same memory."""
         with self._recording.paused():
             result = sharing_memory(gradient)
         fallback.note_region(self._tape, "sparse gradient taken over", (), result)

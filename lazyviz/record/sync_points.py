@@ -232,7 +232,7 @@ def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
 
 
 def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
-    """Of ``nodes``, in program order, those that need nothing of a device that is not there."""
+    """Those of ``nodes``, in program order, that do not depend on an absent device."""
     nodes = list(nodes)
     planned: set[TrackedNode] = set()
     for node in nodes if may_need_absent() else ():

@@ -1,4 +1,4 @@
-"""The sum that NCCL computes of tensors on several cards of one process, as an operator to record."""
+"""NCCL's reduction over GPUs of one process, as an operator that can be recorded."""
 
 from __future__ import annotations
 

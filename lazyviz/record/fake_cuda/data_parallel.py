@@ -1,8 +1,8 @@
-"""``nn.DataParallel`` over cards that are not there, and what it is made of in ``torch.nn.parallel.comm``.
+"""``nn.DataParallel`` over several absent GPUs, and the functions of ``torch.nn.parallel.comm`` that it uses.
 
-PyTorch's own code copies the model to every card, hands the batch out, collects the outputs, and adds the
-gradients up on the first card.  What it has in C++ is told here by the same allocations: of the buffers in
-which parameters travel, of the outputs, and of the sums of gradients, which NCCL writes.
+PyTorch's own code replicates the model to every GPU, scatters the batch, gathers the outputs, and reduces the
+gradients to the first GPU.  Its parts in C++ are replaced by functions that make the same allocations: the
+buffers of the coalesced broadcast, the outputs, and the sums of gradients that NCCL writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def install(cards: Cards) -> None:
 
 
 class _Channels:
-    """What brings tensors from one card to others."""
+    """Communication between GPUs of one process: scatter, gather, and broadcast."""
 
     def __init__(self, cards: Cards) -> None:
         self._cards = cards
@@ -107,7 +107,7 @@ class _Channels:
     def broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], devices: Sequence[Any], buffer_size: int = 10485760
     ) -> list[list[torch.Tensor]]:
-        """Buffer by buffer: the first card keeps its tensors, the others have views of what arrived there."""
+        """Buffer by buffer; the first GPU keeps its tensors, the others get views of the received buffers."""
         places = self._places(devices)
         if any(tensor.device != places[0] for tensor in tensors):
             raise RuntimeError("all tensors must be on devices[0]")
@@ -128,7 +128,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _buffers(tensors: Sequence[torch.Tensor], most: int) -> list[list[int]]:
-    """Which tensors travel together: of one dtype, until there are ``most`` bytes of them."""
+    """The indices of the tensors in each buffer: tensors of one dtype, of about ``most`` bytes in total."""
     full: list[list[int]] = []
     open_ones: dict[torch.dtype, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
@@ -184,9 +184,9 @@ def _refusal(what: str) -> Callable[..., Any]:
 
 
 class _InTurn:
-    """In the place of ``threading`` where replicas are run: one after the other, on the thread that records.
+    """Replaces ``threading`` for replicas: they run one after another, on the thread that records.
 
-    Each works on a card of its own, so that their order shows in no card's memory.
+    Each replica uses its own GPU, so that their order does not affect the memory of any GPU.
     """
 
     Lock = staticmethod(threading.Lock)

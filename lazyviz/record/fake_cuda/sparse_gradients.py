@@ -1,9 +1,9 @@
-"""Sparse gradients of embeddings on a card that is not there.
+"""Sparse gradients of embeddings on an absent GPU.
 
-How many entries a gradient has before it is coalesced is known: one for each index.  Coalescing leaves as
-many as there are different indices, which nobody knows; all are taken to differ, which is the most, and plans
-say so.  A sparse tensor is its indices and values, two planned tensors; what optimizers do with it is
-recorded by the ops of ATen's CUDA kernels (SparseCUDATensor.cpp, SparseCUDATensorMath.cu).
+Before it is coalesced, a gradient has one entry for each index.  Coalescing leaves one for each distinct
+index, whose number depends on data: a plan assumes that all indices differ, which is the maximum, and says so.
+A sparse tensor consists of its indices and values, two planned tensors.  Operations of optimizers on it are
+recorded as the ops of ATen's CUDA kernels (SparseCUDATensor.cpp, SparseCUDATensorMath.cu).
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _parts_of(sparse: PlannedSparse) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def made_of(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a constructor of sparse tensors gives for planned components; ``None``: it is another call of it.
+    """The result of a constructor of sparse tensors for planned components; ``None`` for any other call.
 
-    Whoever asks for its derivative gets none: such a tensor has no history.
+    The result has no autograd history.
     """
     if name.startswith("_validate_sparse_coo"):
         return NotImplemented if _is_planned(args[1]) else None
@@ -155,7 +155,7 @@ def bag_backward(
     """``_embedding_bag_sparse_backward`` (EmbeddingBag.cpp): a row of the gradient for each index."""
     rows = grad.index_select(0, bag_of)
     if mode == 1:
-        sizes = bag_size.to(rows.dtype)  # there as long as the others, in C++
+        sizes = bag_size.to(rows.dtype)  # alive as long as the other temporaries in C++
         shares = 1 / sizes
         rows *= shares.unsqueeze(1).index_select(0, bag_of)
         del sizes, shares
@@ -167,7 +167,7 @@ def bag_backward(
 def _rows(
     tape: Tape, grad: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int
 ) -> PlannedSparse:
-    """A row of a gradient for each index (Embedding.cpp); to leave padding out, the others are copied."""
+    """A row of the gradient for each index (Embedding.cpp); with padding, the other rows are copied."""
     if padding_idx != -1:
         kept = indices != padding_idx
         indices, grad = indices.clone(), grad.clone()
@@ -178,7 +178,7 @@ def _rows(
     return PlannedSparse(tape, indices.to(torch.long), values, (num_weights, width))
 
 
-# --- what is done with a sparse tensor --------------------------------------------------
+# --- operations on sparse tensors ------------------------------------------------------
 
 
 def _flat(indices: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ def _flat(indices: torch.Tensor) -> torch.Tensor:
 
 
 def _coalesce(sparse: PlannedSparse) -> PlannedSparse:
-    """Sorts the indices with their places, and adds up the values of equal ones into rows of their own."""
+    """Sorts the indices with their positions, and sums the values of equal indices into new rows."""
     if sparse._is_coalesced:
         return sparse
     indices, values = sparse._parts
@@ -219,7 +219,7 @@ def _add(
 
 
 def _by_values(work: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """An op that works on each value: in new memory, or in that which is there."""
+    """A pointwise op on the values, out of place or in place."""
 
     def apply(sparse: Any, *rest: Any, **kwargs: Any) -> Any:
         if not isinstance(sparse, PlannedSparse):  # a number times a sparse tensor
@@ -238,7 +238,7 @@ def _by_values(work: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def _mask(dense: torch.Tensor, mask: PlannedSparse, *rest: Any) -> PlannedSparse:
-    """The rows of ``dense`` that the mask has: selected, and multiplied by ones."""
+    """The rows of ``dense`` at the indices of ``mask``: selected, and multiplied by ones."""
     indices, values = mask._parts
     ones = torch.ones(1, dtype=values.dtype, device=values.device).expand_as(values)
     rows = dense.index_select(0, _flat(indices)) * ones

@@ -611,7 +611,7 @@ class SyncPatches:
 
 
 def _find_builtin(function: Any) -> str | None:
-    """The operator of TorchScript that a function is, or wraps; a new table is to have what is wrapped."""
+    """The TorchScript operator of a function or of what it wraps; a new table gets the originals."""
     table, is_new = private_api.table_of_builtins()
     if is_new:
         for owner, name, original in originals.replaced():

@@ -43,9 +43,9 @@ def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bo
 
 
 def is_taken_over(args: tuple[Any, ...], parts: Callable[[Any], Iterable[torch.Tensor]] = parts_of) -> bool:
-    """Whether this ``clone`` copies a sparse gradient that the engine would put into ``.grad`` as it is.
+    """Whether this ``clone`` copies a sparse gradient that the engine would store without a copy.
 
-    By the conditions of ``accumulateGrad`` (accumulate_grad.h).  Nothing but the gradient has its components.
+    The conditions are those of ``accumulateGrad`` (accumulate_grad.h); nothing else uses its components.
     """
     if args[0].layout != torch.sparse_coo or len(args) != 1 or torch.is_grad_enabled():
         return False
