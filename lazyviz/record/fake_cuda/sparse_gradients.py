@@ -1,9 +1,9 @@
 """Sparse gradients of embeddings on an absent GPU.
 
 Before it is coalesced, a gradient has one entry for each index.  Coalescing leaves one for each distinct
-index, whose number depends on data: a plan assumes that all indices differ, which is the maximum, and says so.
-A sparse tensor consists of its indices and values, two planned tensors.  Operations of optimizers on it are
-recorded as the ops of ATen's CUDA kernels (SparseCUDATensor.cpp, SparseCUDATensorMath.cu).
+index, whose number depends on data: a plan assumes that all indices differ, which is the maximum, and says
+so.  A sparse tensor consists of its indices and values, two planned tensors.  Operations of optimizers on it
+are recorded as the ops of ATen's CUDA kernels (SparseCUDATensor.cpp, SparseCUDATensorMath.cu).
 """
 
 from __future__ import annotations
