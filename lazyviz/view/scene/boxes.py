@@ -25,7 +25,7 @@ class Box:
     __slots__ = (
         "calls", "children", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id", "key",
         "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position",
-        "repeats", "root", "shape_hash", "sync", "syncs", "takes", "values",
+        "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -58,6 +58,7 @@ class Box:
         self.leaves: dict[Box, list[int]] = {}  # what makes tensors for outside
         self.entry = False  # reads something made elsewhere in its lane
         self.exit = False  # makes something read elsewhere in its lane
+        self.saves: dict[int, Value] = {}  # of a forward lane: by storage, what its backward lane reads
         self.takes: Value | None = None  # the first tensor that comes in, weights aside
         self.gives: Value | None = None  # the last that is read elsewhere in its lane
 

@@ -478,6 +478,8 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
         if maker.kind != "input" or maker.key == "input":
             seen = [view for view in views if view.outputs[0].storage is value.storage]
             _note_flow((*left, a), (*entered, b), value, seen)
+    elif a.phase == "forward" and b.phase == "backward":
+        a.saves.setdefault(value.storage.id, value)
     values = group.edges.setdefault((a, b), [])
     if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
         values.append(value)

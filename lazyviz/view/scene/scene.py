@@ -327,16 +327,9 @@ class Scene:
 
     def _lane_subtitle(self, lane: Box) -> str:
         text = plural(lane.ops, "op")
-        parent = lane.parent
-        saved: dict[int, int] = {}
-        if parent is not None and lane.phase == "forward":
-            for (start, end), values in parent.edges.items():
-                if start is lane and end.phase == "backward":
-                    for value in values:
-                        size = self.planned(value.storage.nbytes, value)
-                        saved[value.storage.id] = max(size, saved.get(value.storage.id, 0))
-        if saved:
-            text += f" · saves {format_bytes(sum(saved.values()))} for backward"
+        if lane.saves:
+            saved = sum(self.planned(value.storage.nbytes, value) for value in lane.saves.values())
+            text += f" · saves {format_bytes(saved)} for backward"
         return text
 
     def owns(self, node: Node) -> bool:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.units import format_bytes
 from lazyviz.view.scene.kept_tensors import kept_json
 from lazyviz.view.scene.scene import Scene
 
@@ -49,3 +50,13 @@ def test_what_is_written_with_names_ends_in_boxes_of_the_first_picture():
         for chain in (each["from"], each["to"]):
             assert set(chain[:-1]) <= shown and chain[-1] not in shown
         assert each["text"].endswith("B kept")
+
+
+def test_a_lane_counts_all_that_it_saves_however_many_tensors_that_are():
+    layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()) for _ in range(700)])
+    with lazyviz.lazy() as graph:
+        layers(torch.randn(4, 8)).sum().backward()
+    scene = Scene(graph.ir, graph.plan())
+    (lane,) = [box for box in scene.hierarchy.root.children if box.phase == "forward"]
+    saved = 701 * 4 * 8 * 4 + 4  # the input, the results of all layers, and the sum, for its shape
+    assert f"saves {format_bytes(saved)} for backward" in scene.subtitle(lane)
