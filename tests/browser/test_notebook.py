@@ -90,7 +90,9 @@ def overlapping(page) -> list[str]:
 def texts_out_of_their_box(page) -> list[str]:
     """Texts that are wider than the box they are in."""
     return page.evaluate(
-        """() => [...document.querySelectorAll('.lazyviz [data-node]:not([aria-expanded="true"])')].flatMap((box) => {
+        """() => [
+          ...document.querySelectorAll('.lazyviz [data-node]:not([aria-expanded="true"])'),
+        ].flatMap((box) => {
           const card = box.querySelector('.lz-card:not(.lz-behind)').getBoundingClientRect();
           return [...box.querySelectorAll('text')]
             .filter((text) => {

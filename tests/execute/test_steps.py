@@ -66,7 +66,7 @@ def test_rounds_run_while_the_next_is_recorded() -> None:
     assert waited[-3:] == [None] * 3
     assert loop.rounds == 8 and len(loop) == 8
     assert not lazyviz.is_lazy(x)
-    assert repr(loop).startswith("<lazyviz.steps: 8 rounds")
+    assert repr(loop).startswith("<lazyviz.steps: 8 iterations")
 
 
 def test_one_graph_is_kept_with_its_names() -> None:
