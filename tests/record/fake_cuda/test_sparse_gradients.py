@@ -172,5 +172,5 @@ def test_scaled_and_replicated_gradients_are_planned():
 def test_sparse_tensors_with_history_are_refused_by_name():
     with lazyviz.lazy(device="A100-40GB"):
         values = torch.randn(100, 8, device="cuda", requires_grad=True)
-        with pytest.raises(lazyviz.AbsentDeviceError, match="COO tensors without history"):
+        with pytest.raises(lazyviz.AbsentDeviceError, match="COO tensors without autograd history"):
             torch.sparse_coo_tensor(torch.zeros(1, 100, dtype=torch.long, device="cuda"), values, (50, 8))

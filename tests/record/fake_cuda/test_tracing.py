@@ -135,4 +135,4 @@ def test_loops_of_higher_order_operators_are_planned_as_eager_runs_them():
         with pytest.raises(lazyviz.AbsentDeviceError, match="torch.cond of operands that require"):
             torch.cond(x.sum() > 0, torch.sin, torch.cos, (x.detach().requires_grad_(),))
     assert carried.shape == (64,) and rows.shape == chosen.shape == (16, 64)
-    assert "planned as eager PyTorch runs it" in str(graph.plan().explain())
+    assert "planned as run by eager PyTorch" in str(graph.plan().explain())
