@@ -152,11 +152,14 @@ def test_a_step_that_reads_takes_as_long_late_in_a_block_as_early(kind):
             times.append(time.process_time() - begin)
         return statistics.median(times)
 
+    def least():  # of windows of milliseconds, some of which another process slows down
+        return min(seconds(100) for _ in range(5))
+
     with lazyviz.lazy():
         seconds(50)
-        early = seconds(100)
+        early = least()
         seconds(1000)
-        late = seconds(100)
+        late = least()
     assert late < 1.5 * early
 
 
