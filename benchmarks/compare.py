@@ -338,7 +338,8 @@ class _Counter(TorchDispatchMode):
 def yardstick(key: str) -> dict[str, int]:
     """ATen operators that one step of eager PyTorch runs, by phase.
 
-    Without ``detach``: autograd calls it for tensors that it saves only while a dispatch mode is active.
+    Without ``detach``, which computes nothing: autograd calls it for gradients that it stores and, while a
+    dispatch mode is active, for tensors that it saves.
     """
     made = case(key)
     optimizer = made.optimizer()
