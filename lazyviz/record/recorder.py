@@ -160,8 +160,6 @@ class Recorder:
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
             return answer
-        if info.copies and is_taken_over(args):
-            return self._take_over(args[0])
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
@@ -261,6 +259,8 @@ class Recorder:
             return tensor
         if info.communicates:
             return self._communicate(op, args, kwargs)
+        if info.copies and is_taken_over(args):
+            return self._take_over(args[0])
         if info.zeros:
             return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
         if info.adds and self._recording.summing is not None and accumulates_in_place(self._recording, args):

@@ -169,6 +169,7 @@ class OpInfo:
             self.metadata_only
             or self.checks_content
             or self.communicates
+            or self.copies
             or self.lifts
             or self.zeros
             or self.adds

@@ -426,7 +426,7 @@ cdef class Op:
         self.adds = info.adds
         self.detaches = info.detaches
         self.ordinary = not (
-            (info.special and not info.adds and not info.detaches)
+            (info.special and not (info.adds or info.detaches or info.copies))
             or info.returns_numbers
             or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
         )
