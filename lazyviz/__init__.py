@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from .torch_internals import without_numpy as _without_numpy  # noqa: F401  # isort: skip
 from .execute.backend import Backend
 from .execute.eager import Interrupted
@@ -11,18 +15,11 @@ from .execute.registry import register_backend
 from .execute.report import Report
 from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
 from .notebook.extension import load_ipython_extension, unload_ipython_extension
-from .plan.batch.split import SplitPlan
-from .plan.device_plan import DevicePlan
 from .plan.devices.devices import Device, DeviceProfile, devices
-from .plan.plan import Plan
-from .plan.remat.selection import RecomputePlan
 from .record.sync_points import AbsentDeviceError, SyncError
-from .session.advice.advise import Advice, advise
 from .session.asynchronous.run_handle import Run
 from .session.asynchronous.steps import steps
-from .session.calibration import Calibration, calibrate
 from .session.connect import connect
-from .session.doctor import Diagnosis, doctor
 from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
     LazyGraph,
@@ -42,7 +39,31 @@ from .session.lazy_graph import (
     why,
 )
 from .session.options import options
-from .testing.memory_budget import assert_peak_below
+
+if _TYPE_CHECKING:
+    from .plan.batch.split import SplitPlan
+    from .plan.device_plan import DevicePlan
+    from .plan.plan import Plan
+    from .plan.remat.selection import RecomputePlan
+    from .session.advice.advise import Advice, advise
+    from .session.calibration import Calibration, calibrate
+    from .session.doctor import Diagnosis, doctor
+    from .testing.memory_budget import assert_peak_below
+
+# Recording needs none of these modules; each is imported with its name's first use, since imports take time.
+_MODULES = {
+    "Advice": "session.advice.advise",
+    "Calibration": "session.calibration",
+    "DevicePlan": "plan.device_plan",
+    "Diagnosis": "session.doctor",
+    "Plan": "plan.plan",
+    "RecomputePlan": "plan.remat.selection",
+    "SplitPlan": "plan.batch.split",
+    "advise": "session.advice.advise",
+    "assert_peak_below": "testing.memory_budget",
+    "calibrate": "session.calibration",
+    "doctor": "session.doctor",
+}
 
 __all__ = [
     "AbsentDeviceError",
@@ -97,6 +118,19 @@ __all__ = [
     "unload_ipython_extension",
     "why",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 connect()
 mark_step = sync

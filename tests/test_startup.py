@@ -107,10 +107,15 @@ def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
 
 
 @pytest.mark.takes_times
-def test_an_import_takes_less_than_a_quarter_of_a_second_beside_torch(tmp_path: object) -> None:
-    """And a first block less than a fifth; the least of five, with bytecode, as in an installed package."""
+def test_an_import_takes_less_than_a_fifth_of_a_second_beside_torch(tmp_path: object) -> None:
+    """And so does a first block; the least of five, with bytecode, as in an installed package.
+
+    PyTorch's import leaves a full collection due, which takes 0.1 s at the next allocations of whatever
+    code; it is not counted here.
+    """
     program = """
-        import time, torch
+        import gc, time, torch
+        gc.collect()
         begin = time.process_time()
         import lazyviz
         imported = time.process_time()
@@ -129,7 +134,7 @@ def test_an_import_takes_less_than_a_quarter_of_a_second_beside_torch(tmp_path: 
         )  # fmt: skip
         figures.append([float(figure) for figure in done.stdout.split()])
     imports, blocks = zip(*figures[1:])
-    assert min(imports) < 0.25
+    assert min(imports) < 0.2
     assert min(blocks) < 0.2
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..graph.ir import Graph, Node, SourceLine, Value
 from ..graph.summary import Summary, share_text
 from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
-from ..plan.runtime.cpu import known_rates, project_on_cpu
-from ..plan.runtime.measured_times import TimesCompared, compared
-from ..plan.runtime.projection import Projection
 from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes
+
+if TYPE_CHECKING:
+    from ..plan.runtime.measured_times import TimesCompared
+    from ..plan.runtime.projection import Projection
 
 
 class Timeline(Sequence[tuple[int, int]]):
@@ -143,11 +144,15 @@ class Report(Tabular):
         projection = self._projection()
         if projection is None:
             return None
+        from ..plan.runtime.measured_times import compared  # times are projected when asked for
+
         nodes = [each.node for each in projection.ops]
         measured = {node: node.measured_seconds for node in nodes if node.measured_seconds is not None}
         return compared(projection, measured) if measured else None
 
     def _projection(self) -> Projection | None:
+        from ..plan.runtime.cpu import known_rates, project_on_cpu  # as above
+
         graph = self._record() if self._record is not None else None
         if graph is None or self.backend != "eager" or self.pieces > 1 or self.recomputed:
             return None

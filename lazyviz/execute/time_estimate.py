@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from ..graph.ir import Node
-from ..plan.remat.selection import work
 
 BYTES_PER_SECOND = 5e9
 CALL_SECONDS = 8e-6  # of an op that does nothing
@@ -39,6 +38,8 @@ class Forecast:
     """The share of a run's time that its first ops take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
+        from ..plan.remat.selection import work  # imported by the first run that is followed
+
         # An odd number apart: a loop's rounds are not to show the same op each time.
         seen = nodes[:: (len(nodes) // MOST_SEEN) | 1]
         self._rate = len(seen) / max(len(nodes), 1)

@@ -13,7 +13,6 @@ from ..execute.replay.program_cache import replays
 from ..graph.sync_points import listed
 from ..plan.batch.analysis import Blocker
 from ..plan.batch.split import describe
-from ..plan.explain import verdict
 from ..record import native_recorder
 from ..record.tape import tape
 from ..torch_internals import native_modules
@@ -72,6 +71,8 @@ def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
         how = "will use the lowest peak found" if choices.recompute == "auto" else "will be refused"
         return [f"The budget cannot be met: {plan.recompute.reason}. An evaluation {how}."]
     if plan.fits is False and "auto" in (choices.split, choices.recompute):
+        from ..plan.explain import verdict  # which imports the planner, as the plan did
+
         how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
         return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]
     return []

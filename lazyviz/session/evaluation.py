@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
-from ..execute.microbatch.run import SplitRun
 from ..execute.replay import async_run, codegen, node_passes
 from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
@@ -41,6 +40,9 @@ from . import planned_device, progress_bar
 from .metrics import Metrics
 from .recorded_graph import RecordedGraph
 from .strategies import Projection, RunOptions, Strategy
+
+if TYPE_CHECKING:
+    from ..execute.microbatch.run import SplitRun
 
 watch = Watch(tape)
 # Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.

@@ -12,7 +12,6 @@ from ..graph.ir import Graph
 from ..plan.device_plan import is_card
 from ..plan.devices.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
 from ..plan.liveness.lifetimes import allocated, lifetimes
-from ..plan.planner import make_plan
 from ..process.transaction import Transaction
 from ..record import partial_writes
 from ..record.dependencies import closure
@@ -137,6 +136,8 @@ class _Cards(Transaction):
 
         def reserved(device: torch.device) -> int:
             """Bytes that the caching allocator would hold for them."""
+            from ..plan.planner import make_plan  # imported by the first plan
+
             plan = make_plan(graph, device=target).devices.get(str(device))
             held = plan.reserve(True) if plan is not None else None
             return held[0] if held is not None else 0

@@ -6,12 +6,15 @@ A part of :mod:`lazyviz.session.lazy_graph`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..plan.projection import parts_of
-from ..plan.remat.selection import Choice, Recomputation
 from ..record.storage import TrackedNode
 from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
+
+if TYPE_CHECKING:
+    from ..plan.remat.selection import Choice
 
 
 class RecomputeError(RuntimeError):
@@ -51,6 +54,8 @@ def choose_run(
     """
     if recompute == "off" or not nodes:
         return None
+    from ..plan.remat.selection import Recomputation  # imported by the first run that recomputes
+
     budget = recompute
     if recompute == "auto":
         plan = graph.plan(split="off", recompute="auto")

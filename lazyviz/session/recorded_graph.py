@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..execute.report import Report
 from ..graph.ir import Graph, SyncPoint
 from ..plan.devices.devices import DeviceLike
-from ..plan.plan import Plan
 from ..record.storage import TrackedNode
 from .run_choices import RunChoices
 from .run_history import RunHistory
+
+if TYPE_CHECKING:
+    from ..plan.plan import Plan
 
 
 class RecordedGraph(Protocol):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Run
 from ..execute.report import NonFinite, Report
 from ..execute.value_stats import readable, summarize_now
 from ..graph.ir import Graph
 from ..process.tracebacks import report_ignored
 from ..record.storage import TrackedNode
+
+if TYPE_CHECKING:
+    from ..execute.microbatch.run import SplitRun
 
 Listener = Callable[[], None]
 

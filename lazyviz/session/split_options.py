@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..execute.microbatch.clusters import Cluster
-from ..execute.microbatch.run import SplitRun
 from ..graph.ir import Value
 from ..plan.batch.placement import Shard
 from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.storage import TrackedNode, TrackedValue
 from ..record.tape import Tape
 from .recorded_graph import RecordedGraph
+
+if TYPE_CHECKING:
+    from ..execute.microbatch.run import SplitRun
 
 
 class SplitError(RuntimeError):
@@ -62,6 +64,8 @@ def split_run(
     found = batch.schedule
     if found is None or not found.passes:
         return None  # one sample, or nothing that depends on the batch
+    from ..execute.microbatch.run import SplitRun  # imported by the first split run
+
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 
 

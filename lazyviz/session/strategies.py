@@ -8,17 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..execute import eager
 from ..execute.backend import Backend, Compiled
-from ..execute.compiler.partitioned_run import Outcome, run_with_backend
-from ..execute.compiler.segment_cache import repeats, run_compiled
 from ..execute.memory_tracker import Memory, ResidentMemory
 from ..execute.microbatch.clusters import Cluster, is_cluster
-from ..execute.microbatch.run import SplitRun
 from ..execute.progress import Run
 from ..execute.registry import find_backend
 from ..execute.rematerialization import RecomputeRun
@@ -27,13 +24,17 @@ from ..execute.replay.program_key import Subgraph
 from ..execute.value_stats import Summaries
 from ..plan.liveness.live_set import categorize
 from ..plan.projection import Peak, project
-from ..plan.remat.selection import Choice
 from ..process import gc_pause
 from ..record.storage import TrackedNode
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import recompute_options, split_options
 from .recorded_graph import RecordedGraph
+
+if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
+    from ..execute.compiler.partitioned_run import Outcome
+    from ..execute.microbatch.run import SplitRun
+    from ..plan.remat.selection import Choice
 
 Projection = program_cache.Projection
 
@@ -154,6 +155,8 @@ class Strategy:
             return
         if self.compiler is not None:
             if nodes:
+                from ..execute.compiler.segment_cache import repeats
+
                 self.subgraph = repeats.look_at(tape, nodes, self.compiler)
                 self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
         elif self.choice is None and not (self.cuda and self.wanted.timings):
@@ -278,6 +281,9 @@ class Strategy:
     def _compiled(
         self, compiler: Backend, on_progress: eager.Progress | None, cancelled: Callable[[], bool] | None
     ) -> None:
+        from ..execute.compiler.partitioned_run import Outcome, run_with_backend
+        from ..execute.compiler.segment_cache import run_compiled
+
         nodes, subgraph, code = self.nodes, self.subgraph, self.code
         if (
             code is not None

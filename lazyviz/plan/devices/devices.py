@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-import psutil
 import torch
 
 from ..units import format_bytes, parse_bytes
@@ -137,6 +136,8 @@ def unknown_card(number: int, state: str) -> Device:
 
 def cpu_device() -> Device:
     """The host, with its memory or the limit of this container or process."""
+    import psutil  # imported when asked: lazyviz itself is imported faster
+
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     model = "system memory"
@@ -176,6 +177,8 @@ def _own_limits() -> Iterator[tuple[int, int]]:
     """``(limit, used)`` in bytes of each limit of this process on memory (``setrlimit``)."""
     if resource is None:
         return
+    import psutil
+
     memory = psutil.Process().memory_info()
     for name, used in (("RLIMIT_AS", memory.vms), ("RLIMIT_DATA", getattr(memory, "data", memory.vms))):
         limit = resource.getrlimit(getattr(resource, name))[0]
