@@ -29,8 +29,13 @@ CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.js
 _LIKE_ELEMENTWISE: dict[OpClass, float] = {
     "copy": 0.9, "reduction": 0.85, "indexing": 0.6, "random": 0.8, "optimizer": 0.9, "other": 0.6,
 }  # fmt: skip
-# FlashAttention-2 (arXiv 2307.08691, A100): 60 to 70 % of the peak forward, 50 to 60 backward.
-_ATTENTION = {False: 0.6, True: 0.5}
+# Fused attention, as a share of what products reach, forward and backward.  FlashAttention-2's paper (arXiv
+# 2307.08691) has 60 to 70 and 50 to 60 % of an A100's peak, github.com/gpu-mode/ring-attention, issue 10, 73
+# and 63 of an RTX A5000's, gau-nernst's "Writing Speed-of-Light Flash Attention" 89 forward of an RTX 5090's
+# (``F.scaled_dot_product_attention``), FlashAttention-3's paper (arXiv 2407.08608) 37 forward of an H100's
+# for FlashAttention-2, which PyTorch has.  Hopper's backward: as much less as on an A100.
+_ATTENTION = {"forward": 0.8, "backward": 0.7}
+_ATTENTION_ON_HOPPER = {"forward": 0.46, "backward": 0.4}
 WINOGRAD = 1.35
 """By how much 3x3 convolutions of stride 1 beat products of as many FLOPs, of the calibration's cards."""
 _SPLITS = (1, 2, 4, 8)
@@ -58,6 +63,10 @@ class Card:
         cards, memory = CALIBRATED["cards"], CALIBRATED["memory"]
         if self.name in cards:
             return float(cards[self.name][kind])
+        copies = CALIBRATED["copies"]
+        copying = copies["cards"].get(self.name, copies["memory"].get(self.rates.memory))
+        if copying is not None:  # elementwise kernels do as well as copies; others in proportion
+            return float(copying * memory["GDDR6"][kind] / memory["GDDR6"]["elementwise"])
         family = "HBM" if self.rates.memory.startswith("HBM") else self.rates.memory.rstrip("X")
         return float(memory.get(family, memory["GDDR6"])[kind])
 
@@ -173,7 +182,9 @@ def _host_link(card: Card) -> float:
 def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) -> float:
     attainable = card.rates.peak(unit) * card.rates.fraction(unit)
     if kind == "attention":
-        return flops / (attainable * _ATTENTION["backward" in short_name(node.op)])
+        hopper = card.capability is not None and (9, 0) <= card.capability < (12, 0)
+        shares = _ATTENTION_ON_HOPPER if hopper else _ATTENTION
+        return flops / (attainable * shares["backward" if "backward" in short_name(node.op) else "forward"])
     products = products_of(node, kind)
     if not products:
         return flops / (attainable * 0.5)
