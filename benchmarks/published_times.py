@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 DATA = HERE / "data" / "published_times.csv"
 RESULTS = HERE / "results" / "published_times.json"
 PAGE = HERE.parent / "docs" / "published_times.md"
+PLAIN_ATTENTION = "ViT, plain attention"  # timm's before PyTorch had SDPA
+PEERS = {"neusight": "NeuSight", "habitat": "Habitat", "roofline": "a data sheet's roofline"}
 Row = dict[str, str]
 Result = dict[str, Any]
 
@@ -52,7 +54,7 @@ def model_of(row: Row) -> Any:
         from models.vision import Vit
 
         with torch.device("cuda"):
-            return Vit(layers, width, heads, length, patch=words)
+            return Vit(layers, width, heads, length, patch=words, fused=row["class"] != PLAIN_ATTENTION)
     else:
         config = transformers.BertConfig(
             num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=inner,
@@ -79,8 +81,25 @@ def inputs_of(row: Row) -> dict[str, Any]:
     return {"input_ids": torch.ones(batch, length, dtype=torch.long, device="cuda")}
 
 
+def training_step(row: Row, model: Any, inputs: dict[str, Any]) -> Callable[[], None]:
+    """NeuSight's step, which has no loss and no optimizer, or that of timm's ``benchmark.py``."""
+    import torch
+
+    if not row["class"].startswith("ViT"):
+        return lambda: outputs(model(**inputs)).backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
+    classes = torch.zeros(int(row["batch"]), dtype=torch.long, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(**inputs), classes).backward()
+        optimizer.step()
+
+    return step
+
+
 def record(row: Row) -> Result:
-    """Projected seconds of one row."""
+    """Projected seconds of one row: of training, the second step."""
     import torch
 
     import lazyviz
@@ -88,17 +107,18 @@ def record(row: Row) -> Result:
     torch.manual_seed(0)
     start = time.perf_counter()
     training = row["mode"] == "train"
+    mixed = row["dtype"] == "float16 autocast"
     with lazyviz.lazy(device=row["gpu"], assume={"*": True}) as whole:
         model = model_of(row).train(training)
         inputs = inputs_of(row)
-        if training:
-            outputs(model(**inputs)).backward()
-        before = len(whole.nodes)
-        mixed = row["dtype"] == "float16 autocast"
-        with torch.set_grad_enabled(training), torch.autocast("cuda", torch.float16, enabled=mixed):
-            out = model(**inputs)
+        step = training_step(row, model, inputs) if training else lambda: model(**inputs)
+        with torch.set_grad_enabled(training):
             if training:
-                outputs(out).backward()
+                with torch.autocast("cuda", torch.float16, enabled=mixed):
+                    step()
+            before = len(whole.nodes)
+            with torch.autocast("cuda", torch.float16, enabled=mixed):
+                step()
     projection = whole.plan(device=row["gpu"]).time_of(whole.nodes[before:])
     if projection is None:
         return {"projected": None}
@@ -147,10 +167,10 @@ def errors(results: Sequence[Result], known: str, of: str = "projected") -> list
 
 
 def within(results: Sequence[Result]) -> str:
-    """How many of the rows by rule lie in their range."""
-    rows = [each for each in results if each["projected"] is not None and each["known"] == "rule"]
+    """How many of the rows lie in their range."""
+    rows = [each for each in results if each["projected"] is not None]
     inside = sum(each["range"][0] <= each["published"] <= each["range"][1] for each in rows)
-    return f"{inside} of {len(rows)} published times are in them"
+    return f"{inside} of {len(rows)} published times are in the stated ranges."
 
 
 def summary(results: Sequence[Result]) -> list[str]:
@@ -169,35 +189,64 @@ def summary(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def error_of(result: Result, of: str) -> str:
+    return f"{result[of] / result['published'] - 1:+.1%}" if of in result else ""
+
+
+def peers(results: Sequence[Result]) -> list[str]:
+    """Errors on the rows that all predictors have."""
+    rows = [each for each in results if all(each.get(of) for of in ("projected", *PEERS))]
+    lines = ["| predictor | rows | median error | 90 % within |", "|---|---|---|---|"]
+    for name, of in (("lazyviz", "projected"), *((name, of) for of, name in PEERS.items())):
+        found = errors(rows, "", of)
+        nine = found[min(int(0.9 * len(found)), len(found) - 1)]
+        lines.append(f"| {name} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} |")
+    return lines
+
+
 def page(results: Sequence[Result]) -> str:
+    transformers = [each for each in results if "vit" not in each["model"]]
+    inference = [each for each in results if "vit" in each["model"] and each["mode"] == "inf"]
+    training = [each for each in results if "vit" in each["model"] and each["mode"] == "train"]
     text = [
         "# Projected times against published ones",
         "",
-        "Generated by `benchmarks/published_times.py`. Whole models that others timed: in float32 without",
-        "TF32, and vision transformers in float16 with autocast and SDPA. Each was recorded for its GPU",
-        "without having it. Nothing was fitted on the float32 times. The float16 times were seen before",
-        "the program and the rule for half-rate tensor cores were final.",
+        "Generated by `benchmarks/published_times.py`. Whole models that others timed, each recorded for its",
+        "GPU without having it. Nothing was fitted on these times: rates of products and of memory come from",
+        "other measurements (`benchmarks/data/matmul_rates.csv`, `lazyviz/plan/runtime/calibration.json`).",
         "Sources: NeuSight (MIT), commit 6945927, `scripts/asplos/label`; timm (Apache 2.0), commit aa4b585,",
-        "`results/benchmark-infer-amp-nchw-*`.",
+        "`results/benchmark-infer-amp-nchw-*`, and 5e7d47c, `results/benchmark-train-amp-nchw-pt112-*`.",
         "",
-        "## float32",
+        "## float32 without TF32",
         "",
-        *summary([each for each in results if "vit" not in each["model"]]),
+        within(transformers),
         "",
-        "## float16 by autocast, SDPA",
+        *summary(transformers),
         "",
-        "The rates are estimates, and these kernels were not measured: projected times are too long, and the",
-        f"stated ranges are wide; {within(results)}.",
+        "Predictors of others, as NeuSight's repository has them (`results/prediction`) for the same rows:",
         "",
-        *summary([each for each in results if "vit" in each["model"]]),
+        *peers(transformers),
+        "",
+        "## Inference in float16 by autocast, with SDPA",
+        "",
+        within(inference),
+        "",
+        *summary(inference),
+        "",
+        "## Training in float16 by autocast, with SGD",
+        "",
+        "Forward, loss, backward, and `step` of SGD with Nesterov momentum, without SDPA.",
+        within(training),
+        "",
+        *summary(training),
         "",
         "## All rows",
         "",
         "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",
         "",
         "| card | model | mode | batch | length | published ms | projected ms | error | range (ms) "
-        "| data covers |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| data covers | NeuSight | Habitat | roofline |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for each in results:
         if each["projected"] is None:
@@ -207,7 +256,7 @@ def page(results: Sequence[Result]) -> str:
             f"| {each['gpu']} | {each['model']} | {each['mode']} | {each['batch']} | {each['seq']} "
             f"| {each['published'] * 1e3:,.1f} | {each['projected'] * 1e3:,.1f} "
             f"| {each['projected'] / each['published'] - 1:+.1%} | {low * 1e3:,.0f} to {high * 1e3:,.0f} "
-            f"| {each['coverage']:.0%} |"
+            f"| {each['coverage']:.0%} | {' | '.join(error_of(each, peer) for peer in PEERS)} |"
         )
     return "\n".join([*text, ""])
 
@@ -218,6 +267,9 @@ def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
         result: Result = {key: row[key] for key in ("gpu", "model", "mode", "batch", "seq")}
         result |= record(row)
         result["published"] = float(row["ms"]) / 1e3
+        for peer in ("neusight", "habitat"):
+            if row[f"{peer}_ms"]:
+                result[peer] = float(row[f"{peer}_ms"]) / 1e3
         results.append(result)
         if result["projected"] is None:
             say(f"{row['gpu']} {row['model']}: not known")

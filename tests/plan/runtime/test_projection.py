@@ -106,9 +106,10 @@ def test_ranges_say_how_a_rate_is_known():
         return time.known, time.margin
 
     assert margin("V100-32GB") == ("measured", pytest.approx(0.1))
-    assert margin("RTX-3090") == ("rule", pytest.approx(0.2))
+    assert margin("RTX-3090") == ("measured", pytest.approx(0.1))
+    assert margin("RTX-4080") == ("rule", pytest.approx(0.2))
     assert margin("T4-16GB") == ("power-limited", pytest.approx(0.35))
-    known, wide = margin("RTX-3090", torch.float16)  # no measurement of its tensor cores
+    known, wide = margin("RTX-4080", torch.float16)  # no measurement of its tensor cores
     assert known == "rule" and wide > 0.5
 
 
