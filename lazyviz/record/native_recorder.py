@@ -27,7 +27,7 @@ from .scalar_reads import evaluate_number, number_in
 from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
-from .storage import Lost, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .storage import Lost, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
@@ -125,6 +125,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         ENTRY=source_lines.ENTRY,
         NOWHERE=NOWHERE,
         known_number=known_number,
+        Shadow=Shadow,
         evaluate_number=evaluate_number,
         number_in=number_in,
         gradient_check=constant_folding.CHECK_GRADIENTS,

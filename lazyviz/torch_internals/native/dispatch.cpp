@@ -500,6 +500,7 @@ struct Quick {
   int (*has_layout)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*);
   PyObject* (*number)(PyObject*);
   int (*add_number)(PyObject*, PyObject*);
+  PyObject* (*copy_number)(PyObject*, int64_t);
 };
 
 const at::Tensor& unpack(PyObject* tensor) { return THPVariable_Unpack(tensor); }
@@ -601,6 +602,16 @@ int add_number(PyObject* tensor, PyObject* number) {
   END_HANDLE_TH_ERRORS_RET(0)
 }
 
+// A copy of a tensor with one element that is all of its storage of `nbytes`, past autograd; None of any other.
+PyObject* copy_number(PyObject* tensor, int64_t nbytes) {
+  HANDLE_TH_ERRORS
+  const at::Tensor& asked = unpack(tensor);
+  if (asked.numel() != 1 || static_cast<int64_t>(asked.itemsize()) != nbytes) return Py_NewRef(Py_None);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return THPVariable_Wrap(asked.clone());
+  END_HANDLE_TH_ERRORS
+}
+
 const Quick QUICK = {
     make_wrapper,
     implementation,
@@ -617,6 +628,7 @@ const Quick QUICK = {
     has_layout,
     number,
     add_number,
+    copy_number,
 };
 
 // --- functions that read memory, whoever holds them ----------------------------------------

@@ -98,6 +98,7 @@ ctypedef struct Quick:
     int (*has_layout)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *) noexcept
     PyObject *(*number)(PyObject *) except NULL
     int (*add_number)(PyObject *, PyObject *) except 0
+    PyObject *(*copy_number)(PyObject *, int64_t) except NULL
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
 
@@ -239,7 +240,7 @@ cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
+cdef object Shadow, ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -277,13 +278,14 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global Shadow, goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
+    Shadow = parts["Shadow"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
@@ -545,7 +547,7 @@ in_python.alias = alias_in_python
 in_python.is_given = is_given_in_python
 in_python.has_layout = has_layout_in_python
 in_python.number = number_in_python
-in_python.add_number = NULL
+in_python.add_number = NULL  # and nobody asks for a copy
 
 
 cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a node's
@@ -971,7 +973,9 @@ cdef object number_of(object tensor):
         if result is not None:
             return result
     elif get(value, V_node) is None and get(get(value, V_storage), S_writer) is not None:
-        result = known_number(shapes, value)  # a step counter that is read for the first time
+        result = counted_first(value)  # a step counter that is read for the first time
+        if result is None:
+            result = known_number(shapes, value)
         if result is not None:
             return result
     if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
@@ -1004,6 +1008,24 @@ cdef object counted(object value):
             return None
         put(node, N_folded, True)
     return taken(quick.number(known))
+
+
+cdef object counted_first(object value):
+    """`counted`, of a real number that has no shadow yet: it gets one, as by ``constant_folding.number``."""
+    storage = get(value, V_storage)
+    node = get(storage, S_writer)
+    if quick.add_number is NULL or get(node, N_folded) is True or not adds_a_number(node, value):
+        return None
+    if get(value, V_given) is not True or get(value, V_real) is None or get(get(value, V_meta), M_flags):
+        return None
+    real = get(value, V_real)
+    known = taken(quick.copy_number(<PyObject *> real, get(storage, S_nbytes)))
+    if known is None:
+        return None
+    shadow = Shadow()
+    shadow.tensors[value] = known
+    put(storage, S_shadow, shadow)
+    return counted(value)
 
 
 cdef bint adds_a_number(object node, object value) except -1:
