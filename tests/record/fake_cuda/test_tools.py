@@ -474,3 +474,30 @@ REFUSED = {
 def test_what_only_a_driver_could_do_is_refused_in_one_sentence(sentence):
     with lazyviz.lazy(device="A100-40GB"), pytest.raises(lazyviz.AbsentDeviceError, match=sentence):
         REFUSED[sentence]()
+
+
+# --- what cuDNN takes ------------------------------------------------------------------------
+
+
+def test_tangents_of_convolutions_differ_from_the_cpus_in_scratch_memory_alone():
+    """Both convolve three times where a tangent is passed on; cuDNN's workspace is an estimate."""
+
+    def tangent(device):
+        layer = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+        parameters = {name: each.detach() for name, each in layer.to(device).named_parameters()}
+        tangents = {name: torch.ones_like(each) for name, each in parameters.items()}
+        x = torch.randn(8, 3, 32, 32, device=device)
+        call = functools.partial(torch.func.functional_call, layer)
+        return torch.func.jvp(lambda given: call(given, (x,)), (parameters,), (tangents,))
+
+    with lazyviz.lazy() as here:
+        kept = tangent("cpu")
+    with lazyviz.lazy(device="A100-40GB") as there:
+        planned = tangent("cuda")
+    on_cpu, on_gpu = here.plan(), there.plan().devices["cuda:0"]
+    at = max(on_cpu.eager_timeline, key=lambda entry: entry[1])[0]
+    tensors = on_cpu.eager_peak_bytes - on_cpu.scratch[at].nbytes
+    assert on_gpu.peak_bytes - on_gpu.scratch[on_gpu.peak_at].nbytes == tensors
+    assert on_gpu.peak_range[0] <= on_cpu.eager_peak_bytes <= on_gpu.peak_range[1]
+    assert "the scratch memory of some kernels is an estimate" in there.plan().explain()
+    del kept, planned
