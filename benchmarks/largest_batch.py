@@ -89,8 +89,11 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def recorded(name: str, card: str, samples: int, *, named: bool = False) -> Any:
-    """The plan of two training steps with Adam; ``named``: the block knows which tensors are the batch."""
+def recorded(name: str, card: str, samples: int, *, named: bool = False, gpus: int = 1) -> Any:
+    """The plan of two training steps with Adam; ``named``: the block knows which tensors are the batch.
+
+    On several ``gpus`` the model is in ``nn.DataParallel``.
+    """
     lazyviz.reset()
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -101,22 +104,24 @@ def recorded(name: str, card: str, samples: int, *, named: bool = False) -> Any:
     with lazyviz.lazy(device=card, batch=[x, y] if named else None) as graph:
         model.to_empty(device="cuda")
         optimizer = torch.optim.Adam(model.parameters())
+        called = nn.DataParallel(model, list(range(gpus))) if gpus > 1 else model
         for _ in range(2):
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(called(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
     return graph.plan()
 
 
-def tried(name: str, card: str) -> dict[str, Any]:
+def tried(name: str, card: str, gpus: int = 1) -> dict[str, Any]:
     """The largest batch by a plan, and whether fresh recordings of it and of one sample more fit."""
     start = time.perf_counter()
-    largest = int(recorded(name, card, RECORDED, named=True).max_batch_size or 0)
+    largest = int(recorded(name, card, RECORDED, named=True, gpus=gpus).max_batch_size or 0)
     found = time.perf_counter() - start
     row: dict[str, Any] = {"model": name, "card": card, "largest": largest, "seconds": round(found, 2)}
     for key, samples in (("fits", largest), ("fits with one more", largest + 1)):
-        plan = recorded(name, card, samples)
-        row[key] = bool(plan.fits)
+        plan = recorded(name, card, samples, gpus=gpus)
+        found = [each for each in plan.devices.values() if each.device.startswith("cuda")]
+        row[key] = all(each.fits for each in found)
         row[f"needed, {key}"] = plan.needed_bytes
     return row
 
@@ -127,16 +132,17 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", help="default: all")
     parser.add_argument("--cards", default=",".join(CARDS))
+    parser.add_argument("--gpus", type=int, default=1, help="more than one: in nn.DataParallel")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     rows = []
     for name in options.models or MODELS:
         for card in options.cards.split(","):
-            row = tried(name, card)
+            row = tried(name, card, options.gpus)
             rows.append(row)
             verdict = "as it should be" if row["fits"] and not row["fits with one more"] else "NOT SO"
             print(f"{name:14} {card:12} {row['largest']:8,} {row['seconds']:6.1f} s  {verdict}", flush=True)
-    if options.json or not options.models:
+    if options.json or (not options.models and options.gpus == 1):
         (options.json or RESULTS).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     if not all(row["fits"] and not row["fits with one more"] for row in rows):
         sys.exit(1)

@@ -259,6 +259,20 @@ def distributed_module(device: torch.device, ranks: int) -> Any:
     return model, optimizer
 
 
+def product(left: Any, right: Any, *sizes: int) -> Callable[[torch.device, int], Any]:
+    """A product of two DTensors with these placements, gathered on every rank."""
+
+    def run(device: torch.device, ranks: int) -> Any:
+        mesh = init_device_mesh(device.type, sizes or (ranks,))
+        factors = [
+            distribute_tensor(torch.randn(256, 256, device=device), mesh, placements)
+            for placements in (left, right)
+        ]
+        return (factors[0] @ factors[1]).full_tensor()
+
+    return run
+
+
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 PROGRAMS: dict[str, Program] = {
@@ -273,6 +287,9 @@ PROGRAMS: dict[str, Program] = {
     "sequence and loss parallel": Program(sequence_parallel),
     "FSDP2 and tensor parallel": Program(two_dimensions, (4,)),
     "distribute_module": Program(distributed_module),
+    "product of rows and columns": Program(product([Shard(0)], [Shard(1)])),
+    "product of columns and rows": Program(product([Shard(1)], [Shard(0)])),
+    "product on a 2-D mesh": Program(product([Shard(0), Shard(1)], [Shard(0), Shard(1)], 2, 2), (4,)),
     "pipeline, GPipe": Program(pipeline("ScheduleGPipe")),
     "pipeline, 1F1B": Program(pipeline("Schedule1F1B")),
     "pipeline, interleaved 1F1B": Program(pipeline("ScheduleInterleaved1F1B", 2)),

@@ -513,6 +513,8 @@ class Graph:
         self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
         self.independent_rng = False  # pieces may draw for themselves inside fused kernels
+        # Nodes that cut a tensor into a part for each GPU, as DataParallel does, and the number of GPUs.
+        self.handed_out: dict[Node, int] = {}
         self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
         self.outermost = id(self)  # tells the blocks that are nested in one from others
         self.elsewhere: set[str] = set()  # names of threads whose ops ran unrecorded during the block

@@ -42,6 +42,7 @@ class _Flat:
             self.flat.nodes.append(self._node(node, position))
         for owner, _ in self._graphs:
             self.flat.in_parts |= owner.in_parts
+            self.flat.handed_out |= {self._nodes[node]: count for node, count in owner.handed_out.items()}
             self.flat.elsewhere |= owner.elsewhere
             self.flat.as_eager |= owner.as_eager
             self.flat.assumed |= owner.assumed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -147,39 +147,27 @@ def _room(
 
 
 class DevicePlans(Mapping[str, DevicePlan]):
-    """The plans of a graph's devices by name: the plan's own first, the others computed on demand.
-
-    Tensors on other CUDA devices are assumed to be on other GPUs of the planned kind.
-    """
+    """The plans of a graph's devices by name: the plan's own first, the others by ``plan`` on demand."""
 
     def __init__(
-        self,
-        graph: Graph,
-        spans: Mapping[torch.device, Sequence[Lifetime]],
-        own: DevicePlan,
-        target: Device | DeviceProfile,
+        self, devices: Iterable[torch.device], own: DevicePlan, plan: Callable[[torch.device], DevicePlan]
     ) -> None:
-        self._graph = graph
-        self._target = target
-        self._own = own
+        self._names = dict.fromkeys([own.device, *map(str, devices)])
         self._made = {own.device: own}
-        self._spans: dict[str, Sequence[Lifetime]] = {own.device: ()}
-        self._spans.update({str(device): each for device, each in spans.items()})
+        self._plan = plan
 
     def __getitem__(self, name: str) -> DevicePlan:
         if name not in self._made:
-            spans = self._spans[name]
-            device = torch.device(name)
-            alike = device.type == "cuda" and isinstance(self._target, DeviceProfile)
-            target = self._target if alike else target_of(device)
-            self._made[name] = plan_device(self._graph, spans, device, target, of=self._own.of)
+            if name not in self._names:
+                raise KeyError(name)
+            self._made[name] = self._plan(torch.device(name))
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._spans)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self._names)
 
     def __repr__(self) -> str:
         return f"<DevicePlans of {', '.join(self)}>"

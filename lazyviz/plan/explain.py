@@ -110,6 +110,8 @@ def of_batch(plan: Plan) -> list[str]:
     lines = text.splitlines()
     if (largest := plan.max_batch_size) is not None:
         lines.append(f"The largest batch that fits{' so' if plan.split.pieces > 1 else ''}: {largest:,}")
+    elif (why := plan._answers.why_no_largest) is not None:
+        lines.append(f"The largest batch that fits is unknown: {why}.")
     return lines
 
 

@@ -52,6 +52,8 @@ class Answers(Protocol):
     @property
     def max_batch_size(self) -> int | None: ...
     @property
+    def why_no_largest(self) -> str | None: ...
+    @property
     def by_origin(self) -> Mapping[Storage, Sequence[Lifetime]]: ...
     @property
     def spans(self) -> Sequence[Lifetime]: ...
@@ -371,7 +373,8 @@ class Plan(Tabular):
     def max_batch_size(self) -> int | None:
         """The largest batch that fits, in as many pieces as this plan, or in any number with ``"auto"``.
 
-        ``None`` if no batch was named, or if the capacity or the growth of an operator's results is unknown.
+        ``None`` if no batch was named, or if the capacity or the growth of an operator's results is unknown;
+        ``explain()`` says which.  If the program uses several absent GPUs, the batch fits on each of them.
         Found by planning other sizes; 0 if not even one sample fits.
         """
         return self._answers.max_batch_size

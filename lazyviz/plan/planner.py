@@ -47,6 +47,7 @@ from .remedies.remedy import Remedies, Remedy
 from .runtime.project import project_on
 from .runtime.projection import Projection
 from .workspace.size import Need
+from .workspace.table import scratch
 
 
 @gc_pause.paused()
@@ -107,6 +108,10 @@ def _counted(
 MOST_SAMPLES = 2**40  # upper limit of the search for the largest batch
 
 
+class _NotKnown(Exception):
+    """It is not known what the program would hold with a batch that the search asks for."""
+
+
 class Planner:
     """Plans of one graph for one device, for several batch sizes and numbers of pieces."""
 
@@ -125,6 +130,7 @@ class Planner:
         self.of: Run = of or ("eager" if is_absent(target) else "lazyviz")
         self.spans = everywhere.get(recorded, ())
         self._batch: Batch | None = None
+        self._why_unknown: str | None = None  # found by ``largest``
         self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # results of ``largest``
 
     @cached_property
@@ -168,17 +174,17 @@ class Planner:
                 lambda value: value.storage.dropped is None,
                 whole=self.graph.whole,
                 independent_rng=self.graph.independent_rng,
+                handed_out=self.graph.handed_out,
             )
         return self._batch
 
     def plan(self, batch_size: int | None) -> Plan:
         size = self._size(batch_size)
-        spans, everywhere, again = self.spans, self.everywhere, NOTHING_AGAIN
+        spans, again, samples = self.spans, NOTHING_AGAIN, None
         own = self.recorded_plan
         if batch_size is not None and self.batch is not None and batch_size != self.batch.size:
             spans, needs = self.scaled(batch_size)
-            everywhere = {**everywhere, self.recorded: spans}
-            own = self.planned(self.graph, spans, needs, self.of)
+            own, samples = self.planned(self.graph, spans, needs, self.of), batch_size
         pieces = 1
         if self.split not in (None, "off", 1):
             if self.batch is None:
@@ -191,7 +197,24 @@ class Planner:
             if split.pieces > 1:  # not even one sample a piece would fit
                 split = SplitPlan(1, [size or 1])
             ours, again = self.recomputed(spans, own)
-        return self._made(own, ours, everywhere, split, size, again, partial(self.by_lazyviz, spans, own))
+        by_lazyviz = partial(self.by_lazyviz, spans, own)
+        devices = DevicePlans(self.everywhere, ours, partial(self.elsewhere, samples=samples, of=ours.of))
+        return self._made(own, ours, devices, split, size, again, by_lazyviz)
+
+    def elsewhere(self, device: torch.device, samples: int | None, of: Run) -> DevicePlan:
+        """The plan of another device's tensors, with a batch of ``samples`` (``None``: as recorded).
+
+        Other CUDA devices are assumed to be GPUs of the planned kind.
+        """
+        alike = device.type == "cuda" and isinstance(self.target, DeviceProfile)
+        target = self.target if alike else target_of(device)
+        spans, needs = self.everywhere[device], None
+        if samples is not None:
+            assert self.batch is not None
+            kind = "cuda" if is_card(target) else device.type
+            needs = scratch(self.graph, device, kind)
+            spans, needs = self._grown(spans, needs, samples, device, kind)
+        return plan_device(self.graph, spans, device, target, needs, of=of)
 
     def by_lazyviz(self, spans: Sequence[Lifetime], whole: DevicePlan) -> DevicePlan:
         """The plan ``whole``, of ``spans``, as of an evaluation by lazyviz."""
@@ -222,10 +245,20 @@ class Planner:
 
     def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
         """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
-        assert self.batch is not None
-        spans, needs = scaled(self.spans, self._needs, self.batch, samples)
         kind = "cuda" if is_card(self.target) else self.recorded.type
-        return spans, needs | rescaled(self.graph, self.recorded, kind, self.batch, samples)
+        return self._grown(self.spans, self._needs, samples, self.recorded, kind)
+
+    def _grown(
+        self,
+        spans: Sequence[Lifetime],
+        needs: Mapping[int, Need],
+        samples: int,
+        device: torch.device,
+        kind: str,
+    ) -> tuple[list[Lifetime], dict[int, Need]]:
+        assert self.batch is not None
+        grown, more = scaled(spans, needs, self.batch, samples)
+        return grown, more | rescaled(self.graph, device, kind, self.batch, samples)
 
     def fewest(self, size: int, whole: DevicePlan) -> int:
         """The fewest pieces that fit with a margin; the maximum number if none fit."""
@@ -251,9 +284,7 @@ class Planner:
         Another call continues from there.
         """
         batch = self.batch
-        if batch is None or batch.analysis.unknown:
-            return None
-        if self.recorded_plan.fits is None:
+        if batch is None or self.why_unknown() is not None:
             return None
 
         group = batch.analysis.group
@@ -274,6 +305,8 @@ class Planner:
 
         def plan(blocks: int) -> tuple[bool, int]:
             samples = blocks * group
+            if (why := batch.unknown_growth(samples)) is not None:
+                raise _NotKnown(why)
             spans, needs = self.scaled(samples)
             pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
             if pieces > 1 and batch.schedule is not None:
@@ -282,16 +315,38 @@ class Planner:
                 made = self.planned(self.graph, spans, needs, self.of)
                 if made.fits is False and self.recompute == "auto":
                     made, _ = self.recomputed(spans, made)
-            return made.fits is True, needed(made)
+            others = [self.elsewhere(each, samples, self.of) for each in self.other_cards if made.fits]
+            return all(each.fits for each in (made, *others)), max(map(needed, (made, *others)))
 
         room = self.recorded_plan.capacity_bytes or 0
-        return group * largest_fitting(batch.size // group or 1, MOST_SAMPLES // group, ask, room)
+        try:
+            return group * largest_fitting(batch.size // group or 1, MOST_SAMPLES // group, ask, room)
+        except _NotKnown as reason:
+            self._why_unknown = str(reason)
+            return None
+
+    def why_unknown(self) -> str | None:
+        """Why the largest batch that fits is not known; ``None`` if it is, or if no batch was named."""
+        if self.batch is None or self._why_unknown is not None:
+            return self._why_unknown
+        if (why := self.batch.unknown_growth(self.batch.size)) is not None:
+            return why
+        if self.recorded_plan.fits is None:
+            return f"{self.target.name} does not report its memory"
+        return None
+
+    @property
+    def other_cards(self) -> list[torch.device]:
+        """The other absent GPUs of the program, on which the batch has to fit, too."""
+        if not isinstance(self.target, DeviceProfile) or self.recorded.type != "cuda":
+            return []
+        return [device for device in self.everywhere if device.type == "cuda" and device != self.recorded]
 
     def _made(
         self,
         eager: DevicePlan,
         own: DevicePlan,
-        everywhere: Mapping[torch.device, Sequence[Lifetime]],
+        devices: DevicePlans,
         split: SplitPlan,
         size: int | None,
         again: RecomputePlan,
@@ -329,7 +384,7 @@ class Planner:
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,
             _reservation=own.reservation,
             _recorded_for=self.graph.card,
-            _devices=DevicePlans(self.graph, everywhere, own, self.target),
+            _devices=devices,
             tensor_peak_bytes=own.tensor_peak_bytes,
             peak_range=own.peak_range,
             eager_peak_range=eager.eager_peak_range,
@@ -363,6 +418,10 @@ class LateAnswers:
     @cached_property
     def max_batch_size(self) -> int | None:
         return self._planner.largest()
+
+    @property
+    def why_no_largest(self) -> str | None:
+        return self._planner.why_unknown() if self.max_batch_size is None else None
 
     @cached_property
     def by_origin(self) -> dict[Storage, list[Lifetime]]:

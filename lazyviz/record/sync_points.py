@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import dynamo
 from .dependencies import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
@@ -22,6 +23,10 @@ NESTED = (
     "an evaluation is in progress, and code that it calls (a progress callback, a listener, a signal "
     "handler, "
     "a finalizer) needs ops that have not run; the evaluation continues: try again when it has ended"
+)
+TRACE_ELSEWHERE = (
+    "Tracing runs the program on tensors with values: trace it on the CPU, and move what was traced to the "
+    "planned GPU."
 )
 
 
@@ -181,11 +186,8 @@ class PendingRuns:
                 f" To continue, give the value: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
-        if cause.startswith(("torch.export", "torch.jit.trace", "tracing ")):
-            text += (
-                " Tracing runs the program on tensors with values: trace it on the CPU, and move what "
-                "was traced to the planned GPU."
-            )
+        if cause.startswith(("torch.export", dynamo.EXPORT, "torch.jit.trace", "tracing ")):
+            text += f" {TRACE_ELSEWHERE}"
         if "sparse" in cause:
             text += (
                 " Planned are the sparse gradients of nn.Embedding and nn.EmbeddingBag, and COO tensors "

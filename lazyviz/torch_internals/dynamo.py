@@ -16,7 +16,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 
 # The class of autograd nodes of custom functions, and what the engine calls of them: torch 2.13 hands
 # gradients to some in a list, which lets them be freed on the way.
@@ -27,6 +27,16 @@ BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(Cust
 # The module that keeps functions of PyTorch in tables when it is imported, and replaces some.  Importing it
 # takes most of a second, which nobody here does before it is needed.
 KEEPS_WHAT_IT_FINDS = "torch._dynamo"
+EXPORT = "torch._dynamo.export"
+# What tracers make a fake tensor of a given one with, and what `pipeline` traces a model with.
+MAKE_FAKE = (FakeTensorConverter, "from_real_tensor")
+PIPELINES, TRACE_PIPELINE = "torch.distributed.pipelining._IR", "_trace_with_export"
+# What compiles backward passes while it is entered.
+COMPILED_BACKWARD, ENABLE_COMPILED_BACKWARD = "torch._dynamo.compiled_autograd", "_enable"
+# What AOTAutograd checks at a compiled function's first call, for tensors of these types.
+AOT_WRAPPERS, HANDLED_TYPES = "torch._functorch._aot_autograd.runtime_wrappers", "HANDLED_TYPES"
+# Imports what only a build for CUDA has, if there seems to be one.
+IMPORTS_CUDA = "torch._inductor.cudagraph_trees"
 # Flex attention's operator, and the function that calls it, by its name there.
 FLEX_OPERATOR, FLEX_FUNCTION = "torch._higher_order_ops.flex_attention", "torch.nn.attention.flex_attention"
 FLEX_CALLED = "flex_attention_hop"

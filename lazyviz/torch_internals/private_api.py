@@ -320,6 +320,12 @@ def inference_mode(enabled: bool) -> Iterator[None]:
 
 # --- compilers --------------------------------------------------------------------
 
+# Functions of `torch.jit` that run TorchScript's tracer, and what to call them; ONNX exports use the last.
+TRACED_BY = {
+    "trace": "torch.jit.trace",
+    "trace_module": "torch.jit.trace_module",
+    "_get_trace_graph": "tracing a program",
+}
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 

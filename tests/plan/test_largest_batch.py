@@ -43,3 +43,63 @@ def test_another_batch_size_is_planned_as_if_it_had_been_recorded(name, samples)
 def test_how_attention_with_dropout_grows_is_known_though_it_cannot_be_split():
     plan = largest_batch.recorded("transformer", "RTX-3060", 4, named=True)
     assert plan.max_batch_size and plan.split.blocked_by
+
+
+# --- several GPUs ----------------------------------------------------------------------
+
+ON_THREE = {"gpus": 3}
+
+
+@pytest.mark.parametrize("name", largest_batch.MODELS)
+def test_the_largest_batch_of_data_parallel_fits_and_one_sample_more_does_not(name):
+    row = largest_batch.tried(name, "RTX-3060", 2)
+    assert row["largest"] > largest_batch.RECORDED
+    assert row["fits"] and not row["fits with one more"], row
+
+
+@pytest.mark.parametrize("name", largest_batch.MODELS)
+@pytest.mark.parametrize("samples", [8, 701])
+def test_every_gpu_of_data_parallel_is_planned_for_another_batch(name, samples):
+    """The parts are as ``torch.chunk`` cuts them: of 701 samples 234, 234, and 233.
+
+    With one sample for each GPU, PyTorch would run other operators.
+    """
+    replanned = largest_batch.recorded(name, "A100-40GB", 6, named=True, **ON_THREE).replan(
+        batch_size=samples
+    )
+    actual = largest_batch.recorded(name, "A100-40GB", samples, **ON_THREE)
+    assert list(replanned.devices) == list(actual.devices)
+    for device, there in actual.devices.items():
+        assert replanned.devices[device].peak_bytes == there.peak_bytes, device
+        assert replanned.devices[device].reserved_bytes == there.reserved_bytes, device
+
+
+def test_a_batch_that_data_parallel_gives_fewer_gpus_is_refused_by_name():
+    plan = largest_batch.recorded("perceptron", "A100-40GB", 6, named=True, **ON_THREE)
+    assert "DataParallel hands a part of the batch to each GPU" in plan.explain()
+    with pytest.raises(ValueError, match="fewer than 3 GPUs for a batch of 2"):
+        plan.replan(batch_size=2)
+    few = largest_batch.recorded("perceptron", "A100-40GB", 2, named=True, **ON_THREE)
+    assert few.max_batch_size is None
+    assert "is unknown: lazyviz cannot determine" in few.explain()
+    assert "no samples for some of DataParallel's 3 GPUs" in few.explain()
+
+
+def test_shapes_of_a_part_name_the_batch():
+    plan = largest_batch.recorded("perceptron", "A100-40GB", 7, named=True, **ON_THREE)
+    assert plan.max_batch_size
+    (parts,) = {
+        tuple(value.symbolic_shape[0] for value in node.outputs)
+        for node in plan._nodes
+        if node.op is torch.ops.aten.split.Tensor
+    }
+    assert parts == ("ceil(B/3)", "ceil(B/3)", "(B-2*ceil(B/3))")
+
+
+def test_a_split_that_is_not_data_parallels_still_has_an_unknown_growth():
+    with lazyviz.lazy(device="A100-40GB"):
+        x = torch.empty(6, 8, device="cuda")
+    with lazyviz.lazy(device="A100-40GB", batch=[x]) as graph:
+        kept = [part * 2 for part in x.split(2)]
+    assert kept and graph.plan().max_batch_size is None
+    assert "it splits the batch dimension" in graph.plan().explain()

@@ -24,6 +24,8 @@ SECONDS = 400  # of a machine that has much else to do
         ("FSDP2 and tensor parallel", 4),
         ("pipeline, interleaved 1F1B", 2),
         ("distribute_module", 2),
+        ("product of rows and columns", 2),
+        ("product on a 2-D mesh", 4),
     ],
 )
 def test_each_rank_takes_what_was_planned(program, ranks, tmp_path):

@@ -127,16 +127,16 @@ def _indexed(call: Call, value: Value, indices: Sequence[Any], ndim: int) -> Pla
     if shard is not None:
         # logits[torch.arange(B), target]: each sample its own row.
         rows = dict(given)[shard.dim]
-        if not counts_up(rows, call.total) or shard != Shard(shard.dim):
+        if not counts_up(rows, shard.samples(call.total)) or shard != call.batch_at(shard.dim):
             raise Coupled("it selects samples by index")
         place = width - len(rows.shape)
-        call.heads[rows] = Shard(0)
+        call.heads[rows] = call.batch_at(0)
         for _, entry in given:
             if entry is not rows:
                 at = place - (width - len(entry.shape))
                 if at >= 0 and entry.shape[at] != 1:
-                    call.take(entry, Shard(at))
-        return Shard(front + place)
+                    call.take(entry, call.batch_at(at))
+        return call.batch_at(front + place)
     found: Shard | None = None
     for _, entry in chosen:
         own = call.shard(entry)
@@ -176,29 +176,30 @@ def index_put(call: Call) -> Placement | None:
     if before is None and not chosen and own is None:
         return None
     given = [(dim, entry) for dim, entry in enumerate(indices) if entry is not None]
-    rows = next(((dim, entry) for dim, entry in given if counts_up(entry, call.total)), None)
-    if before is None and rows is not None and target.shape[rows[0]] == call.total:
-        call.take(target, Shard(rows[0]))
-        before = Shard(rows[0])
+    samples = call.batch_at(0).size(call.total)
+    rows = next(((dim, entry) for dim, entry in given if counts_up(entry, samples)), None)
+    if before is None and rows is not None and target.shape[rows[0]] == samples:
+        call.take(target, call.batch_at(rows[0]))
+        before = call.batch_at(rows[0])
     width = max(len(entry.shape) for _, entry in given)
     if before is not None:
-        if rows is None or before != Shard(rows[0]):
+        if rows is None or before != call.batch_at(rows[0]):
             if any(dim == before.dim for dim, _ in given):
                 raise Coupled("it writes samples at indices")
             found = _indexed(call, target, indices, len(source.shape))
         else:
-            call.heads[rows[1]] = Shard(0)
+            call.heads[rows[1]] = call.batch_at(0)
             place = width - len(rows[1].shape)
             for _, entry in given:
                 at = place - (width - len(entry.shape))
                 if entry is not rows[1] and at >= 0 and entry.shape[at] != 1:
-                    call.take(entry, Shard(at))
+                    call.take(entry, call.batch_at(at))
             front = (
                 given[0][0]
                 if [dim for dim, _ in given] == list(range(given[0][0], given[0][0] + len(given)))
                 else 0
             )
-            found = Shard(front + place)
+            found = call.batch_at(front + place)
         ndim = len(target.shape) - len(given) + width
         if isinstance(found, Shard):
             at = found.dim - (ndim - len(source.shape))

@@ -280,7 +280,7 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
 @rule("_cudnn_rnn _cudnn_rnn_backward")
 def cudnn_rnn(call: Call) -> Outputs | None:
     """Weights are whole; what cuDNN keeps for the backward pass is of the piece alone."""
-    found = Shard(0 if call["batch_first"] else 1)
+    found = call.batch_at(0 if call["batch_first"] else 1)
     spread = [each for each in ("input", "output", "grad_output") if call.has(each)]
     states = [each for each in ("hx", "cx", "grad_hy", "grad_cy") if call.has(each)]
     own = next((shard for name in spread if (shard := call.shard(call[name])) is not None), None)
@@ -289,8 +289,8 @@ def cudnn_rnn(call: Call) -> Outputs | None:
     for name in spread:
         call.take(call[name], found)
     for name in states:
-        call.take(call[name], Shard(1))
-    results: list[Placement | None] = [found, Shard(1), Shard(1)]
+        call.take(call[name], call.batch_at(1))
+    results: list[Placement | None] = [found, call.batch_at(1), call.batch_at(1)]
     if call.has("reserve"):
         return results + [PARTIAL] * len(call["weight"])
     return [*results, LOCAL]
@@ -413,32 +413,32 @@ def ctc_loss(call: Call) -> Outputs | None:
             return None
         shard = padded.at(1)
     _ctc(call, shard)
-    return [Shard(0), Shard(0)]
+    return [shard.at(0), shard.at(0)]
 
 
 @rule("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Placement | None:
     shard = call.shard(call["log_probs"])
     if shard is None:
-        shard = Shard(1)  # whatever else is spread is so by its first dimension
+        shard = call.batch_at(1)  # whatever else is spread is so by its first dimension
     _ctc(call, shard)
     for name in ("grad", "neg_log_likelihood", "log_alpha"):
-        call.take(call[name], Shard(0))
+        call.take(call[name], shard.at(0))
     return shard
 
 
 def _ctc(call: Call, shard: Shard) -> None:
-    if shard != Shard(1):  # steps x samples x classes
+    if shard != call.batch_at(1):  # steps x samples x classes
         raise Coupled("it combines samples")
     targets = call["targets"]
     if len(targets.shape) != 2:
         raise Coupled("its targets are concatenated for all samples: pass them padded, (samples, length)")
     call.take(call["log_probs"], shard)
-    call.take(targets, Shard(0))
+    call.take(targets, shard.at(0))
     for name in ("input_lengths", "target_lengths"):
         lengths = call[name]
         if isinstance(lengths, Value):
-            call.take(lengths, Shard(0))
+            call.take(lengths, shard.at(0))
         else:
             call.ranges[name] = _part(lengths)
 

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...graph.ir import TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part ``index`` of ``count`` of a batch, as ``torch.chunk`` cuts them: only the last is smaller."""
+
+    index: int
+    count: int
+
+    def samples(self, total: int) -> int:
+        """How many of ``total`` samples it has; none if fewer parts are enough for them."""
+        most = -(-total // self.count)
+        return max(0, min(most, total - self.index * most))
+
+    @property
+    def symbol(self) -> str:
+        """Its samples as a term of ``"B"``."""
+        most = f"ceil(B/{self.count})"
+        before = f"{self.index}*{most}" if self.index > 1 else most
+        return most if self.index < self.count - 1 or not self.index else f"(B-{before})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +35,29 @@ class Shard:
 
     Merged dimensions keep their factors: ``(B, T)`` flattened is ``Shard(0, unit=T)``, ``(T, B)``
     is ``Shard(0, outer=T)``, the first of the two dimensions of a batch seen as ``(B / 4, 4)`` is
-    ``Shard(0, group=4)``: pieces then have a multiple of 4 samples.
+    ``Shard(0, group=4)``: pieces then have a multiple of 4 samples.  ``part``: only these samples are there.
     """
 
     dim: int
     outer: int = 1
     unit: int = 1
     group: int = 1
+    part: Part | None = None
 
     def at(self, dim: int) -> Shard:
-        return self if dim == self.dim else Shard(dim, self.outer, self.unit, self.group)
+        return self if dim == self.dim else replace(self, dim=dim)
 
     def like(self, other: Shard) -> bool:
         """Whether both cut their dimension in the same places."""
-        return (self.outer, self.unit, self.group) == (other.outer, other.unit, other.group)
+        return self.at(0) == other.at(0)
+
+    def samples(self, total: int) -> int:
+        """How many of a batch of ``total`` samples are there."""
+        return total if self.part is None else self.part.samples(total)
 
     def size(self, samples: int) -> int:
         """Entries of the dimension for that many samples."""
-        return self.outer * (samples // self.group) * self.unit
+        return self.outer * (self.samples(samples) // self.group) * self.unit
 
     def shape(self, full: Sequence[int], samples: int) -> list[int]:
         """The shape of the part that holds ``samples`` of a tensor of shape ``full``."""
@@ -43,7 +68,8 @@ class Shard:
     def symbolic(self, full: Sequence[int]) -> tuple[int | str, ...]:
         """The shape ``full`` with the size of the batch as ``"B"``: ``("128*B", 512)``, ``("B/4", 4)``."""
         factor = self.outer * self.unit
-        name = ("B" if factor == 1 else f"{factor}*B") + (f"/{self.group}" if self.group > 1 else "")
+        batch = "B" if self.part is None else self.part.symbol
+        name = (batch if factor == 1 else f"{factor}*{batch}") + (f"/{self.group}" if self.group > 1 else "")
         return (*full[: self.dim], name, *full[self.dim + 1 :])
 
     def stride(self, meta: TensorMeta, samples: int) -> list[int]:

@@ -10,6 +10,7 @@ An operator that combines samples, or that has no rule, prevents the split and i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ from . import views as _views  # noqa: F401
 from .analysis import BatchAnalysis as BatchAnalysis
 from .analysis import Blocker as Blocker
 from .partial_inputs import can_make_part, is_pointwise, make_part, pull
-from .placement import LOCAL, PARTIAL, Local, Partial, Placement, Shard
+from .placement import LOCAL, PARTIAL, Local, Part, Partial, Placement, Shard
 from .pointwise import pointwise
-from .rule import FACTORIES, RULES, Call, Coupled, base_name, named
+from .rule import FACTORIES, RULES, Call, Coupled, Rule, base_name, named
 
 _SHAPE_ONLY = named(
     """empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided
@@ -33,6 +34,7 @@ _ZEROS = frozenset(["zeros", "zeros_like", "new_zeros"])
 _LINEAR = named("""add sub neg clone _to_copy mul div sum rsub""")
 _LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for what a tensor was made of
 _SELF_DRAWING = "it draws random numbers inside its kernel"
+_HANDED_OUT = "DataParallel hands a part of the batch to each GPU"
 
 
 def analyze(
@@ -41,6 +43,7 @@ def analyze(
     *,
     whole: Collection[str] = (),
     independent_rng: bool = False,
+    handed_out: Mapping[Node, int] | None = None,
 ) -> BatchAnalysis:
     """Follow the batch through ``nodes``, given in program order.
 
@@ -48,10 +51,11 @@ def analyze(
         roots: the batch tensors: dimension ``dim`` of each has one entry a sample.
         whole: names of operators that may run on the whole batch where they would block a split.
         independent_rng: operators that draw inside a fused kernel may draw separately for each piece.
+        handed_out: nodes that cut a tensor into a part for each GPU, and the number of GPUs.
     """
     seeds: dict[Value, Shard | Partial] = {}
     while True:
-        analysis, more = _Pass(nodes, roots, seeds, whole, independent_rng).run()
+        analysis, more = _Pass(nodes, roots, seeds, whole, independent_rng, handed_out or {}).run()
         if not more:
             return analysis
         seeds.update(more)
@@ -67,10 +71,12 @@ class _Pass:
         seeds: Mapping[Value, Shard | Partial],
         whole: Collection[str],
         independent_rng: bool,
+        handed_out: Mapping[Node, int],
     ) -> None:
         size = next((value.shape[shard.dim] for value, shard in roots.items()), 1)
         self.nodes, self.seeds = nodes, seeds
         self.whole_by_wish, self.independent_rng = whole, independent_rng
+        self.handed_out = handed_out
         self.result = BatchAnalysis(size, dict(roots))
         self.now: dict[Value, Placement] = dict(roots)  # at this point of the program
         self.on: dict[Storage, list[Value]] = {}  # the spread values on it
@@ -162,9 +168,11 @@ class _Pass:
 
     def visit_sharded(self, node: Node, name: str) -> None:
         call = Call(node, self.result.size, self.now.get)
-        rule = RULES.get(name)
-        if rule is None and is_pointwise(node):
-            rule = pointwise
+        if len(node.outputs) < (count := self.handed_out.get(node, 0)):
+            return self.block(node, f"the batch has no samples for some of DataParallel's {count} GPUs")
+        if count and (parts := parts_of(call)) is not None:
+            return self.block(node, _HANDED_OUT, parts)
+        rule = rule_of(node)
         if rule is None:
             if name in self.whole_by_wish:
                 return self.run_whole(node)
@@ -305,13 +313,14 @@ class _Pass:
             self.more[written] = wanted
             return True
         for base, path in self.paths(written):
-            blocks = wanted.outer * (self.result.size // wanted.group)
             sizes = [wanted] if base is written else []
-            sizes += [
-                Shard(dim, wanted.outer, length // blocks, wanted.group)
-                for dim, length in enumerate(base.shape)
-                if length and length % blocks == 0
-            ]
+            for like in (wanted, replace(wanted, part=None)) if wanted.part is not None else (wanted,):
+                blocks = replace(like, unit=1).size(self.result.size)
+                sizes += [
+                    replace(like, dim=dim, unit=length // blocks)
+                    for dim, length in enumerate(base.shape)
+                    if length and length % blocks == 0
+                ]
             for candidate in sizes if base not in self.seeds else ():
                 if self.leads(base, candidate, path, written, wanted):
                     self.more[base] = candidate
@@ -337,11 +346,12 @@ class _Pass:
         """Whether ``written`` is placed as wanted if ``base`` is at ``start``."""
         placed: dict[Value, Placement] = {base: start}
         for node in path:
-            found = RULES.get(base_name(node.op)) or (pointwise if is_pointwise(node) else None)
+            found, call = rule_of(node), Call(node, self.result.size, placed.get)
+            parts = parts_of(call) if node in self.handed_out else None
             if found is None:
                 return False
             try:
-                outputs = _by_output(node, found(Call(node, self.result.size, placed.get)))
+                outputs = _by_output(node, found(call) if parts is None else parts)
             except Coupled:
                 return False
             placed.update({value: at for value, at in zip(node.outputs, outputs) if at is not None})
@@ -353,6 +363,27 @@ SEPARABLE = named(
     log_normal geometric"""
 )
 """Operators whose draws can be made for the whole batch and cut."""
+
+
+def rule_of(node: Node) -> Rule | None:
+    return RULES.get(base_name(node.op)) or (pointwise if is_pointwise(node) else None)
+
+
+def parts_of(call: Call) -> list[Shard] | None:
+    """The placements of the parts that ``nn.DataParallel`` cuts its argument into.
+
+    ``None`` if the batch is in another dimension, or if parts of another batch need not end between samples.
+    """
+    node = call.node
+    shard = call.shard(call["self"])
+    dim, count = call["dim"] % len(call["self"].shape), len(node.outputs)
+    if shard is None or (shard.dim, shard.outer, shard.group, shard.part) != (dim, 1, 1, None):
+        return None
+    if shard.unit > 1 and node.op is torch.ops.aten.split.Tensor:  # it was not told the size of each part
+        return None
+    parts = [replace(shard, part=Part(index, count)) for index in range(count)]
+    fitting = all(_holds(value, part, call.total) for value, part in zip(node.outputs, parts))
+    return parts if fitting else None
 
 
 def draws_nothing(node: Node) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...graph.ir import Node, Value
 from ...torch_internals.private_api import OpOverload
-from .placement import PARTIAL, Placement, Shard
+from .placement import PARTIAL, Part, Placement, Shard
 
 Outputs = Sequence[Placement | None]
 Rule = Callable[["Call"], "Outputs | Placement | None"]
@@ -84,6 +84,16 @@ class Call:
         """The batch dimension of ``value``; ``None``: it is whole, or not a tensor."""
         found = self._placement(value) if isinstance(value, Value) else None
         return found if isinstance(found, Shard) else None
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the batch that its arguments have, if not all of it."""
+        shards = (self.shard(value) for value in self.node.inputs)
+        return next((shard.part for shard in shards if shard is not None), None)
+
+    def batch_at(self, dim: int) -> Shard:
+        """Dimension ``dim`` is the samples that its arguments have."""
+        return Shard(dim, part=self.part)
 
     def placement(self, value: Value) -> Placement | None:
         return self._placement(value)

@@ -21,7 +21,7 @@ from ..liveness.lifetimes import Lifetime
 from ..workspace.size import NOTHING, Need
 from ..workspace.table import has_rule, scratch, with_metadata
 from .analysis import BatchAnalysis
-from .placement import Partial, Shard
+from .placement import Local, Part, Partial, Shard
 from .propagation import Blocker, analyze, is_view, separable
 from .rule import base_name
 from .schedule import Schedule, Unschedulable, schedule
@@ -65,6 +65,7 @@ class SplitPlan:
 
 REMEDIES = {
     "batch norm": "model.eval(), GroupNorm, or LayerNorm instead",
+    "DataParallel": "a single GPU, or accumulate gradients",
 }
 
 
@@ -116,9 +117,12 @@ class Batch:
         *,
         whole: Iterable[str] = (),
         independent_rng: bool = False,
+        handed_out: Mapping[Node, int] | None = None,
     ) -> None:
         self.nodes = nodes
-        self.analysis = analyze(nodes, roots, whole=frozenset(whole), independent_rng=independent_rng)
+        self.analysis = analyze(
+            nodes, roots, whole=frozenset(whole), independent_rng=independent_rng, handed_out=handed_out
+        )
         self._kept = kept
         for value, placement in self.analysis.placements.items():
             if isinstance(placement, Shard):
@@ -147,6 +151,25 @@ class Batch:
     @property
     def blocked(self) -> list[Blocker]:
         return self._scheduled[1]
+
+    def unknown_growth(self, samples: int) -> str | None:
+        """Why it is not known what the program would hold with a batch of ``samples``; ``None`` if it is."""
+        analysis = self.analysis
+        if analysis.unknown:
+            node = analysis.unknown[0]
+            reason = next((f": {each.reason}" for each in analysis.blocked if each.node is node), "")
+            return (
+                f"lazyviz cannot determine how the results of {node.name} ({node.op}) grow with the batch"
+                f"{reason}"
+            )
+        counts = {
+            shard.part.count
+            for shard in analysis.placements.values()
+            if isinstance(shard, Shard) and shard.part is not None
+        }
+        if any(not Part(count - 1, count).samples(samples) for count in counts):
+            return f"DataParallel would use fewer than {max(counts)} GPUs for a batch of {samples:,}"
+        return None
 
     def split(self, pieces: int, size: int | None = None) -> SplitPlan:
         """A batch of ``size`` samples (default: as recorded) in that many pieces, if it can be cut."""
@@ -197,30 +220,49 @@ def scaled(
     Raises ``ValueError`` if it is not known how an operator's results grow.
     """
     analysis = batch.analysis
-    if analysis.unknown:
-        node = analysis.unknown[0]
-        raise ValueError(
-            f"lazyviz cannot determine how the results of {node.name} ({node.op}) grow with the batch"
-        )
-    grows = {
-        value.storage.origin
-        for value, placement in analysis.placements.items()
-        if not isinstance(placement, Partial)
-    }
+    if (why := batch.unknown_growth(samples)) is not None:
+        raise ValueError(why)
+    grows: dict[Storage, Part | None] = {}
+
+    def held(value: Value, part: Part | None) -> None:
+        storage = value.storage.origin
+        # Parts are also views of a tensor that has all samples.
+        grows[storage] = part if grows.get(storage, part) == part else None
+
+    for value, placement in analysis.placements.items():
+        if isinstance(placement, Local) and value.node is not None:
+            held(value, _part_of(value.node, analysis))
+        elif not isinstance(placement, Partial):
+            held(value, placement.part if isinstance(placement, Shard) else None)
     for call in analysis.calls.values():
-        grows.update(value.storage.origin for value in call.slices)
-    total = batch.size
+        for value, shard in call.slices.items():
+            held(value, shard.part)
+
+    def grown(nbytes: int, part: Part | None) -> int:
+        if part is None:
+            return nbytes * samples // batch.size
+        return nbytes * part.samples(samples) // part.samples(batch.size)
+
     result = [
-        span._replace(storage=_copy(span.storage, span.storage.nbytes * samples // total))
+        span._replace(storage=_copy(span.storage, grown(span.storage.nbytes, grows[span.storage.origin])))
         if span.storage.origin in grows
         else span
         for span in spans
     ]
-    spread = {node.index for node in _spread(analysis)}
+    spread = {node.index: node for node in _spread(analysis)}
     return result, {
-        at: Need(*(size * samples // total for size in need)) if at in spread else need
+        at: Need(*(grown(size, _part_of(spread[at], analysis)) for size in need)) if at in spread else need
         for at, need in needs.items()
     }
+
+
+def _part_of(node: Node, analysis: BatchAnalysis) -> Part | None:
+    """The part of the batch that ``node`` works on, if not on all of it."""
+    for value in (*node.outputs, *node.inputs):
+        placement = analysis.placements.get(value)
+        if isinstance(placement, Shard):
+            return placement.part
+    return None
 
 
 def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, samples: int) -> dict[int, Need]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -38,7 +39,7 @@ def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: i
     """
     if 0 in shape:
         return None
-    blocks = total // shard.group
+    blocks = shard.samples(total) // shard.group
     inner = shard.unit * prod(shape[shard.dim + 1 :])
     group = shard.group
     after = 1
@@ -69,7 +70,9 @@ def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: i
     outer = length // blocks
     if group > 1 and unit % group == 0:
         unit, group = unit // group, 1
-    return Shard(dim, outer, unit, group)
+    if group > 1 and shard.part is not None:
+        return None  # parts of another batch need not be multiples of it
+    return Shard(dim, outer, unit, group, shard.part)
 
 
 @rule("t")
@@ -161,7 +164,7 @@ def _whole_batches(shard: Shard, start: int, end: int, size: int) -> Shard | Non
     part = size // shard.outer
     if start % part or end % part or end <= start:
         return None
-    return Shard(shard.dim, (end - start) // part, shard.unit, shard.group)
+    return replace(shard, outer=(end - start) // part)
 
 
 @rule("slice_backward")
@@ -178,7 +181,7 @@ def slice_backward(call: Call) -> Placement | None:
         part = size_of_batch = grad.shape[dim] // shard.outer
         if call["step"] != 1 or start % part or end % part or size % part:
             raise Coupled("it is the gradient of some samples of the batch")
-        found = Shard(dim, size // size_of_batch, shard.unit, shard.group)
+        found = replace(shard, outer=size // size_of_batch)
         call.sizes["start"] = lambda samples: start // part * shard.size(samples) // shard.outer
         call.sizes["end"] = lambda samples: end // part * shard.size(samples) // shard.outer
     call.local("input_sizes", found, sizes)
@@ -228,7 +231,7 @@ def split(call: Call) -> Outputs | None:
         count * shard.size(samples) // shard.outer for count in batches
     ]
     call.sizes["dim"] = lambda samples: dim
-    return [Shard(dim, count, shard.unit, shard.group) for count in batches]
+    return [replace(shard, outer=count) for count in batches]
 
 
 @rule("as_strided")
@@ -248,12 +251,12 @@ def as_strided(call: Call) -> Placement | None:
     made = value.node is not None and base_name(value.node.op) in FACTORIES
     step = value.stride[shard.dim] * shard.unit
     rest = offset + sum((length - 1) * by for length, by in zip(size, stride) if by < step)
-    where = [dim for dim, by in enumerate(stride) if by == step and size[dim] == call.total]
+    where = [dim for dim, by in enumerate(stride) if by == step and size[dim] == shard.samples(call.total)]
     if not made or value.meta.offset or shard.outer > 1 or shard.group > 1 or len(where) != 1 or rest >= step:
         raise Coupled("it views the memory of the batch with its own strides")
     if step != max(value.stride) * shard.unit or max(stride) != step:
         raise Coupled("it views the memory of the batch with its own strides")
-    found = Shard(where[0])
+    found = Shard(where[0], part=shard.part)
     call.local("size", found, size)
     return found
 
@@ -285,9 +288,9 @@ def cat(call: Call) -> Placement | None:
         return first
     if len(shards) != len(values):
         raise Coupled("it concatenates other rows to the batch")
-    if any((shard.dim, shard.unit, shard.group) != (dim, first.unit, first.group) for shard in shards):
+    if any(replace(shard, outer=1) != replace(first, outer=1) for shard in shards):
         raise Coupled("the batch is in different dimensions of its arguments")
-    return Shard(dim, sum(shard.outer for shard in shards), first.unit, first.group)
+    return replace(first, outer=sum(shard.outer for shard in shards))
 
 
 @rule("stack")
@@ -306,7 +309,7 @@ def repeat(call: Call) -> Placement | None:
         return None
     repeats = call["repeats" if call.has("repeats") else "dims"]
     dim = shard.dim + len(repeats) - len(value.shape)
-    return Shard(dim, shard.outer * repeats[dim], shard.unit, shard.group)
+    return replace(shard, dim=dim, outer=shard.outer * repeats[dim])
 
 
 @rule(

@@ -102,8 +102,11 @@ def _halved(plan: Plan) -> Iterator[Remedy]:
     if size is None or size < 2 or plan.max_batch_size is None:
         return
     half = size // 2
-    text = f"a batch of {half} samples instead of {size}"
-    yield _planned("batch", text, plan, plan.replan(batch_size=half), Cost())
+    try:
+        other = plan.replan(batch_size=half)
+    except ValueError:  # too few for DataParallel's GPUs
+        return
+    yield _planned("batch", f"a batch of {half} samples instead of {size}", plan, other, Cost())
 
 
 def _planned(kind: str, text: str, plan: Plan, other: Plan, cost: Cost) -> Remedy:

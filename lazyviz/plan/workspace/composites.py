@@ -88,3 +88,14 @@ def _variance(node: Node, threads: int) -> Need:
     """Of complex numbers the variances of both parts (``std_var_out``, ReduceOps.cpp)."""
     operand = node.args[0].meta
     return exactly(2 * node.outputs[0].nbytes if operand.dtype.is_complex else 0)
+
+
+@on(TABLE, "add", "div", "mul", "sub")
+def _of_two_types(node: Node, threads: int) -> Need:
+    """Operands of another dtype than the common one are cast first (``TensorIteratorBase::build``)."""
+    operands = [value.meta for value in node.args[:2] if isinstance(value, Value)]
+    if len(operands) < 2 or node.writes or not all(meta.shape for meta in operands):
+        return NOTHING
+    common = node.outputs[0].meta.dtype
+    cast = [meta for meta in operands if meta.dtype != common]
+    return exactly(sum(math.prod(meta.shape) * common.itemsize for meta in cast))

@@ -19,7 +19,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...torch_internals.kernel_selection import Instructions, onednn_instructions
 from ..liveness.lifetimes import Lifetime
-from . import composites, fourier
+from . import composites, fourier, gloo
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -33,6 +33,7 @@ from .size import NOTHING, Need
 _CPU_TABLE: dict[str, Rule] = {
     **composites.TABLE,
     **fourier.TABLE,
+    **gloo.TABLE,
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,
 }

@@ -13,7 +13,7 @@ import torch
 from ...graph.ir import Resize
 from ...torch_internals import cuda as torch_cuda
 from ..storage import TrackedStorage
-from ..sync_points import AbsentDeviceError
+from ..sync_points import TRACE_ELSEWHERE, AbsentDeviceError
 from ..tape import Tape
 
 
@@ -67,10 +67,10 @@ class PlannedStorage:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(name)
-        raise AbsentDeviceError(
-            f"{name} of a storage that is only planned: its size can be read and changed, but not its "
-            "contents."
-        )
+        text = f"{name} of a storage that is only planned: only its size can be read and changed."
+        if name == "_fix_weakref":  # asked for by what makes fake tensors
+            text += f" {TRACE_ELSEWHERE}"
+        raise AbsentDeviceError(text)
 
 
 def planned_storage(tape: Tape, tensor: torch.Tensor) -> PlannedStorage | None:

@@ -21,6 +21,7 @@ from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
 _C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned card's tensors for
+_OF_A_GPU = ("stream", "dl_device")  # arguments of DLPack's methods that the CPU does not have
 Call = Callable[..., Any]
 
 
@@ -97,7 +98,9 @@ def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any
 
     with tape.recording.paused(), private_api.no_dispatch_modes(), torch.random.fork_rng(devices=()):
         kwargs = {
-            name: "cpu" if name == "device" else replaced(item, stand_in) for name, item in kwargs.items()
+            name: "cpu" if name == "device" else replaced(item, stand_in)
+            for name, item in kwargs.items()
+            if name not in _OF_A_GPU
         }
         return original(*replaced(args, stand_in), **kwargs)
 

@@ -16,6 +16,7 @@ from torch.cuda import nccl
 from torch.nn.parallel import comm
 
 from ...torch_internals import cuda as torch_cuda
+from ..lazy_tensor import is_lazy
 from ..sync_points import AbsentDeviceError
 from .gpu_registry import Cards
 
@@ -43,6 +44,12 @@ class _Channels:
     def _places(self, devices: Sequence[Any]) -> list[torch.device]:
         return [torch.device("cuda", self._cards.index(device)) for device in devices]
 
+    def _handed_out(self, parts: Sequence[torch.Tensor], count: int) -> None:
+        """Note that a batch of any size is cut into one part for each of ``count`` GPUs."""
+        graph, first = self._cards.tape.recording.graph, parts[0]
+        if count > 1 and graph is not None and is_lazy(first) and first._lazyviz.node is not None:
+            graph.handed_out[first._lazyviz.node] = count
+
     def scatter_batch(
         self, ctx: Any, devices: Sequence[Any], sizes: Any, dim: int, tensor: torch.Tensor
     ) -> Any:
@@ -66,6 +73,7 @@ class _Channels:
             return tuple(out)
         places = self._places(devices)
         parts = tensor.chunk(len(places), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+        self._handed_out(parts, len(places))
         return tuple([part.to(place) for part, place in zip(parts, places)])
 
     def gather(
@@ -91,7 +99,9 @@ class _Channels:
                 device=_HOST if on_host else self._places([destination])[0],
                 memory_format=torch.channels_last if last else torch.contiguous_format,
             )
-        for part, tensor in zip(out.split(sizes, dim), tensors):
+        parts = out.split(sizes, dim)
+        self._handed_out(parts, len(parts))
+        for part, tensor in zip(parts, tensors):
             part.copy_(tensor, non_blocking=True)
         return out
 

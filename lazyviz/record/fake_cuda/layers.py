@@ -13,27 +13,15 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
-from ..sync_points import AbsentDeviceError
 from . import rnn as fake_cuda_rnn
+from .driver_calls import refusal
 from .gpu_registry import Cards
 
 
 def install(cards: Cards) -> None:
     _install_packing(cards)
     fake_cuda_rnn.install(cards)
-    cards.patches.set(torch.cuda, "CUDAGraph", _Graph)
     cards.replace(torch, "cond", _cond(torch.cond))
-
-
-def _unsupported(what: str) -> AbsentDeviceError:
-    return AbsentDeviceError(f"{what} is not supported for a GPU that is not on this machine.")
-
-
-class _Graph:
-    """In the place of ``torch.cuda.CUDAGraph``."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise _unsupported("torch.cuda.CUDAGraph")
 
 
 def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +32,7 @@ def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
             isinstance(each, torch.Tensor) and each.requires_grad and each.device in torch_cuda.STAND_INS
             for each in operands
         ):
-            raise _unsupported("torch.cond of operands that require a gradient")
+            raise refusal("torch.cond of operands that require a gradient")
         return cond(pred, true_fn, false_fn, operands)
 
     return checked

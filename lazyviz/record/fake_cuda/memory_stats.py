@@ -40,7 +40,15 @@ def _install_counters(cards: Cards) -> None:
         graph = cards.tape.recording.graph
         cards.reset_at = len(graph.nodes) if graph is not None else 0
 
-    for owner in (cuda, cuda.memory):
+    fraction_of: dict[int, float] = {}
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        fraction_of[cards.index(device)] = fraction
+
+    def fraction(device: Any = None) -> float:
+        return fraction_of.get(cards.index(device), 1.0)
+
+    for owner in (cuda, cuda.memory, torch.accelerator, torch.accelerator.memory):
         replace(owner, "memory_allocated", lambda device=None: counted(device)[0])
         replace(owner, "max_memory_allocated", lambda device=None: counted(device)[1])
         # nothing is given back to the driver before an allocation fails
@@ -48,18 +56,30 @@ def _install_counters(cards: Cards) -> None:
         replace(owner, "max_memory_reserved", reserved)
         replace(owner, "memory_summary", summary)
         replace(owner, "mem_get_info", free_and_total)
+        replace(owner, "get_memory_info", free_and_total)
         replace(owner, "reset_peak_memory_stats", reset)
         replace(owner, "reset_max_memory_allocated", reset)
-        replace(owner, "empty_cache", lambda: None)
-        replace(owner, "set_per_process_memory_fraction", lambda fraction, device=None: None)
-        for name in ("memory_stats", "memory_snapshot"):
-            replace(owner, name, _unknown(name))
+        for name in _WITHOUT_EFFECT:
+            replace(owner, name, lambda device=None: None)
+        replace(owner, "set_per_process_memory_fraction", set_fraction)
+        replace(owner, "get_per_process_memory_fraction", fraction)
+        for name in ("memory_stats", "memory_stats_as_nested_dict", "memory_snapshot"):
+            replace(owner, name, _unknown(f"{owner.__name__}.{name}"))
 
 
-def _unknown(name: str) -> Any:
+_WITHOUT_EFFECT = [
+    "empty_cache",
+    "empty_host_cache",
+    "reset_accumulated_memory_stats",
+    "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats",
+]
+
+
+def _unknown(what: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AbsentDeviceError(
-            f"torch.cuda.{name}() is not available for a GPU that is not on this machine; "
+            f"{what}() is not available for a GPU that is not on this machine; "
             "memory_allocated() and memory_reserved() are."
         )
 

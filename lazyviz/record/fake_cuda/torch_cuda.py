@@ -29,15 +29,18 @@ from ..unrecorded_ops import nodes_before_access
 from . import (
     data_errors,
     data_parallel,
+    driver_calls,
     flex_attention,
     memory_stats,
     releases,
     sparse_gradients,
     tensor_placement,
+    tracers,
     wrapper_subclasses,
 )
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
+from .driver_calls import refusal
 from .generation import Generation
 from .gpu import Card as Card
 from .gpu_registry import Memory, Reserved
@@ -114,6 +117,8 @@ class AbsentCards:
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
         fake_cuda_layers.install(self)
+        driver_calls.install(self)
+        tracers.install(self)
         data_parallel.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
@@ -124,6 +129,7 @@ class AbsentCards:
     def remove(self) -> None:
         self._generation.remove()
         flex_attention.remove()
+        tracers.remove()
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
@@ -373,6 +379,8 @@ class AbsentCards:
                 return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
 
         self.patches.set(torch, "Generator", Generator)
+        self.patches.set(torch, "Stream", _planned_or(torch.Stream, _Stream))
+        self.patches.set(torch, "Event", _planned_or(torch.Event, _Event))
         defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.card.count))
         self.patches.set(cuda, "default_generators", defaults)
 
@@ -448,10 +456,15 @@ class _Stream:
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = device
         self.cuda_stream = 0
+        self.priority = priority
 
     def synchronize(self) -> None: ...
     def wait_stream(self, stream: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        raise refusal("Stream.priority_range()")
 
     def query(self) -> bool:
         return True
@@ -471,7 +484,9 @@ class _Stream:
 class _Event:
     """An event that will never take place."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = kwargs.get("device")
+
     def record(self, stream: Any = None) -> None: ...
     def wait(self, stream: Any = None) -> None: ...
     def synchronize(self) -> None: ...
@@ -480,7 +495,27 @@ class _Event:
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        raise AbsentDeviceError("Event.elapsed_time() is not available: a planned GPU does not run.")
+        raise AbsentDeviceError(
+            "Event.elapsed_time() is not available: a planned GPU does not run. The projected time is "
+            "plan.seconds."
+        )
+
+    def ipc_handle(self) -> Any:
+        raise refusal("Event.ipc_handle()")
+
+
+def _planned_or(original: Any, planned: type) -> Any:
+    """In the place of ``torch.Stream`` or ``torch.Event``: makes those of planned devices, too."""
+
+    class Either(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, planned))
+
+        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            type_of = "cuda" if device is None or isinstance(device, int) else torch.device(device).type
+            return (planned if type_of == "cuda" else original)(device, *args, **kwargs)
+
+    return Either(original.__name__, (), {})
 
 
 def _unknown(what: str) -> Callable[..., Any]:

@@ -23,7 +23,8 @@ from ..parity.derivative_formulas import FormulaPatches
 from ..provenance.module_scopes import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
-from .attribute_patches import CodePatch, Patches, everything, is_ours, originals
+from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
+from .compilers import CompilerPatches
 from .global_flags import SettingsPatches
 from .kv_caches import CachePatches
 from .late_imports import LateImports
@@ -51,6 +52,7 @@ class Watch:
         self._rules = CodePatch(private_api.dispatch_rule)
         self._imports = LateImports(self._mode)
         self._caches = CachePatches(tape)
+        self._compilers = CompilerPatches(self._run_immediately)
         self._threads = Patches()
         self._patches = Patches()
         self._stance = (
@@ -70,6 +72,7 @@ class Watch:
             self._settings.install()
             self._rules.set(_no_rules)
             self._caches.install()
+            self._compilers.install()
             self._imports.install()
             if not self._threads and not self._threads.reapply():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
@@ -169,6 +172,8 @@ class Watch:
     def _is_planned(self) -> bool:
         """Whether what is recorded can only be planned: compiled code has no tensors to read."""
         recording = self._tape.recording
+        if self.away:  # something is traced on tensors with values
+            return False
         return recording.absent is not None or (recording.world is not None and recording.graph is not None)
 
     def _run_as_eager(self, frame: FrameType) -> None:
@@ -244,12 +249,16 @@ class Watch:
         returned = call.returned if returned is None else returned
         note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
 
-    def _run_immediately(self, function: Callable[..., Any], cause: str) -> Callable[..., Any]:
+    def _run_immediately(
+        self, function: Callable[..., Any], cause: str, also: tuple[Any, ...] = ()
+    ) -> Callable[..., Any]:
+        """``function``, after what is pending; ``also``: what it reads beside its arguments."""
+
         @functools.wraps(function)
         def at_once(*args: Any, **kwargs: Any) -> Any:
-            with self._suspended(cause, (*args, *kwargs.values())):
+            with self._suspended(cause, (*also, *args, *kwargs.values())):
                 result = function(*args, **kwargs)
-            note_region(self._tape, cause, (args, kwargs), result)
+            note_region(self._tape, cause, (also, args, kwargs), result)
             return result
 
         return at_once
@@ -277,7 +286,9 @@ class Watch:
         self._remove()
         private_api.remove_mode(self._mode)
         try:
-            yield
+            # Compilers ask `torch.cuda` for more than it answers for a planned GPU.
+            with out_of_place() if tape.recording.absent is not None else contextlib.nullcontext():
+                yield
         finally:
             self.away = False
             if recording:
@@ -363,6 +374,7 @@ class Watch:
             self._stance.restore()
             self._imports.remove()
             self._caches.remove()
+            self._compilers.remove()
             self._rules.restore()
             self._settings.remove()
             self._formulas.remove()

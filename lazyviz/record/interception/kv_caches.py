@@ -44,7 +44,7 @@ class CachePatches:
 
             @functools.wraps(set_attribute)
             def __setattr__(layer: Any, name: str, item: Any) -> None:
-                if isinstance(item, torch.Tensor):
+                if isinstance(item, torch.Tensor) and item.dim():  # not the count of tokens
                     note(tape, item)
                 set_attribute(layer, name, item)
 
@@ -65,7 +65,7 @@ class CachePatches:
                 layers = getattr(kept, "layers", ())
                 before = vars(layers[layer_idx]) if layer_idx < len(layers) else {}
                 for item in list(before.values()):  # made before this block
-                    if isinstance(item, torch.Tensor):
+                    if isinstance(item, torch.Tensor) and item.dim():
                         note(tape, item)
                 return update(kept, key_states, value_states, layer_idx, *args, **kwargs)
 
@@ -80,6 +80,8 @@ def note(tape: Tape, what: Any) -> int:
     """
     count = 0
     for tensor in _tensors(what, set()):
+        if tensor is not what and not tensor.dim():  # a count beside it
+            continue
         tape.scopes.learn_cache(tensor, tape.tensors.value_of)
         count += 1
     return count

@@ -18,9 +18,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from ...torch_internals import private_api
-from ...torch_internals.dynamo import KEEPS_WHAT_IT_FINDS
+from ...torch_internals.dynamo import IMPORTS_CUDA, KEEPS_WHAT_IT_FINDS
 from .attribute_patches import out_of_place
 
+_ASIDE = (KEEPS_WHAT_IT_FINDS, IMPORTS_CUDA)
 AFTER: dict[str, Callable[[ModuleType], None]] = {}
 """By name of a module: called with it when a block has imported it."""
 
@@ -59,12 +60,14 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != KEEPS_WHAT_IT_FINDS and name not in AFTER:
+        if name not in _ASIDE and name not in AFTER:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            action = AFTER.get(name)
-            spec.loader = _Aside(spec.loader, self._mode) if action is None else _Then(spec.loader, action)
+            if name in _ASIDE:
+                spec.loader = _Aside(spec.loader, self._mode)
+            if name in AFTER:
+                spec.loader = _Then(spec.loader, AFTER[name])
         return spec
 
 

@@ -539,14 +539,12 @@ class SyncPatches:
         Its compiler knows functions that are replaced while something is pending by those that they wrap.
         """
         self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
-        for name in ("trace", "trace_module"):
+        for name, cause in private_api.TRACED_BY.items():
             original = getattr(torch.jit, name)
 
-            def traced(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            def traced(*args: Any, _original: Any = original, _cause: str = cause, **kwargs: Any) -> Any:
                 tape = self.tape
-                fallback.evaluate_before_tracing(
-                    tape, f"torch.jit.{_original.__name__}", (*args, *kwargs.values())
-                )
+                fallback.evaluate_before_tracing(tape, _cause, (*args, *kwargs.values()))
                 with tape.recording.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 

@@ -130,3 +130,31 @@ def test_objects_that_refer_to_each_other_are_looked_through_once():
     assert graph.plan().by_category["kv_cache"] == cache.keys.nbytes
     with pytest.raises(TypeError, match="holds none"):
         lazyviz.mark_kv_cache(Cache())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_the_count_of_tokens_of_a_static_cache_is_no_part_of_it():
+    transformers = pytest.importorskip("transformers")
+    layers, heads, width, tokens = 2, 2, 16, 16
+    config = transformers.LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=heads,
+        max_position_embeddings=128,
+    )
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        model = transformers.LlamaForCausalLM(config).cuda().eval()
+        model.generate(
+            torch.zeros(1, tokens // 2, dtype=torch.long, device="cuda"),
+            max_new_tokens=tokens // 2,
+            min_new_tokens=tokens // 2,
+            do_sample=False,
+            cache_implementation="static",
+            pad_token_id=0,
+        )
+    # The last token is not put into the cache.
+    formula = 2 * layers * heads * width * (tokens - 1) * 4
+    assert max(graph.plan().category_timeline["kv_cache"]) == formula
