@@ -36,7 +36,7 @@ export class CodePanel {
     });
     this.#enter = roving(this.#body, (button) => {
       const row = button.closest("tr");
-      if (row) this.#bring(row);
+      this.#bring(row ?? undefined);
     });
   }
 
@@ -52,6 +52,12 @@ export class CodePanel {
     this.#asking = false;
     if (sections) this.#build(sections, facts);
     this.#fill(facts);
+    if (sections) {
+      // The line that holds most at the peak is in view from the start.
+      const held = (id: string): number => facts.lines[id]?.held ?? 0;
+      const [largest] = [...this.#rows.keys()].sort((a, b) => held(b) - held(a));
+      this.#bring(this.#rows.get(largest ?? "")?.row);
+    }
     if (this.#again) this.refresh();
   }
 
@@ -76,7 +82,7 @@ export class CodePanel {
   /** Marks lines: those of what is selected, or the one that was chosen. */
   mark(ids: readonly string[]): void {
     const marked = new Set(ids);
-    let first: HTMLElement | null = null;
+    let first: HTMLElement | undefined;
     for (const [id, { row, button }] of this.#rows) {
       const on = marked.has(id);
       row.classList.toggle("lz-marked", on);
@@ -84,11 +90,12 @@ export class CodePanel {
       else button.removeAttribute("aria-current");
       if (on) first ??= row;
     }
-    if (first) this.#bring(first);
+    this.#bring(first);
   }
 
   /** Scrolls a row into view, up and down only. */
-  #bring(row: HTMLElement): void {
+  #bring(row: HTMLElement | undefined): void {
+    if (!row) return;
     const top = row.offsetTop;
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
@@ -143,6 +150,7 @@ export class CodePanel {
     const ran = Object.values(lines).some((fact) => fact.seconds !== undefined);
     const head = this.#table.tHead?.rows[0]?.cells[4];
     if (head) head.textContent = ran ? "Time" : "≈ Time";
+    this.#table.classList.toggle("lz-untimed", !Object.values(lines).some((fact) => fact.seconds ?? fact.projected));
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};

@@ -1,4 +1,4 @@
-// The whole picture, small, with the part that is seen; drawn only where not all of it is seen.
+// The whole picture, small, with the part that is seen; drawn once the reader has moved, where not all of it is seen.
 
 import type { Camera } from "./camera";
 import { svg } from "../page/dom";
@@ -46,7 +46,8 @@ export class Minimap {
 
   follow(): void {
     const { view, width, height, picture } = this.#camera;
-    const all = -view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height;
+    // The first picture is without it: it would lie over boxes.
+    const all = !this.#camera.touched || (-view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height);
     this.element.toggleAttribute("hidden", all);
     if (all) return;
     const place = { x: -view.x / view.k, y: -view.y / view.k, width: width / view.k, height: height / view.k };
