@@ -11,6 +11,8 @@ from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes, format_change
+from ..scene.scene import Scene
+from .pictures import side_by_side
 
 MOST_ROWS = 12
 # The chart, in pixels of its own.
@@ -73,7 +75,20 @@ class Comparison(Tabular):
 
     def _repr_html_(self) -> str:
         lines = self.lines().html() if changed(self.by_line) else ""
-        return f"<div>{chart(self)}{self.table().html()}{lines}</div>"
+        return f"<div>{chart(self)}{self.table().html()}{lines}{self._pictures()}</div>"
+
+    def _pictures(self) -> str:
+        """Both graphs side by side, below one another where there is no room; what differs is colored."""
+        before, after = self.before, self.after
+        first = Scene(before.ir, before)
+        second = Scene(after.ir, after, drawn=first.hierarchy)
+        images = [
+            f'<img src="{address}" alt="{html.escape(f"The graph of {name}")}" '
+            'style="flex:1 1 480px;min-width:0;max-width:900px">'
+            for address, name in zip(side_by_side(first, second, self.names), self.names, strict=True)
+        ]
+        row = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start;margin-top:8px"
+        return f'<div style="{row}">{"".join(images)}</div>'
 
 
 def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:

@@ -135,9 +135,13 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
         node = nodes[index]
         if lanes[index] in ("other", "forward") and not node.module:
             kept = any(
-                value.storage.role in _KEPT
-                and (
-                    node.phase == "other" or value.storage.created == index or (node.writes and index < called)
+                (
+                    value.storage.role in _KEPT
+                    and (
+                        node.phase == "other"
+                        or value.storage.created == index
+                        or (node.writes and index < called)
+                    )
                 )
                 or (value.storage.id in counters and index < called)
                 for value in node.outputs

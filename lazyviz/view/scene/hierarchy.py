@@ -34,9 +34,8 @@ from .dataflow import (
 )
 from .errors import find_error, makers_of, open_error
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
-from .labels import tell_apart
 from .loops import name_loops
-from .results import Result, add_results
+from .names import Result, add_results, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
@@ -66,6 +65,9 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     reads, behind = data_flow(graph, hidden)
     root = Box("root", "", "other", None)
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
+    for group in [root, *root.children]:  # an optimizer that makes its states first comes last, too
+        if any(each.kind == "lane" for each in group.children):
+            group.children.sort(key=lambda each: each.phase == "optimizer")
     _merge_calls(root, reads, box_of)
     _simplify(root)
     name_loops(root, graph)
@@ -130,9 +132,7 @@ def _sort_into_boxes(
         entered = calls.taken()
         parent, phase = root, lanes[index]
         keys = [Step(("step", steps[index]), "step", f"step {steps[index] + 1}")] if many else []
-        keys += [Step(("lane", phase), "lane", phase)]
-        if index in initial:
-            keys += [Step(("initial",), "module", "initial values")]
+        keys += [Step(("lane", phase), "lane", phase), *([INITIAL] if index in initial else [])]
         keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
@@ -152,9 +152,6 @@ def _sort_into_boxes(
     while todo:
         barrier(todo.pop(), lane)
     _place_refused(graph, root, steps[-1] if many else None, latest, child)
-    for group in [root, *root.children]:  # an optimizer that makes its states first comes last, too
-        if any(each.kind == "lane" for each in group.children):
-            group.children.sort(key=lambda each: each.phase == "optimizer")
     return box_of, syncs
 
 
@@ -212,6 +209,9 @@ class Step(NamedTuple):
     label: str
     name: str = ""
     call: tuple[object, str] | None = None
+
+
+INITIAL = Step(("initial",), "module", "initial values")  # around ops that make a model
 
 
 def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:

@@ -36,7 +36,9 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
     ranked = sorted(rows.values(), key=lambda row: -sum(size for _, size in row))[:MOST]
     labels = [_together([box.name for box, _ in row]) for row in ranked]
     shared = _shared(labels)
-    return [_row(scene, label[len(shared) :], row, forward) for label, row in zip(labels, ranked, strict=True)]
+    return [
+        _row(scene, label[len(shared) :], row, forward) for label, row in zip(labels, ranked, strict=True)
+    ]
 
 
 def _together(names: list[str]) -> str:
@@ -78,9 +80,7 @@ def _is_layer(box: Box) -> bool:
     return not any(each.kind == "module" and each.name for each in inside)
 
 
-def _row(
-    scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[str, Box]
-) -> dict[str, Any]:
+def _row(scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[str, Box]) -> dict[str, Any]:
     names = sorted({box.name for box, _ in row}, key=_natural)
     total = sum(size for _, size in row)
     largest = max(row, key=lambda each: each[1])[0]

@@ -1,12 +1,61 @@
-"""Results: values with a name of the user's, as boxes of their own or in the label of the op that makes them."""
+"""Names in the picture: as much of a module's path as tells it apart, and the user's variables."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...graph.ir import Graph, Node, Value
 from .boxes import Box
 from .dataflow import Reads
+
+_NUMBERS = re.compile(r"\d+(–\d+)?")  # of an item in a list, or of several
+
+
+def tell_apart(root: Box, opened: Sequence[Box]) -> None:
+    """Lengthen the labels of modules in the first picture until none ends the path of another module.
+
+    Of ``net.encoder.norm`` and ``net.decoder.norm`` none is called ``norm``, in whichever lane it is.
+    Items of lists that differ by their numbers alone are told apart by them.
+    """
+    groups = [root]
+    for group in groups:  # grows while it is read
+        groups += [child for child in group.children if child.kind in ("step", "lane") or child in opened]
+    named = [
+        (box, group)
+        for group in groups
+        if group.phase != "optimizer"
+        for box in group.children
+        if box.kind == "module" and box.name
+    ]
+    names = {box.name for box, _ in named}
+    patterns = {name: _NUMBERS.sub("*", name) for name in names}
+    for box, group in named:
+        around = f"{group.name}." if group in opened else ""
+        parts = box.name.removeprefix(around).split(".")
+        count = box.label.count(".") + 1
+        if box.label != ".".join(parts[-count:]):
+            continue  # called in words, or as its group is
+        while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
+            count += 1
+        label = ".".join(parts[-count:])
+        box.label = f"{_last_part(group.name)}.{label}" if around and label[:1].isdigit() else label
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
+    """Whether the path of another module than that of ``name`` ends so, its numbers aside."""
+    if label[:1].isdigit():
+        return True  # says nothing without what it counts
+    ending, pattern = f".{label}", "." + _NUMBERS.sub("*", label)
+    return any(
+        other != name and (other.endswith(ending) or (of != patterns[name] and of.endswith(pattern)))
+        for other, of in patterns.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +102,9 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
             place = _in_lane(maker, lane)
             assert place is not None  # it is in the lane
             after.setdefault(place, []).append(box)
-    for lane in {result.box.parent for result in results.values()}:
-        assert lane is not None
-        lane.children = [box for child in lane.children for box in (child, *after.get(child, ()))]
+    for within in {result.box.parent for result in results.values()}:
+        assert within is not None  # a lane
+        within.children = [box for child in within.children for box in (child, *after.get(child, ()))]
     return results
 
 
@@ -65,11 +114,10 @@ def _is_result(value: Value, node: Node) -> bool:
 
 
 def _lane_of(box: Box) -> Box:
-    lane: Box | None = box
-    while lane is not None and lane.kind != "lane":
-        lane = lane.parent
-    assert lane is not None  # every op is in one
-    return lane
+    while box.kind != "lane":
+        assert box.parent is not None  # every op is in one
+        box = box.parent
+    return box
 
 
 def _in_lane(box: Box, lane: Box | None) -> Box | None:
