@@ -186,6 +186,7 @@ export function sourceBlock(source: Source): HTMLElement {
 /** The error of the last run, with the line of the user's that it belongs to. */
 export function failureBlock(failure: Failure, go: (chain: string[]) => void): HTMLElement {
   const block = html("div", { class: "lz-error", role: "alert" }, html("pre", {}, failure.message));
+  if (failure.sizes?.length) block.append(html("ul", {}, ...failure.sizes.map((text) => html("li", {}, html("bdi", {}, text)))));
   if (failure.source) block.append(sourceBlock(failure.source));
   if (failure.chain.length) {
     const button = plainButton({ class: "lz-link" }, "Show the op that failed");
