@@ -26,6 +26,11 @@ export function plainButton(attributes: Attributes, ...children: (Node | string)
   return html("button", { type: "button", ...attributes }, ...children);
 }
 
+/** Has `use` run when the element is clicked. */
+export function onClick(element: HTMLElement | SVGElement, use: (event: MouseEvent) => void): void {
+  element.addEventListener("click", use as EventListener);
+}
+
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},

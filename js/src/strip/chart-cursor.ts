@@ -4,7 +4,7 @@
 // is at each of them, so that arrows, Enter and Escape do what the mouse does.
 
 import { edge, pointAt } from "./chart-geometry";
-import { grouped, html, plainButton, svg } from "../page/dom";
+import { grouped, html, onClick, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
 import type { MemoryChart } from "./memory-chart";
 
@@ -49,7 +49,7 @@ export class ChartCursor {
     this.#chart = chart;
     this.#events = events;
     const target = chart.svg;
-    this.play.addEventListener("click", () => {
+    onClick(this.play, () => {
       this.#sweep();
     });
     target.addEventListener("pointerdown", (event) => {
@@ -80,7 +80,7 @@ export class ChartCursor {
     target.addEventListener("pointerleave", () => {
       if (this.#pressed === null && document.activeElement !== this.element) this.read(null);
     });
-    target.addEventListener("click", (event) => {
+    onClick(target, (event) => {
       if (this.#dragged) return;
       const x = this.#x(event);
       if ((event.target as Element).closest(".lz-peak")) events.peak();

@@ -1,6 +1,6 @@
 // Two graphs side by side: one is dropped on the other, or chosen in the settings.
 
-import { html, plainButton, svg } from "../page/dom";
+import { html, onClick, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import type { Compared, Differences, Send } from "../model/types";
 
@@ -18,7 +18,7 @@ export class ComparisonPanel {
   /** `place` is where the choice stands, `chip` what is dragged, `root` what it is dropped on; `mark` has the graph show what differs. */
   constructor(root: HTMLElement, chip: HTMLElement, place: HTMLElement, ask: Send, mark: (boxes: Differences | null, most: number) => void) {
     this.#mark = mark;
-    this.#end.addEventListener("click", () => {
+    onClick(this.#end, () => {
       this.close();
       this.end();
     });
@@ -92,7 +92,7 @@ export class ComparisonPanel {
     this.#end.title = `Bars: pale in ${names[0]}, solid in ${names[1]}; dashed: in ${names[0]} alone`;
     this.#mark(boxes, Math.max(...peaks));
     const close = plainButton({ class: "lz-button", "data-action": "close-comparison" }, "Back to the graph");
-    close.addEventListener("click", () => {
+    onClick(close, () => {
       this.close();
     });
     const title = html("h3", {}, `${names[0]} → ${names[1]}`);

@@ -2,7 +2,7 @@
 //
 // The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, onClick, plainButton } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -59,7 +59,7 @@ export class BatchControls {
     });
     this.#listenToPointer();
     this.#back = plainButton({ class: "lz-link", "data-action": "batch-recorded" });
-    this.#back.addEventListener("click", () => {
+    onClick(this.#back, () => {
       this.#move(this.batch.recorded);
       this.slider.focus();
     });
@@ -232,7 +232,7 @@ export class BatchControls {
     const rows = blocked.map((blocker) => {
       const link = plainButton({ class: "lz-link" }, blocker.label);
       link.disabled = !blocker.chain.length;
-      link.addEventListener("click", () => {
+      onClick(link, () => {
         this.#events.go(blocker.chain);
       });
       return html("li", {}, link, html("span", {}, ` ${blocker.why}`));

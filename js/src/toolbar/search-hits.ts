@@ -1,6 +1,6 @@
 // What a search does: hits are asked for, counted, listed, lit up in the graph, and stepped through.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, onClick, plainButton } from "../page/dom";
 import type { Found, Hit } from "../model/types";
 import type { Search, SearchEvents } from "./search";
 
@@ -126,7 +126,7 @@ export class SearchHits {
         html("bdi", {}, hit.label),
         html("span", { class: "lz-muted" }, hit.sub),
       );
-      row.addEventListener("click", () => {
+      onClick(row, () => {
         this.#show(at);
         this.#box.input.focus();
         this.#box.list.hidden = true;
