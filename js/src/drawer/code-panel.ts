@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
 
-import { grouped, html, onClick, plainButton, seconds } from "../page/dom";
+import { grouped, html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { whenHere } from "../page/second-part";
 import { roving } from "../page/roving";
@@ -30,7 +30,7 @@ export class CodePanel {
   constructor(ask: Send) {
     this.#ask = ask;
     this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body, this.#layers);
-    onClick(this.#body, (event) => {
+    on(this.#body, "click", (event) => {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
       if (id !== undefined && this.#rows.has(id)) this.#choose(id);
     });
@@ -65,7 +65,7 @@ export class CodePanel {
   showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
     const rows = layers.map(({ label, name: whole = label, cls, through, line, bytes, category, share, chain }) => {
       const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, label));
-      onClick(name, () => {
+      on(name, "click", () => {
         go(chain);
       });
       return html(

@@ -5,7 +5,7 @@
 import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
 import { Colours, noteKey, sum, type Colouring } from "./colors";
-import { html, onClick, plainButton, svg } from "../page/dom";
+import { html, on, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
 import { keptBands } from "./kept";
@@ -42,6 +42,7 @@ export class GraphView {
   readonly #relationLayer = svg("g", { class: "lz-relations" });
   readonly #edges = new Edges();
   readonly #keptLayer = svg("g", { "aria-hidden": "true" });
+  readonly #headLayer = svg("g", { class: "lz-heads", "aria-hidden": "true" });
   #kept: readonly Kept[] = [];
   readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
@@ -70,7 +71,7 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
+    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#relationLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {
@@ -98,13 +99,13 @@ export class GraphView {
     });
     const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
     this.element = html("div", { class: "lz-graph-view" }, stage, foot);
-    onClick(zoomIn, () => {
+    on(zoomIn, "click", () => {
       this.camera.zoomBy(1.3);
     });
-    onClick(zoomOut, () => {
+    on(zoomOut, "click", () => {
       this.camera.zoomBy(1 / 1.3);
     });
-    onClick(this.svg, (event) => {
+    on(this.svg, "click", (event) => {
       const id = nodeOf(event.target);
       if (id === null) events.clear();
       else {
@@ -112,7 +113,7 @@ export class GraphView {
         events.choose(id, true);
       }
     });
-    this.svg.addEventListener("keydown", (event) => {
+    on(this.svg, "keydown", (event) => {
       this.#key(event);
     });
   }
@@ -374,6 +375,7 @@ export class GraphView {
       if (element) last.set(layer, element);
     }
     this.#drawings = next;
+    this.#headLayer.replaceChildren(...frames.flatMap(({ box, open }) => (open ? (next.get(box.id)?.head ?? []) : [])));
     // The Tab key's box and the focus stay, or go to the group that has closed over them.
     const near = (id: string | null): string | null => {
       let at = id ?? undefined;

@@ -1,7 +1,7 @@
 // The whole picture, small, with the part that is seen; drawn once the reader has moved, where not all of it is seen.
 
 import type { Camera } from "./camera";
-import { svg } from "../page/dom";
+import { on, svg } from "../page/dom";
 import type { Arrangement, Frame } from "../model/scene";
 
 const MOST = [150, 110] as const;
@@ -25,11 +25,11 @@ export class Minimap {
       const { left, top } = this.element.getBoundingClientRect();
       camera.centerOn((event.clientX - left) / this.#scale, (event.clientY - top) / this.#scale);
     };
-    this.element.addEventListener("pointerdown", (event) => {
+    on(this.element, "pointerdown", (event) => {
       this.element.setPointerCapture(event.pointerId);
       go(event);
     });
-    this.element.addEventListener("pointermove", (event) => {
+    on(this.element, "pointermove", (event) => {
       if (event.buttons) go(event);
     });
   }

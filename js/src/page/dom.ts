@@ -26,9 +26,14 @@ export function plainButton(attributes: Attributes, ...children: (Node | string)
   return html("button", { type: "button", ...attributes }, ...children);
 }
 
-/** Has `use` run when the element is clicked. */
-export function onClick(element: HTMLElement | SVGElement, use: (event: MouseEvent) => void): void {
-  element.addEventListener("click", use as EventListener);
+/** Has `use` run with every event of this name at the element. */
+export function on<K extends keyof GlobalEventHandlersEventMap>(
+  element: GlobalEventHandlers,
+  name: K,
+  use: (event: GlobalEventHandlersEventMap[K]) => void,
+  options?: AddEventListenerOptions,
+): void {
+  element.addEventListener(name, use, options);
 }
 
 export function svg<K extends keyof SVGElementTagNameMap>(

@@ -44,8 +44,8 @@ def kept_bands(scene: Scene, picture: Arrangement) -> list[Band]:
         if end.x < start.x + start.width:
             continue
         y, last = _levels(start, end)
-        if abs(y - last) > STEEPEST:
-            continue
+        if abs(y - last) > STEEPEST or any(_is_between(each, start, end, y, last) for each in closed):
+            continue  # behind a box it would seem to come from that
         folded = start.box.repeats > 1 and start.box.calls == 1
         left, right = start.x + start.width + (BEHIND if folded else 0.0), end.x
         width = min(max(kept["bytes"] / PER_PIXEL, WIDTHS[0]), WIDTHS[1])
@@ -62,6 +62,14 @@ def _visible(ids: Sequence[str], frames: dict[str, Frame]) -> Frame | None:
         if shown is None or not shown.open:
             break
     return shown
+
+
+def _is_between(other: Frame, start: Frame, end: Frame, y: float, last: float) -> bool:
+    """Whether a band from ``start`` to ``end`` at these heights runs behind the box."""
+    if other is start or other is end:
+        return False
+    beside = other.x < end.x and other.x + other.width > start.x + start.width
+    return beside and other.y < max(y, last) and other.y + other.height > min(y, last)
 
 
 def _levels(start: Frame, end: Frame) -> tuple[float, float]:

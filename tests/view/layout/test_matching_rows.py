@@ -120,5 +120,32 @@ def test_lanes_that_match_stay_beside_one_another_where_not_all_have_room():
     assert lanes["optimizer"].y > 0
 
 
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Sequential(nn.Linear(16, 64), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x):
+        return (self.left(x) * self.right(x)).sum()
+
+
+def test_no_band_runs_behind_a_box(scene):
+    net = Towers()
+    x = torch.randn(64, 16)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        loss = net(x)
+        loss.backward()
+    assert loss is not None
+    beside = Scene(graph.ir, graph.plan())
+    assert len(kept_json(beside)) > 1
+    for drawn in (scene, beside):
+        picture = arranged(drawn, matching=True)
+        for band in kept_bands(drawn, picture):
+            low, high = sorted((band.start[1], band.end[1]))
+            for frame in picture.frames:
+                apart = frame.x >= band.end[0] or frame.x + frame.width <= band.start[0]
+                assert frame.open or apart or frame.y >= high or frame.y + frame.height <= low
+
+
 def test_where_data_flows_to_the_right_there_are_no_bands(scene):
     assert kept_bands(scene, arranged(scene, across=True, matching=True)) == []
