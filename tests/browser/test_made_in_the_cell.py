@@ -1,4 +1,4 @@
-"""The first picture of cells that make their model, too, and of lanes, titles and words that are close together."""
+"""First pictures of cells that make their model, too, and of titles and words that are close together."""
 
 from __future__ import annotations
 
