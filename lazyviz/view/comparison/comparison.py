@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...graph.modules import has_variable, root_parts
 from ...plan.formatting import line_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
@@ -64,7 +65,10 @@ class Comparison(Tabular):
         """What differs, totals first, then categories and modules by how much."""
         rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
         rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
-        rows += [_row(name, pair, True) for name, pair in changed(self.by_module)]
+        model = _model(self.before, self.after)
+        for name, pair in changed(self.by_module):
+            inside = bool(model) and not name.startswith("(")
+            rows.append(_row(f"{model}.{name}" if inside else name, pair, True))
         title = f"{self.names[0]} -> {self.names[1]}"
         return Table(title, (*self.names, "change", "what"), rows, 3)
 
@@ -89,6 +93,17 @@ class Comparison(Tabular):
         ]
         row = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start;margin-top:8px"
         return f'<div style="{row}">{"".join(images)}</div>'
+
+
+def _model(before: Plan, after: Plan) -> str:
+    """The variable of the one model that both plans are of; "" where there are several, or others."""
+    found = {
+        root_parts(node.root)[0] if has_variable(node.root) else ""
+        for plan in (before, after)
+        for node in plan.ir.nodes
+        if node.root
+    }
+    return found.pop() if len(found) == 1 else ""
 
 
 def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:

@@ -68,6 +68,16 @@ def test_the_page_has_both_curves_and_escapes_names():
     assert "half & small" in words
 
 
+def test_modules_are_named_by_the_variable_of_the_one_model_of_both():
+    rows = [row[3] for row in lazyviz.compare(recorded(32), recorded(64)).table().rows]
+    assert "net.0" in rows and "0" not in rows
+    other = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    with lazyviz.lazy() as graph:
+        other(torch.ones(8, 16)).sum().backward()
+    rows = [row[3] for row in lazyviz.compare(recorded(32), graph).table().rows]
+    assert "0" in rows, "what the variable is called makes no difference of two models"
+
+
 def pictures_of(page):
     return [
         base64.b64decode(each).decode()
