@@ -100,7 +100,7 @@ export class CodePanel {
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      this.#body.scrollTop = top - clientHeight / 3;
+      this.#body.scrollTop = top - head - 24 * ((clientHeight / 72) | 0); // whole rows
     }
   }
 

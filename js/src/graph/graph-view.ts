@@ -329,8 +329,8 @@ export class GraphView {
     const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
     // Nor does it lie over the words of a line.
     const words = (x: number): boolean | undefined =>
-      this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 4);
-    const atRight = (lane?.box.kind === "lane" && frame.y - lane.y < 70) || words(frame.x);
+      this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7);
+    const atRight = (lane?.box.kind === "lane" && frame.y - lane.y < 70) || (words(frame.x) && !words(frame.x + frame.width - wide));
     const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? frame.x + frame.width - wide : frame.x;
     const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, told);
     label.style.fontSize = `${11 * grow}px`;

@@ -43,6 +43,7 @@ MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
+SHOWN_BOXES = 24  # a backward lane shows the parts that the forward pass shows up to this many boxes
 BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
@@ -357,10 +358,8 @@ def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str]) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
     if lane.phase == "forward":
         inside = sum(child.ops for child in lane.children if child.kind == "module" and child.name)
-        big = group is lane and module.ops >= BIG * inside
-    else:
-        big = module.name in shown
-    return MODEL_BOXES if big else LANE_BOXES
+        return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
+    return SHOWN_BOXES if module.name in shown else LANE_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
