@@ -6,7 +6,7 @@ import { CodePanel } from "./drawer/code-panel";
 import { DetailsPanel } from "./drawer/details-panel";
 import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
-import { grouped, html, plainButton } from "./page/dom";
+import { grouped, html, on, plainButton } from "./page/dom";
 import { icon } from "./page/icons";
 import { secondPart, whenHere } from "./page/second-part";
 import { GraphView } from "./graph/graph-view";
@@ -625,17 +625,17 @@ export class Body {
 
   /** What the second part has: the path of the selected box, the table, the save menu, the list of sync points. */
   #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
-    tableButton.addEventListener("click", () => {
+    on(tableButton, "click", () => {
       whenHere(() => {
         this.#table?.turn(!this.#table.shown);
       });
     });
-    saveButton.addEventListener("click", () => {
+    on(saveButton, "click", () => {
       whenHere(() => {
         this.save?.toggle();
       });
     });
-    saveButton.addEventListener("keydown", (event) => {
+    on(saveButton, "keydown", (event) => {
       if (event.key !== "ArrowDown" || saveButton.ariaExpanded === "true") return;
       event.preventDefault();
       event.stopPropagation();

@@ -2,7 +2,7 @@
 
 import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
-import { html } from "./page/dom";
+import { html, on } from "./page/dom";
 import type { Model } from "./model/model";
 import { fetchSecondPart } from "./page/second-part";
 import { hideStaticPicture } from "./page/static-picture";
@@ -11,7 +11,7 @@ import { followTheme } from "./page/theme";
 export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
   // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
-  root.addEventListener("keydown", (event) => {
+  on(root, "keydown", (event) => {
     event.stopPropagation();
     body.key(event);
   });

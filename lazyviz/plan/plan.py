@@ -150,6 +150,11 @@ class Plan(Tabular):
     recompute: RecomputePlan = NOTHING_AGAIN
 
     @property
+    def ir(self) -> Graph:
+        """The recorded graph that the plan is of."""
+        return self._graph
+
+    @property
     def _nodes(self) -> Sequence[Node]:
         return self._graph.nodes
 

@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
 
-import { grouped, html, plainButton, seconds } from "../page/dom";
+import { grouped, html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { whenHere } from "../page/second-part";
 import { roving } from "../page/roving";
@@ -30,13 +30,13 @@ export class CodePanel {
   constructor(ask: Send) {
     this.#ask = ask;
     this.element = html("div", { class: "lz-code", "data-panel": "code" }, this.#body, this.#layers);
-    this.#body.addEventListener("click", (event) => {
+    on(this.#body, "click", (event) => {
       const id = (event.target as Element).closest("tr")?.dataset["line"];
       if (id !== undefined && this.#rows.has(id)) this.#choose(id);
     });
     this.#enter = roving(this.#body, (button) => {
       const row = button.closest("tr");
-      if (row) this.#bring(row);
+      this.#bring(row ?? undefined);
     });
   }
 
@@ -52,6 +52,12 @@ export class CodePanel {
     this.#asking = false;
     if (sections) this.#build(sections, facts);
     this.#fill(facts);
+    if (sections) {
+      // The line that holds most at the peak is in view from the start.
+      const held = (id: string): number => facts.lines[id]?.held ?? 0;
+      const [largest] = [...this.#rows.keys()].sort((a, b) => held(b) - held(a));
+      this.#bring(this.#rows.get(largest ?? "")?.row);
+    }
     if (this.#again) this.refresh();
   }
 
@@ -59,7 +65,7 @@ export class CodePanel {
   showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
     const rows = layers.map(({ label, name: whole = label, cls, through, line, bytes, category, share, chain }) => {
       const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, label));
-      name.addEventListener("click", () => {
+      on(name, "click", () => {
         go(chain);
       });
       return html(
@@ -76,7 +82,7 @@ export class CodePanel {
   /** Marks lines: those of what is selected, or the one that was chosen. */
   mark(ids: readonly string[]): void {
     const marked = new Set(ids);
-    let first: HTMLElement | null = null;
+    let first: HTMLElement | undefined;
     for (const [id, { row, button }] of this.#rows) {
       const on = marked.has(id);
       row.classList.toggle("lz-marked", on);
@@ -84,16 +90,17 @@ export class CodePanel {
       else button.removeAttribute("aria-current");
       if (on) first ??= row;
     }
-    if (first) this.#bring(first);
+    this.#bring(first);
   }
 
   /** Scrolls a row into view, up and down only. */
-  #bring(row: HTMLElement): void {
+  #bring(row: HTMLElement | undefined): void {
+    if (!row) return;
     const top = row.offsetTop;
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      this.#body.scrollTop = top - clientHeight / 3;
+      this.#body.scrollTop = top - head - 24 * ((clientHeight / 72) | 0); // whole rows
     }
   }
 
@@ -143,6 +150,7 @@ export class CodePanel {
     const ran = Object.values(lines).some((fact) => fact.seconds !== undefined);
     const head = this.#table.tHead?.rows[0]?.cells[4];
     if (head) head.textContent = ran ? "Time" : "≈ Time";
+    this.#table.classList.toggle("lz-untimed", !Object.values(lines).some((fact) => fact.seconds ?? fact.projected));
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};

@@ -1,6 +1,6 @@
 // What the details say: of a box, of a point or a part of the chart, of an error.  In the widget's second part.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import type { Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
 import { valuesBlock } from "./values";
 
@@ -108,7 +108,7 @@ export class Writer {
     if (details.readable) {
       const look = plainButton({ class: "lz-button", "data-action": "summarize" }, "Summarize");
       look.title = "Read the current values: minimum, maximum, mean, NaN, and a histogram";
-      look.addEventListener("click", () => {
+      on(look, "click", () => {
         this.#events.ask("summarize", details.id);
       });
       parts.push(look);
@@ -167,7 +167,7 @@ export class Writer {
   #link(link: Link): HTMLElement {
     if (!link.chain.length) return html("span", { class: "lz-name", title: link.label }, link.label);
     const button = plainButton({ class: "lz-link", title: link.label }, link.label);
-    button.addEventListener("click", () => {
+    on(button, "click", () => {
       this.#events.go(link.chain);
     });
     return button;
@@ -186,10 +186,11 @@ export function sourceBlock(source: Source): HTMLElement {
 /** The error of the last run, with the line of the user's that it belongs to. */
 export function failureBlock(failure: Failure, go: (chain: string[]) => void): HTMLElement {
   const block = html("div", { class: "lz-error", role: "alert" }, html("pre", {}, failure.message));
+  if (failure.sizes?.length) block.append(html("ul", {}, ...failure.sizes.map((text) => html("li", {}, html("bdi", {}, text)))));
   if (failure.source) block.append(sourceBlock(failure.source));
   if (failure.chain.length) {
     const button = plainButton({ class: "lz-link" }, "Show the op that failed");
-    button.addEventListener("click", () => {
+    on(button, "click", () => {
       go(failure.chain);
     });
     block.append(button);

@@ -1,7 +1,7 @@
 // The drawer beside the graph: one panel at a time, each with a tab.  In a narrow widget it is a bar at the foot that
 // a click on a tab raises.
 
-import { html, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
 
 export type Tab = "error" | "code" | "alive" | "details";
 const TITLES: Record<Tab, string> = { error: "Error", code: "Code", alive: "Alive at peak", details: "Details" };
@@ -19,7 +19,7 @@ export class Drawer {
     this.element = html("aside", { class: "lz-drawer", "data-part": "drawer", "aria-label": "Code and details" }, list);
     for (const [name, panel] of Object.entries(panels) as [Tab, HTMLElement][]) {
       const tab = plainButton({ role: "tab", class: "lz-tab", "data-tab": name, "data-words": TITLES[name] }, TITLES[name]);
-      tab.addEventListener("click", () => {
+      on(tab, "click", () => {
         const same = this.#current === name && this.element.classList.contains("lz-raised");
         this.show(name);
         this.element.classList.toggle("lz-raised", !same);
@@ -30,7 +30,7 @@ export class Drawer {
       panel.setAttribute("aria-label", TITLES[name]);
       this.element.append(panel);
     }
-    list.addEventListener("keydown", (event) => {
+    on(list, "keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (by === undefined) return;
       const shown = [...this.#tabs].filter(([, tab]) => !tab.hidden).sort(([, a], [, b]) => (a.compareDocumentPosition(b) & 4 ? -1 : 1));

@@ -78,6 +78,7 @@ export class BoxDrawing {
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
   readonly #done: SVGRectElement | null = null; // as wide as its ops have run
+  readonly head = svg("g", {}); // with the title of an open group, over the lines that run into it
   #number = ""; // in words, with the bar
   #chosen = false; // another number than is usual, which comes first where there is little room
   readonly #alarm = svg("g", { class: "lz-alarm" });
@@ -162,7 +163,7 @@ export class BoxDrawing {
   place(frame: Frame): void {
     this.#frame = frame;
     this.#band = null; // what it says may have changed
-    this.element.setAttribute("transform", at(frame));
+    for (const each of [this.element, this.head]) each.setAttribute("transform", at(frame));
   }
 
   get box(): BoxData {
@@ -330,7 +331,9 @@ export class BoxDrawing {
     if (!words) text?.remove();
     else if (text) {
       setText(text, words, x, y, size);
-      if (!text.parentNode) this.element.insertBefore(text, this.#alarm);
+      if (text.parentNode) return;
+      if (text.classList.contains("lz-frame-title")) this.head.append(text);
+      else this.element.insertBefore(text, this.#alarm);
     }
   }
 }

@@ -1,7 +1,7 @@
 // The groups around the selected box, outermost first; each leads to itself.
 
 import { nameOf } from "./boxes";
-import { html, plainButton, cut } from "../page/dom";
+import { cut, html, on, plainButton } from "../page/dom";
 import type { Scene } from "../model/scene";
 
 const MOST_CHARS = 34;
@@ -34,7 +34,7 @@ export class Breadcrumbs {
   #item(name: string, last: boolean, act: () => void): HTMLElement {
     const text = cut(name, MOST_CHARS, 1 / 0.58);
     const link = plainButton({ class: "lz-link", title: name, "aria-current": last ? "true" : undefined }, html("bdi", {}, text));
-    link.addEventListener("click", act);
+    on(link, "click", act);
     return html("li", {}, link);
   }
 }

@@ -5,7 +5,7 @@
 import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
 import { Colours, noteKey, sum, type Colouring } from "./colors";
-import { html, plainButton, svg } from "../page/dom";
+import { html, on, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
 import { keptBands } from "./kept";
@@ -42,6 +42,7 @@ export class GraphView {
   readonly #relationLayer = svg("g", { class: "lz-relations" });
   readonly #edges = new Edges();
   readonly #keptLayer = svg("g", { "aria-hidden": "true" });
+  readonly #headLayer = svg("g", { class: "lz-heads", "aria-hidden": "true" });
   #kept: readonly Kept[] = [];
   readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
@@ -70,7 +71,7 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#closedLayer, this.#relationLayer, this.#flagLayer);
+    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#relationLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {
@@ -98,13 +99,13 @@ export class GraphView {
     });
     const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
     this.element = html("div", { class: "lz-graph-view" }, stage, foot);
-    zoomIn.addEventListener("click", () => {
+    on(zoomIn, "click", () => {
       this.camera.zoomBy(1.3);
     });
-    zoomOut.addEventListener("click", () => {
+    on(zoomOut, "click", () => {
       this.camera.zoomBy(1 / 1.3);
     });
-    this.svg.addEventListener("click", (event) => {
+    on(this.svg, "click", (event) => {
       const id = nodeOf(event.target);
       if (id === null) events.clear();
       else {
@@ -112,7 +113,7 @@ export class GraphView {
         events.choose(id, true);
       }
     });
-    this.svg.addEventListener("keydown", (event) => {
+    on(this.svg, "keydown", (event) => {
       this.#key(event);
     });
   }
@@ -321,13 +322,17 @@ export class GraphView {
     }
     const { grow } = bandOf(this.camera.view.k);
     const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
-    const words = rail ? "▲ Peak" : `▲ Peak ${text}`;
-    const wide = (words.length * 7.3 + 10) * grow;
+    const told = rail ? "▲ Peak" : `▲ Peak ${text}`;
+    const wide = (told.length * 7.3 + 10) * grow;
     // What flows in is told at the right; above the first row of a lane its title is at the left.
     const lane = this.#frames.get(frame.parent);
-    const x = rail ? frame.x + (frame.width - wide) / 2 : lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
     const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
-    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, words);
+    // Nor does it lie over the words of a line.
+    const words = (x: number): boolean | undefined =>
+      this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7);
+    const atRight = (lane?.box.kind === "lane" && frame.y - lane.y < 70) || (words(frame.x) && !words(frame.x + frame.width - wide));
+    const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? frame.x + frame.width - wide : frame.x;
+    const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, told);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(
       ...(grow > 1.6 ? [] : [svg("rect", { class: "lz-flag", x, y: y - 16 * grow, width: wide, height: 16 * grow, rx: 4 }), label]),
@@ -370,6 +375,7 @@ export class GraphView {
       if (element) last.set(layer, element);
     }
     this.#drawings = next;
+    this.#headLayer.replaceChildren(...frames.flatMap(({ box, open }) => (open ? (next.get(box.id)?.head ?? []) : [])));
     // The Tab key's box and the focus stay, or go to the group that has closed over them.
     const near = (id: string | null): string | null => {
       let at = id ?? undefined;

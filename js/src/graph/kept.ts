@@ -16,7 +16,10 @@ export function keptBands(kept: readonly Kept[], peak: number, scene: Scene, fra
     const [start, end] = [from, to].map((chain) => frames.get(scene.visible(chain) ?? ""));
     if (bytes < SMALL * peak || !start || !end || end.x < start.x + start.width) return [];
     const [y, last] = levels(start, end);
-    return Math.abs(y - last) > STEEPEST ? [] : [{ start, end, bytes, text, y, last }];
+    // Behind a box it would seem to come from that.
+    const between = (other: Frame): boolean =>
+      !other.open && other !== start && other !== end && other.x < end.x && other.x + other.width > start.x + start.width && other.y < Math.max(y, last) && other.y + other.height > Math.min(y, last);
+    return Math.abs(y - last) > STEEPEST || [...frames.values()].some(between) ? [] : [{ start, end, bytes, text, y, last }];
   });
   return shown.slice(0, MOST).map(({ start, end, bytes, text, y, last }) => {
     const [left, right] = [start.x + start.width + (start.box.repeats ? 6 : 0), end.x];

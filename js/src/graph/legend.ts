@@ -1,7 +1,7 @@
 // The one legend of the graph, and the menu that says what its colours mean.
 
 import { COLOURINGS, noteKey, type Colouring, type Colours } from "./colors";
-import { html } from "../page/dom";
+import { html, on } from "../page/dom";
 import type { Note } from "../model/types";
 
 const EMPTY: Record<string, string> = {
@@ -21,7 +21,7 @@ export class Legend {
   constructor(choose: (by: Colouring) => void) {
     const select = this.#select;
     for (const [name, text] of Object.entries(COLOURINGS)) select.append(html("option", { value: name }, text));
-    select.addEventListener("change", () => {
+    on(select, "change", () => {
       choose(select.value);
     });
     this.menu = html("label", { class: "lz-colour-menu" }, select);

@@ -1,7 +1,7 @@
-// The whole picture, small, with the part that is seen; drawn only where not all of it is seen.
+// The whole picture, small, with the part that is seen; drawn once the reader has moved, where not all of it is seen.
 
 import type { Camera } from "./camera";
-import { svg } from "../page/dom";
+import { on, svg } from "../page/dom";
 import type { Arrangement, Frame } from "../model/scene";
 
 const MOST = [150, 110] as const;
@@ -25,11 +25,11 @@ export class Minimap {
       const { left, top } = this.element.getBoundingClientRect();
       camera.centerOn((event.clientX - left) / this.#scale, (event.clientY - top) / this.#scale);
     };
-    this.element.addEventListener("pointerdown", (event) => {
+    on(this.element, "pointerdown", (event) => {
       this.element.setPointerCapture(event.pointerId);
       go(event);
     });
-    this.element.addEventListener("pointermove", (event) => {
+    on(this.element, "pointermove", (event) => {
       if (event.buttons) go(event);
     });
   }
@@ -46,7 +46,8 @@ export class Minimap {
 
   follow(): void {
     const { view, width, height, picture } = this.#camera;
-    const all = -view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height;
+    // The first picture is without it: it would lie over boxes.
+    const all = !this.#camera.touched || (-view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height);
     this.element.toggleAttribute("hidden", all);
     if (all) return;
     const place = { x: -view.x / view.k, y: -view.y / view.k, width: width / view.k, height: height / view.k };

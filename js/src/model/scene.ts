@@ -13,7 +13,7 @@ const LANE_PADDING = [12, 64, 14] as const;
 const LANE_GAP = 8;
 const LANE_MIN_WIDTH = 224;
 const LANE_LEAST = 330; // pixels that a lane is not narrowed below
-const RAIL_WIDTH = 68; // of the optimizer's lane where there is no room for all
+const RAIL_WIDTH = 68; // of the lanes beside forward and backward where there is no room for all
 const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
 const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
 const MOST_GAP = 400; // pixels that a row is moved down for it
@@ -198,7 +198,7 @@ export class Scene {
 
   /**
    * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.  Where they are wider than
-   * `seen`, the optimizer's is a rail, and the others are as narrow as they can be.  Without `seen` the picture is the
+   * `seen`, those that are neither forward nor backward are rails, and the others are as narrow as they can be.  Without `seen` the picture is the
    * one that Python draws.
    *
    * Every box has its place in the first picture or in the group around it as that is first opened, and keeps it:
@@ -267,11 +267,11 @@ export class Scene {
     }
     const size = new Map<string, Size>();
     for (const { group, box } of order.reverse()) {
-      const sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
+      let sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
       if (group.row) {
-        const [, stretched] = laneRows(this.#narrowed(group, sizes, seen), room);
+        [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * paddingOf(box)[0]), room);
         group.boxes.forEach((child, n) => {
-          size.set(child.id, stretched[n] ?? CLOSED);
+          size.set(child.id, sizes[n] ?? CLOSED);
           this.#press(child, size);
         });
       }
@@ -340,7 +340,7 @@ export class Scene {
 
   /** The sizes of lanes as there is room for them in `seen` pixels. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
-    const rail = (n: number): boolean => row.boxes[n]?.phase === "optimizer" && sizes.length > 1;
+    const rail = (n: number): boolean => /o[pt]/.test(row.boxes[n]?.phase ?? "") && sizes.length > 1; // "optimizer", "other"
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
     let rest = seen - LANE_GAP * (sizes.length - 1);
@@ -387,7 +387,7 @@ export class Scene {
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
     });
-    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
+    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * side), room);
     let { layers = [], edges = [] } = group;
     let placed = placeOf(group, sizes, room);
     if (placed.width > limit + 0.5 && !group.row) {
@@ -471,19 +471,18 @@ export class Scene {
     const flip = line.tip?.down === false;
     const start: Size = line.points[0] ?? [0, 0];
     const last: Size = line.points.at(-1) ?? start;
-    const leaving = makers.filter(({ box }) => box.id !== line.from).map((frame): Size => [frame.x + frame.width / 2, flip ? frame.y : frame.y + frame.height]);
-    const entering = readers
-      .filter(({ box }) => box.id !== line.to)
-      .map((frame): Size[] => {
-        const end: Size = [frame.x + frame.width / 2, flip ? frame.y + frame.height : frame.y];
-        return [...beside(last[1], end, frames.get(frame.parent), (siblings.get(frame.parent) ?? []).filter((each) => each !== frame)), end];
-      });
+    const way = (from: Size, frame: Frame, above: boolean): Size[] => {
+      const end: Size = [frame.x + frame.width / 2, above ? frame.y : frame.y + frame.height];
+      return [...beside(from[1], end, frames.get(frame.parent), (siblings.get(frame.parent) ?? []).filter((each) => each !== frame)), end];
+    };
+    const leaving = makers.filter(({ box }) => box.id !== line.from).map((frame) => way(start, frame, flip).reverse());
+    const entering = readers.filter(({ box }) => box.id !== line.to).map((frame) => way(last, frame, !flip));
     const source = makers[0]?.box.id ?? line.from;
     const target = readers[0]?.box.id ?? line.to;
-    const points = [...leaving.slice(0, 1), ...line.points, ...(entering[0] ?? [])];
+    const points = [...(leaving[0] ?? []), ...line.points, ...(entering[0] ?? [])];
     const refused = readers.find(({ box }) => box.kind === "error");
     const whole: Line = { ...line, source, target, points, failed: refused !== undefined, ...drawn(points, flip) };
-    const more = leaving.slice(1).map((point, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([point, start], flip), tip: null }));
+    const more = leaving.slice(1).map((way, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([...way, start], flip), tip: null }));
     const others = entering.slice(1).map((way, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, ...way], flip) }));
     return [whole, ...more, ...others];
   }

@@ -294,6 +294,7 @@ export interface StatesMessage {
 export interface Failure {
   message: string;
   recording?: boolean; // it ended the recording
+  sizes?: string[]; // where sizes that do not fit are from, and what would
   source: Source | null;
   chain: string[];
   at?: number; // position of the op that failed; after the last one: while recording

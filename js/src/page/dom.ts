@@ -26,6 +26,16 @@ export function plainButton(attributes: Attributes, ...children: (Node | string)
   return html("button", { type: "button", ...attributes }, ...children);
 }
 
+/** Has `use` run with every event of this name at the element. */
+export function on<K extends keyof GlobalEventHandlersEventMap>(
+  element: GlobalEventHandlers,
+  name: K,
+  use: (event: GlobalEventHandlersEventMap[K]) => void,
+  options?: AddEventListenerOptions,
+): void {
+  element.addEventListener(name, use, options);
+}
+
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},

@@ -1,6 +1,6 @@
 // Keys that the first picture does without: playing the run, and the list of all keys.
 
-import { html, plainButton } from "./dom";
+import { html, on, plainButton } from "./dom";
 import { row } from "./popover";
 
 const KEYS: readonly (readonly [keys: string, does: string])[] = [
@@ -48,8 +48,8 @@ function turnHelp(root: HTMLElement): void {
     help.remove();
     before?.focus({ preventScroll: true });
   };
-  close.addEventListener("click", end);
-  help.addEventListener("keydown", (event) => {
+  on(close, "click", end);
+  on(help, "keydown", (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
     end();
@@ -61,7 +61,7 @@ function turnHelp(root: HTMLElement): void {
 /** A row of the settings that leads to the list. */
 export function offerHelp(root: HTMLElement): void {
   const button = plainButton({ class: "lz-button", "data-action": "keys", title: "List the keys (?)" }, "List");
-  button.addEventListener("click", () => {
+  on(button, "click", () => {
     turnHelp(root);
   });
   root.querySelector(".lz-pop-settings .lz-summary")?.before(row("Keys", button));

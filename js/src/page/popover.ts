@@ -1,6 +1,6 @@
 // What opens below a button of the toolbar: settings, findings.  One is open at a time; Escape and a click elsewhere close it.
 
-import { html, plainButton } from "./dom";
+import { html, on, plainButton } from "./dom";
 
 export class Popover {
   readonly element: HTMLElement;
@@ -14,10 +14,10 @@ export class Popover {
     this.button = plainButton({ class: "lz-button lz-icon-button", "data-action": action, "aria-label": label, title: label, "aria-expanded": "false" }, face);
     this.#panel = html("div", { class: "lz-popover", role: "group", "aria-label": label, hidden: true }, ...content);
     this.element = html("span", { class: `lz-pop lz-pop-${action}` }, this.button, this.#panel);
-    this.button.addEventListener("click", () => {
+    on(this.button, "click", () => {
       this.toggle(this.#panel.hidden);
     });
-    this.element.addEventListener("keydown", (event) => {
+    on(this.element, "keydown", (event) => {
       if (event.key !== "Escape" || this.#panel.hidden) return;
       event.stopPropagation();
       this.toggle(false);

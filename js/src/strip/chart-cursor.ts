@@ -4,7 +4,7 @@
 // is at each of them, so that arrows, Enter and Escape do what the mouse does.
 
 import { edge, pointAt } from "./chart-geometry";
-import { grouped, html, plainButton, svg } from "../page/dom";
+import { grouped, html, on, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
 import type { MemoryChart } from "./memory-chart";
 
@@ -49,10 +49,10 @@ export class ChartCursor {
     this.#chart = chart;
     this.#events = events;
     const target = chart.svg;
-    this.play.addEventListener("click", () => {
+    on(this.play, "click", () => {
       this.#sweep();
     });
-    target.addEventListener("pointerdown", (event) => {
+    on(target, "pointerdown", (event) => {
       if (event.button !== 0) return;
       event.preventDefault(); // of the focus, which goes to the slider
       this.element.focus({ preventScroll: true });
@@ -60,7 +60,7 @@ export class ChartCursor {
       this.#dragged = false;
       this.#anchor = null;
     });
-    target.addEventListener("pointermove", (event) => {
+    on(target, "pointermove", (event) => {
       const x = this.#x(event);
       if (this.#pressed !== null && Math.abs(x - this.#pressed) > DRAG && !this.#dragged) {
         this.#dragged = true;
@@ -69,18 +69,18 @@ export class ChartCursor {
       }
       this.read(pointAt(chart.points, Math.floor(chart.plot.position(x))));
     });
-    target.addEventListener("pointerup", () => {
+    on(target, "pointerup", () => {
       if (this.#dragged) this.zoom();
       this.#pressed = null;
     });
-    target.addEventListener("pointercancel", () => {
+    on(target, "pointercancel", () => {
       this.#pressed = this.#anchor = null;
       this.draw();
     });
-    target.addEventListener("pointerleave", () => {
+    on(target, "pointerleave", () => {
       if (this.#pressed === null && document.activeElement !== this.element) this.read(null);
     });
-    target.addEventListener("click", (event) => {
+    on(target, "click", (event) => {
       if (this.#dragged) return;
       const x = this.#x(event);
       if ((event.target as Element).closest(".lz-peak")) events.peak();
@@ -89,18 +89,18 @@ export class ChartCursor {
         this.choose();
       }
     });
-    target.addEventListener("dblclick", () => events.back());
-    this.element.addEventListener("focus", () => {
+    on(target, "dblclick", () => events.back());
+    on(this.element, "focus", () => {
       this.read(this.point ?? this.#start());
     });
-    this.element.addEventListener("blur", () => {
+    on(this.element, "blur", () => {
       this.#anchor = null;
       // Once the focus has arrived: what is drawn anew may be where it goes.
       setTimeout(() => {
         if (document.activeElement !== this.element) this.read(null);
       });
     });
-    this.element.addEventListener("keydown", (event) => {
+    on(this.element, "keydown", (event) => {
       if (this.#key(event)) {
         event.preventDefault();
         event.stopPropagation();

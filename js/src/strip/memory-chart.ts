@@ -5,7 +5,7 @@
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
-import { charWidth, cut, grouped, html, plainButton, seconds, svg } from "../page/dom";
+import { charWidth, cut, grouped, html, on, plainButton, seconds, svg } from "../page/dom";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -67,12 +67,12 @@ export class MemoryChart {
         events.peak();
       },
     });
-    this.#back.addEventListener("click", () => {
+    on(this.#back, "click", () => {
       this.#zoomOut();
       this.#cursor.focus();
     });
     this.peak.title = "What is alive at the peak (P)";
-    this.peak.addEventListener("click", () => {
+    on(this.peak, "click", () => {
       events.peak();
     });
     this.#tell();
@@ -270,7 +270,7 @@ export class MemoryChart {
         html("span", { class: "lz-legend-name" }, `${category.label} `),
         html("b", {}, size),
       );
-      entry.addEventListener("click", () => {
+      on(entry, "click", () => {
         if (!this.#alone.delete(category.name)) this.#alone.add(category.name);
         this.#redraw();
       });
@@ -282,7 +282,7 @@ export class MemoryChart {
     this.#legend.replaceChildren(...entries.reverse()); // as they are stacked
     if (this.#alone.size) {
       const all = plainButton({ class: "lz-link", "data-action": "all-categories" }, "all categories");
-      all.addEventListener("click", () => {
+      on(all, "click", () => {
         this.#alone.clear();
         this.#redraw();
       });

@@ -1,6 +1,6 @@
 // Two graphs side by side: one is dropped on the other, or chosen in the settings.
 
-import { html, plainButton, svg } from "../page/dom";
+import { html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import type { Compared, Differences, Send } from "../model/types";
 
@@ -18,7 +18,7 @@ export class ComparisonPanel {
   /** `place` is where the choice stands, `chip` what is dragged, `root` what it is dropped on; `mark` has the graph show what differs. */
   constructor(root: HTMLElement, chip: HTMLElement, place: HTMLElement, ask: Send, mark: (boxes: Differences | null, most: number) => void) {
     this.#mark = mark;
-    this.#end.addEventListener("click", () => {
+    on(this.#end, "click", () => {
       this.close();
       this.end();
     });
@@ -35,14 +35,14 @@ export class ComparisonPanel {
       });
     }
     if (chip.matches(":hover") || around?.contains(document.activeElement)) ask("graphs");
-    this.#menu.addEventListener("change", () => {
+    on(this.#menu, "change", () => {
       if (this.#menu.value) ask("compare", this.#menu.value);
       else {
         this.close();
         this.end();
       }
     });
-    chip.addEventListener("dragstart", (event) => {
+    on(chip, "dragstart", (event) => {
       if (!this.#token) event.preventDefault();
       event.dataTransfer?.setData(TYPE, this.#token);
       event.dataTransfer?.setData("text/plain", chip.textContent);
@@ -55,17 +55,17 @@ export class ComparisonPanel {
         root.classList.add("lz-drop");
       });
     }
-    root.addEventListener("dragleave", (event) => {
+    on(root, "dragleave", (event) => {
       if (!root.contains(event.relatedTarget as Node | null)) root.classList.remove("lz-drop");
     });
-    root.addEventListener("drop", (event) => {
+    on(root, "drop", (event) => {
       root.classList.remove("lz-drop");
       const token = event.dataTransfer?.getData(TYPE);
       if (!token) return;
       event.preventDefault();
       if (token !== this.#token) ask("compare", token);
     });
-    this.element.addEventListener("keydown", (event) => {
+    on(this.element, "keydown", (event) => {
       if (event.key === "Escape") this.close();
     });
   }
@@ -92,7 +92,7 @@ export class ComparisonPanel {
     this.#end.title = `Bars: pale in ${names[0]}, solid in ${names[1]}; dashed: in ${names[0]} alone`;
     this.#mark(boxes, Math.max(...peaks));
     const close = plainButton({ class: "lz-button", "data-action": "close-comparison" }, "Back to the graph");
-    close.addEventListener("click", () => {
+    on(close, "click", () => {
       this.close();
     });
     const title = html("h3", {}, `${names[0]} → ${names[1]}`);

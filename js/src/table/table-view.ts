@@ -1,6 +1,6 @@
 // The graph as a table: the same facts to be read, sorted and filtered; rows come from Python a page at a time.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
 
@@ -40,7 +40,7 @@ export class TableView {
     this.#events = events;
     const choice = (label: string, action: string, options: string[]): HTMLSelectElement => {
       const select = html("select", { "aria-label": label, "data-action": action }, ...options.map((value) => html("option", { value }, value)));
-      select.addEventListener("change", () => {
+      on(select, "change", () => {
         this.#reset();
       });
       return select;
@@ -49,7 +49,7 @@ export class TableView {
     this.#phases = choice("Phase", "table-phase", ["all", "forward", "backward", "optimizer", "other"]);
     const step = (by: number, label: string, sign: string): HTMLButtonElement => {
       const button = plainButton({ class: "lz-button", "aria-label": label, title: label }, sign);
-      button.addEventListener("click", () => {
+      on(button, "click", () => {
         this.#page += by;
         this.ask();
       });
@@ -67,7 +67,7 @@ export class TableView {
     this.#enter = roving(this.#body, (button) => {
       button.scrollIntoView({ block: "nearest" });
     });
-    this.#body.addEventListener("click", (event) => {
+    on(this.#body, "click", (event) => {
       const row = (event.target as Element).closest("tr");
       const id = row?.dataset["row"];
       if (id === undefined) return;
@@ -134,7 +134,7 @@ export class TableView {
     const inside = this.element.contains(document.activeElement) ? document.activeElement : null;
     const heads = columns.map(([key, title, number]) => {
       const button = plainButton({ "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
-      button.addEventListener("click", () => {
+      on(button, "click", () => {
         const again = this.#sort === key;
         // First the way that is asked for most, then the other, then the order of the program.
         if (again && this.#down !== number) this.#sort = "";

@@ -2,7 +2,7 @@
 //
 // The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -51,22 +51,22 @@ export class BatchControls {
       min: batch.group,
       step: batch.group,
     });
-    this.slider.addEventListener("input", () => {
+    on(this.slider, "input", () => {
       this.#move(Number(this.slider.value));
     });
-    this.slider.addEventListener("keydown", (event) => {
+    on(this.slider, "keydown", (event) => {
       this.#key(event);
     });
     this.#listenToPointer();
     this.#back = plainButton({ class: "lz-link", "data-action": "batch-recorded" });
-    this.#back.addEventListener("click", () => {
+    on(this.#back, "click", () => {
       this.#move(this.batch.recorded);
       this.slider.focus();
     });
     this.#menu.setAttribute("aria-label", "Pieces that Evaluate runs the batch in");
     this.#menu.title = "Pieces that Evaluate runs the batch in, one after another: less memory, the same gradients";
     for (const [value, label] of batch.choices) this.#menu.append(html("option", { value }, label));
-    this.#menu.addEventListener("change", () => {
+    on(this.#menu, "change", () => {
       this.#touched = true;
       planning.want("split", this.#menu.value);
     });
@@ -159,7 +159,7 @@ export class BatchControls {
       const share = (event.clientX - box.left - THUMB) / Math.max(box.width - 2 * THUMB, 1);
       this.#move(sizeAt(this.#sizes, share));
     };
-    slider.addEventListener("pointerdown", (event) => {
+    on(slider, "pointerdown", (event) => {
       if (event.button !== 0 || slider.disabled) return;
       event.preventDefault(); // the browser's own scale is another
       slider.focus();
@@ -167,15 +167,15 @@ export class BatchControls {
       this.#dragging = this.#planning.held = true;
       drag(event);
     });
-    slider.addEventListener("pointermove", (event) => {
+    on(slider, "pointermove", (event) => {
       if (this.#dragging) drag(event);
     });
     const end = (): void => {
       this.#dragging = this.#planning.held = false;
       this.#planning.pump();
     };
-    slider.addEventListener("pointerup", end);
-    slider.addEventListener("pointercancel", end);
+    on(slider, "pointerup", end);
+    on(slider, "pointercancel", end);
   }
 
   /** Puts thumb, marks and the number beside the slider where its value is. */
@@ -232,7 +232,7 @@ export class BatchControls {
     const rows = blocked.map((blocker) => {
       const link = plainButton({ class: "lz-link" }, blocker.label);
       link.disabled = !blocker.chain.length;
-      link.addEventListener("click", () => {
+      on(link, "click", () => {
         this.#events.go(blocker.chain);
       });
       return html("li", {}, link, html("span", {}, ` ${blocker.why}`));

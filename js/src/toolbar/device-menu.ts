@@ -1,6 +1,6 @@
 // The device menu: devices of this machine and known cards to plan for.  Nothing runs on what is chosen here.
 
-import { html } from "../page/dom";
+import { html, on } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, Devices, Memory } from "../model/types";
 
@@ -29,7 +29,7 @@ export class DeviceMenu {
       this.#menu.append(html("optgroup", { label: title }, ...options));
     }
     this.#menu.value = chosen;
-    this.#menu.addEventListener("change", () => {
+    on(this.#menu, "change", () => {
       planning.want("device", this.#menu.value);
     });
     this.element = html("span", { class: "lz-batch-pair" }, this.#menu, this.#status);

@@ -1,7 +1,7 @@
 // Running the graph: all of it or up to the selected box, with which backend, whether values are looked at;
 // how far it is, and what was found.
 
-import { grouped, html, plainButton, seconds } from "../page/dom";
+import { grouped, html, on, plainButton, seconds } from "../page/dom";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";
@@ -35,7 +35,7 @@ export class RunControls {
     this.#evaluate.setAttribute("aria-keyshortcuts", "Control+Enter");
     this.#cancel.setAttribute("aria-keyshortcuts", "Control+.");
     const click = (element: HTMLElement, act: () => void): void => {
-      element.addEventListener("click", act);
+      on(element, "click", act);
     };
     click(this.#evaluate, () => {
       ask("evaluate");
@@ -49,7 +49,7 @@ export class RunControls {
     click(this.values, () => {
       ask("summaries", this.#choices.summaries ? "off" : "on");
     });
-    this.menu.addEventListener("change", () => {
+    on(this.menu, "change", () => {
       this.note.textContent = "";
       this.counted();
       ask("backend", this.menu.value);
@@ -150,7 +150,7 @@ export class RunControls {
       ...findings.map(({ kind, text, chain }) => {
         const show = plainButton({ class: "lz-link" }, "Show");
         show.setAttribute("aria-label", `Show ${text}`);
-        show.addEventListener("click", () => {
+        on(show, "click", () => {
           this.go(chain);
         });
         return html("p", { class: "lz-finding", "data-finding": kind }, html("b", {}, kind === "nan" ? "NaN" : "∞"), ` ${text} `, ...(chain.length ? [show] : []));

@@ -1,6 +1,6 @@
 // The Save menu: the picture as drawn (SVG, PNG), and files that Python writes (PDF, DOT, the interactive page).
 
-import { html, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
 import type { FileMessage, Send } from "../model/types";
 
 type Format = [id: string, label: string, python?: boolean];
@@ -34,7 +34,7 @@ export class SaveMenu {
     this.#name = title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|-+$/g, "") || "lazyviz";
     for (const [id, label, python] of FORMATS) {
       const item = plainButton({ role: "menuitem", tabindex: -1, "data-format": id, "data-python": python }, label);
-      item.addEventListener("click", () => {
+      on(item, "click", () => {
         this.#close();
         if (!python) void this.#save(id);
         else {
@@ -46,10 +46,10 @@ export class SaveMenu {
     }
     this.element = button.parentElement ?? html("span", {}, button);
     this.element.append(this.#menu);
-    this.element.addEventListener("keydown", (event) => {
+    on(this.element, "keydown", (event) => {
       this.#key(event);
     });
-    this.element.addEventListener("focusout", (event) => {
+    on(this.element, "focusout", (event) => {
       if (!this.element.contains(event.relatedTarget as Node | null)) this.#close(false);
     });
   }

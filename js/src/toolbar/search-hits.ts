@@ -1,6 +1,6 @@
 // What a search does: hits are asked for, counted, listed, lit up in the graph, and stepped through.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import type { Found, Hit } from "../model/types";
 import type { Search, SearchEvents } from "./search";
 
@@ -22,10 +22,10 @@ export class SearchHits {
     this.#events = events;
     const { element, input, list } = box;
     input.title = "An op, a module, line 12, 8×128, float32, a tensor's name. Enter: next. Shift+Enter: previous. Esc: clear";
-    input.addEventListener("input", () => {
+    on(input, "input", () => {
       this.#soon();
     });
-    element.addEventListener("keydown", (event) => {
+    on(element, "keydown", (event) => {
       const rows = [...list.querySelectorAll("button")];
       const row = rows.indexOf(event.target as HTMLButtonElement);
       if (event.key === "Escape") {
@@ -38,7 +38,7 @@ export class SearchHits {
         (event.key === "ArrowDown" ? rows[row + 1] : (rows[row - 1] ?? input))?.focus();
       }
     });
-    element.addEventListener("focusout", (event) => {
+    on(element, "focusout", (event) => {
       if (!element.contains(event.relatedTarget as Node | null)) list.hidden = true;
     });
     this.#show();
@@ -126,7 +126,7 @@ export class SearchHits {
         html("bdi", {}, hit.label),
         html("span", { class: "lz-muted" }, hit.sub),
       );
-      row.addEventListener("click", () => {
+      on(row, "click", () => {
         this.#show(at);
         this.#box.input.focus();
         this.#box.list.hidden = true;

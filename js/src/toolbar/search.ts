@@ -1,6 +1,6 @@
 // The search box; what it does is in search-hits.ts.
 
-import { html, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
 import { whenHere } from "../page/second-part";
 import type { Found, Send } from "../model/types";
@@ -37,7 +37,7 @@ export class Search {
   constructor(events: SearchEvents) {
     const step = (by: number, action: string, label: string, sign: string): HTMLButtonElement => {
       const button = plainButton({ class: "lz-button", "data-action": action, "aria-label": label, title: label, disabled: true }, sign);
-      button.addEventListener("click", () => {
+      on(button, "click", () => {
         this.step(by);
       });
       return button;

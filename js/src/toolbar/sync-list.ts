@@ -1,6 +1,6 @@
 // The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import type { Syncs } from "../model/types";
 
 /** The list of sync points; empty where there was none. */
@@ -12,7 +12,7 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
     const where = html("span", { class: "lz-muted" });
     const button = plainButton({ class: "lz-link", title: "Show it in the graph; click again for the next one" }, line);
     let at = -1;
-    button.addEventListener("click", () => {
+    on(button, "click", () => {
       at = (at + 1) % chains.length;
       if (chains.length > 1) where.textContent = ` ${grouped(at + 1)} of ${grouped(chains.length)}`;
       go(chains[at] ?? []);

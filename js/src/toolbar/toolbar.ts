@@ -1,6 +1,6 @@
 // One row: running and its state, the verdict, what was found, what is planned for, search, and icons.
 
-import { grouped, html, plainButton } from "../page/dom";
+import { grouped, html, on, plainButton } from "../page/dom";
 import { icon, type ICONS } from "../page/icons";
 import { Popover, row } from "../page/popover";
 import type { Batch, Failure, Memory, State } from "../model/types";
@@ -51,7 +51,7 @@ export class Toolbar {
     const button = (action: ToolbarAction, label: string, hint: string, face?: keyof typeof ICONS): HTMLButtonElement => {
       const classes = face ? "lz-button lz-icon-button" : "lz-button";
       const made = plainButton({ "data-action": action, title: hint, class: classes, "aria-label": face && label }, face ? icon(face) : label);
-      made.addEventListener("click", () => {
+      on(made, "click", () => {
         act(action);
       });
       this.#buttons.set(action, made);

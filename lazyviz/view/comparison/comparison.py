@@ -6,11 +6,14 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...graph.modules import has_variable, root_parts
 from ...plan.formatting import line_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes, format_change
+from ..scene.scene import Scene
+from .pictures import side_by_side
 
 MOST_ROWS = 12
 # The chart, in pixels of its own.
@@ -62,7 +65,10 @@ class Comparison(Tabular):
         """What differs, totals first, then categories and modules by how much."""
         rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
         rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
-        rows += [_row(name, pair, True) for name, pair in changed(self.by_module)]
+        model = _model(self.before, self.after)
+        for name, pair in changed(self.by_module):
+            inside = bool(model) and not name.startswith("(")
+            rows.append(_row(f"{model}.{name}" if inside else name, pair, True))
         title = f"{self.names[0]} -> {self.names[1]}"
         return Table(title, (*self.names, "change", "what"), rows, 3)
 
@@ -73,7 +79,31 @@ class Comparison(Tabular):
 
     def _repr_html_(self) -> str:
         lines = self.lines().html() if changed(self.by_line) else ""
-        return f"<div>{chart(self)}{self.table().html()}{lines}</div>"
+        return f"<div>{chart(self)}{self.table().html()}{lines}{self._pictures()}</div>"
+
+    def _pictures(self) -> str:
+        """Both graphs side by side, below one another where there is no room; what differs is colored."""
+        before, after = self.before, self.after
+        first = Scene(before.ir, before)
+        second = Scene(after.ir, after, drawn=first.hierarchy)
+        images = [
+            f'<img src="{address}" alt="{html.escape(f"The graph of {name}")}" '
+            'style="flex:1 1 480px;min-width:0;max-width:900px">'
+            for address, name in zip(side_by_side(first, second, self.names), self.names, strict=True)
+        ]
+        row = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start;margin-top:8px"
+        return f'<div style="{row}">{"".join(images)}</div>'
+
+
+def _model(before: Plan, after: Plan) -> str:
+    """The variable of the one model that both plans are of; "" where there are several, or others."""
+    found = {
+        root_parts(node.root)[0] if has_variable(node.root) else ""
+        for plan in (before, after)
+        for node in plan.ir.nodes
+        if node.root
+    }
+    return found.pop() if len(found) == 1 else ""
 
 
 def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:

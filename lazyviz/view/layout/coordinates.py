@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..scene.boxes import Box
 from ..scene.scene import MOST_VALUES, Scene, edge_width
 from .edge_labels import CHAR_WIDTH, SIZE, place_labels
+from .matching_rows import Group, match_rows
 from .sugiyama import LAYER_GAP, Placed, place
 
 # Room inside an open group: left and right, above (its title), below.
@@ -19,6 +20,7 @@ LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
 BESIDE = 12.0  # at either side of words along an edge
 MOST_ENDS = 3  # of one line, in an open group
+MATCHING = ("forward", "backward")  # phases of lanes whose rows match
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
@@ -104,22 +106,21 @@ def arrange(
     room: float = math.inf,
     lanes: Collection[str] | None = None,
     across: bool = False,
+    matching: bool = False,
 ) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
     ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
     these phases are drawn, if a step has any of them.  ``across``: data flows to the right instead of down;
-    then lanes are below one another, as wide as they are, and edges tell shapes alone.
+    then lanes are below one another, as wide as they are, and edges tell shapes alone.  ``matching``: a
+    module's part in the backward lane is at the height of the module.
     """
-
-    def size_of(box: Box) -> tuple[float, float]:
-        width, height = scene.size(box)
-        return (height, width) if across else (width, height)
 
     def drawn_in(box: Box) -> list[Box]:
         shown = [child for child in box.children if lanes is None or child.phase in lanes]
-        return shown if is_row(box) and shown else box.children
+        return paired.get(box.id) or (shown if is_row(box) and shown else box.children)
 
+    paired: dict[str, list[Box]] = {}
     order = [scene.hierarchy.root]
     for box in order:  # grows while it is read
         order += [child for child in drawn_in(box) if child.id in opened]
@@ -127,7 +128,11 @@ def arrange(
     placed: dict[str, Placed] = {}
     for box in reversed(order):
         left, right, above, below = _pads(box, across)
-        sizes = [size.get(child.id) or size_of(child) for child in drawn_in(box)]
+        if matching and is_row(box) and not across:
+            wide = sum(size[lane.id][0] + LANE_GAP for lane in drawn_in(box)) - LANE_GAP
+            if wide > room:  # in several rows: what matches is in the first
+                paired[box.id] = sorted(drawn_in(box), key=lambda lane: lane.phase not in MATCHING)
+        sizes = [size.get(child.id) or _closed_size(scene, child, across) for child in drawn_in(box)]
         if is_row(box):
             result, stretched = lane_rows(sizes, math.inf if across else room)
             size.update((child.id, each) for child, each in zip(drawn_in(box), stretched, strict=True))
@@ -139,6 +144,23 @@ def arrange(
         if box.kind != "root":
             wide, tall = (wide, max(tall, least)) if across else (max(wide, least), tall)
         size[box.id] = wide, tall
+    if matching:
+        _match(scene, order, drawn_in, placed, size, across=across)
+    made = _located(scene, opened, order, drawn_in, placed, size, across=across)
+    return _turned(made) if across else made
+
+
+def _located(
+    scene: Scene,
+    opened: set[str],
+    order: Sequence[Box],
+    drawn_in: Callable[[Box], list[Box]],
+    placed: Mapping[str, Placed],
+    size: Mapping[str, tuple[float, float]],
+    *,
+    across: bool,
+) -> Arrangement:
+    """Coordinates in the whole picture, from those in every group."""
     root = scene.hierarchy.root
     frames: list[Frame] = []
     drawn: list[tuple[Box, list[Line]]] = []
@@ -151,7 +173,7 @@ def arrange(
         top += above
         rects: list[tuple[float, float, float, float]] = []
         for position, child in enumerate(drawn_in(box)):
-            w, h = size.get(child.id) or size_of(child)
+            w, h = size.get(child.id) or _closed_size(scene, child, across)
             x, y = left + result.x[position], top + result.y[position]
             rects.append((x, y, w, h))
             origin[child.id] = (x, y)
@@ -161,8 +183,61 @@ def arrange(
     width, height = size[root.id]
     at = {frame.box: frame for frame in frames}
     reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
-    made = Arrangement(frames, reaching, width, height)
-    return _turned(made) if across else made
+    return Arrangement(frames, reaching, width, height)
+
+
+def _closed_size(scene: Scene, box: Box, across: bool) -> tuple[float, float]:
+    width, height = scene.size(box)
+    return (height, width) if across else (width, height)
+
+
+def _match(
+    scene: Scene,
+    order: Sequence[Box],
+    drawn_in: Callable[[Box], list[Box]],
+    placed: dict[str, Placed],
+    size: dict[str, tuple[float, float]],
+    *,
+    across: bool,
+) -> None:
+    """Move rows down in ``placed``, and make groups higher in ``size``, so that rows match."""
+    root = order[0]
+    if not is_row(root):
+        return
+    lanes = drawn_in(root)
+    of_phase = {lane.phase: at for at, lane in enumerate(lanes) if lane.id in placed}
+    ahead, back = of_phase.get("forward"), of_phase.get("backward")
+    y = placed[root.id].y
+    if ahead is None or back is None or y[ahead] != y[back]:
+        return
+    groups = {}
+    for box in order[1:]:
+        if not is_row(box):
+            layers = scene.layers(box)
+            rows = [[i for i in layer if i < layers.boxes] for layer in layers.layers]
+            rows = rows[::-1] if _up(box) else rows
+            groups[box.id] = Group(box, rows, drawn_in(box), placed[box.id], _pads(box, across)[2])
+
+    gaps = match_rows(groups, lanes[ahead], lanes[back], lambda box: _closed_size(scene, box, across)[1])
+    for box in order[1:]:
+        if box.id in groups:
+            placed[box.id] = gaps.moved(box.id)
+            if box.kind != "lane":
+                size[box.id] = size[box.id][0], size[box.id][1] + gaps.total(box.id)
+    needed = {}
+    for lane in lanes:
+        _, _, above, below = _pads(lane, across)
+        own = placed[lane.id].height + above + below if lane.id in placed else 0.0
+        needed[lane.id] = max(own, size[lane.id][1])
+    row, down = placed[root.id], 0.0
+    for at in sorted(set(row.y)):  # lanes beside one another are as high as the highest of them again
+        beside = [lane for lane, y in zip(lanes, row.y, strict=True) if y == at]
+        most = max(needed[lane.id] for lane in beside)
+        row.y = [y + down if y == at else y for y in row.y]
+        down += most - size[beside[0].id][1]
+        size.update((lane.id, (size[lane.id][0], most)) for lane in beside)
+    row.height += down
+    size[root.id] = size[root.id][0], row.height
 
 
 def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:

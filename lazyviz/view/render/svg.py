@@ -29,6 +29,7 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .figure import PARTS, Drawing, Figure
+from .kept_bands import PILL, Band, kept_bands
 from .shown_numbers import Compared, ShownNumbers
 from .text import render_text
 
@@ -61,6 +62,8 @@ ROLE_COLORS = {
 }
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
+
+_HALO = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'  # over lines
 
 
 def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
@@ -179,7 +182,8 @@ def _body(
             opened = {*drawing.opened, *(lane.id for lane in scene.hierarchy.lanes())}
         lanes = None if figure.lanes >= set(PARTS) - {"memory"} else figure.lanes
         across = figure.direction == "LR"
-        picture = arrange(scene, opened, room=WIDTH / MIN_SCALE, lanes=lanes, across=across)
+        room = WIDTH / MIN_SCALE
+        picture = arrange(scene, opened, room=room, lanes=lanes, across=across, matching=True)
         if across:  # as wide as it is long
             wide = max(WIDTH, round(picture.width + 2 * MARGIN))
         scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
@@ -253,15 +257,36 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
 
 
 def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[str]:
-    parts = [_frame(frame, scene, numbers, picture.across) for frame in picture.frames if frame.open]
+    opened = [frame for frame in picture.frames if frame.open]
+    parts = [_frame(frame) for frame in opened]
+    for band in kept_bands(scene, picture):
+        parts += _band(band)
     for line in picture.lines:
         parts += _line(line, picture.across)
     for line in picture.lines:
         if line.at is not None:
-            halo = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'
-            parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=halo))
+            parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=_HALO))
+    parts += [_frame_title(frame, scene, numbers, picture.across) for frame in opened]
     frames = {frame.box: frame for frame in picture.frames}
     parts += [_closed(frame, scene, frames, numbers) for frame in picture.frames if not frame.open]
+    return parts
+
+
+def _band(band: Band) -> list[str]:
+    """What is kept for the backward pass: as wide as it has bytes, with a dashed line and words."""
+    (x, y), (end, last) = band.start, band.end
+    middle = (x + end) / 2
+    path = f"M{x:.1f},{y:.1f}C{middle:.1f},{y:.1f} {middle:.1f},{last:.1f} {end:.1f},{last:.1f}"
+    color = CATEGORY_COLORS["activations"]
+    line = f'<path d="{path}" fill="none" stroke="{color}"'
+    parts = [
+        f'{line} stroke-width="{band.width:.1f}" stroke-opacity="0.2"/>',
+        f'{line} stroke-width="1.5" stroke-dasharray="4 3"/>',
+    ]
+    if band.pill is not None:
+        left, top, wide = band.pill
+        parts.append(_rect(left, top, wide, PILL, fill=_CARD, stroke=color, radius=PILL / 2))
+        parts.append(_text(left + wide / 2, top + 14, band.text, size=11, anchor="middle"))
     return parts
 
 
@@ -284,41 +309,41 @@ def _line(line: Line, across: bool) -> list[str]:
     return parts
 
 
-def _frame(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> str:
+def _frame(frame: Frame) -> str:
+    lane = frame.box.kind == "lane"
+    return _rect(
+        frame.x,
+        frame.y,
+        frame.width,
+        frame.height,
+        fill=_INK,
+        stroke=_FAINT if lane else "#cfd6df",
+        radius=10,
+        extra=f' fill-opacity="{0.012 if lane else 0.04}"',
+    )
+
+
+def _frame_title(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> str:
+    """What an open group is called, over the lines that run into it."""
     box = frame.box
-    lane = box.kind == "lane"
-    parts = [
-        _rect(
-            frame.x,
-            frame.y,
-            frame.width,
-            frame.height,
-            fill=_INK,
-            stroke=_FAINT if lane else "#cfd6df",
-            radius=10,
-            extra=f' fill-opacity="{0.012 if lane else 0.04}"',
-        )
-    ]
-    if lane:
+    if box.kind == "lane":
         arrow = {"forward": " →" if across else " ↓", "backward": " ←" if across else " ↑"}.get(box.phase, "")
         title = box.label.capitalize() + arrow
-        parts.append(
-            _text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=PHASE_COLORS[box.phase])
-        )
         subtitle = shorten(scene.subtitle(box), frame.width - 24, 11.5)
-        parts.append(_text(frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED))
-    else:
-        name = name_of(box)
-        label = shorten(name, frame.width - 24, 12.5, bold=True)
-        facts = module_facts(box)
-        room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
-        beside = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
-        told = numbers.text(box) if numbers.is_note else ""
-        if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
-            beside = " · ".join(part for part in (beside, told) if part)
-        at = frame.x + 14, frame.y + 23
-        parts.append(_text(*at, label, size=12.5, weight=600, beside=beside))
-    return "".join(parts)
+        color = PHASE_COLORS[box.phase]
+        return _text(frame.x + 16, frame.y + 25, title, size=14, weight=650, fill=color) + _text(
+            frame.x + 16, frame.y + 43, subtitle, size=11.5, fill=_MUTED
+        )
+    name = name_of(box)
+    label = shorten(name, frame.width - 24, 12.5, bold=True)
+    facts = module_facts(box)
+    room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
+    beside = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
+    told = numbers.text(box) if numbers.is_note else ""
+    if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
+        beside = " · ".join(part for part in (beside, told) if part)
+    at = frame.x + 14, frame.y + 23
+    return _text(*at, label, size=12.5, weight=600, beside=beside, extra=_HALO)
 
 
 def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: ShownNumbers) -> str:

@@ -12,6 +12,7 @@ from .boxes import Box, module_facts
 from .small_ops import is_small_ops
 
 SMALL = 0.01  # of the peak, below which a module's card has no bar
+FEW_GRADIENTS = 2  # of a weight and a bias, of which the weight's is told
 CARD = (190.0, 296.0)  # least and most width
 CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
 
@@ -51,9 +52,29 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
     first, last = box, box
     while first.repeats > 1 and first.calls == 1 and first.children:
         first, last = first.children[0], last.children[-1]
-    takes, gives = first.takes, last.gives or _last(last)
-    parts = [shape(value) for value in (takes, gives) if value is not None]
-    return " → ".join(parts)
+    takes, gives = first.takes, last.gives
+    if takes is None and box.phase == "other" and not box.name:
+        return ""  # first values, of which nothing flows on
+    if gives is None and box.phase == "backward" and box.name and (found := _gradients(last)):
+        # Nothing goes on to other layers: what it makes are the gradients of its weights.
+        given = shape(found[0]) if len(found) <= FEW_GRADIENTS else f"{len(found)} gradients"
+    else:
+        gives = gives or _last(last)
+        given = shape(gives) if gives is not None else ""
+    return " → ".join(filter(None, [shape(takes) if takes is not None else "", given]))
+
+
+def _gradients(box: Box) -> list[Value]:
+    """The gradients that ops in ``box`` make, one for each storage, the largest first."""
+    found: dict[int, Value] = {}
+    stack = [box]
+    while stack:
+        current = stack.pop()
+        stack.extend(current.children)
+        for value in current.node.outputs if current.node is not None else ():
+            if value.storage.role == "gradient":
+                found[value.storage.id] = value
+    return sorted(found.values(), key=lambda value: (-value.nbytes, value.id))
 
 
 def _last(box: Box) -> Value | None:

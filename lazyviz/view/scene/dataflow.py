@@ -127,17 +127,28 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
     lanes: list[Phase] = [node.phase for node in nodes]
     if "forward" not in lanes:
         return lanes
+    counters = _counters(graph)
+    called = _first_call(graph)
     read = [False] * len(nodes)
     leads = [False] * len(nodes)  # to the forward pass
     for index in reversed(range(len(nodes))):
         node = nodes[index]
         if lanes[index] in ("other", "forward") and not node.module:
             kept = any(
-                value.storage.role in _KEPT and (node.phase == "other" or value.storage.created == index)
+                (
+                    value.storage.role in _KEPT
+                    and (
+                        node.phase == "other"
+                        or value.storage.created == index
+                        or (node.writes and index < called)
+                    )
+                )
+                or (value.storage.id in counters and index < called)
                 for value in node.outputs
             )
             unused = not read[index] and not node.inputs
-            if kept:
+            copied = index < called and not leads[index] and _is_copy(node, counters)  # of a model
+            if kept or copied:
                 lanes[index] = "other"
             elif leads[index] or (unused and not node.writes):
                 lanes[index] = "forward"
@@ -146,6 +157,52 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
                 read[producer] = True
                 leads[producer] = leads[producer] or lanes[index] == "forward"
     return lanes
+
+
+def _first_call(graph: Graph) -> int:
+    """The position of the first op inside a module; without one, of the first that computes gradients."""
+    for found in (
+        (node.index for node in graph.nodes if node.module or node.root),
+        (node.index for node in graph.nodes if node.phase == "backward"),
+    ):
+        if (first := next(found, None)) is not None:
+            return first
+    return 0
+
+
+def _counters(graph: Graph) -> set[int]:
+    """Ids of storages with one number that modules update in place, as batch normalization counts batches."""
+    return {
+        value.storage.id
+        for node in graph.nodes
+        if node.writes and (node.module or node.root)
+        for value in node.outputs
+        if not value.meta.shape and value.storage in node.writes
+    }
+
+
+def initializations(graph: Graph, lanes: Sequence[Phase]) -> set[int]:
+    """Positions of the ops that give parameters, buffers and optimizer states their first values."""
+    called = _first_call(graph)
+    if called == 0 or "forward" not in lanes:
+        return set()
+    counters = _counters(graph)
+    return {
+        node.index
+        for node in graph.nodes[:called]
+        if lanes[node.index] == "other"
+        and (
+            _is_copy(node, counters)
+            or all(value.storage.role in _KEPT or value.storage.id in counters for value in node.outputs)
+        )
+    }
+
+
+def _is_copy(node: Node, counters: set[int]) -> bool:
+    """Whether all that it reads are parameters, buffers, or what modules count with."""
+    return bool(node.inputs) and all(
+        value.storage.role in _KEPT or value.storage.id in counters for value in node.inputs
+    )
 
 
 def crowded_lanes(

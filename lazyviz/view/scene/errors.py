@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...graph.ir import Graph, Value
-from ...graph.modules import full_name
+from ...graph.ir import Graph, Node, RefusedOp, Value
+from ...graph.modules import facts_of, full_name, root_parts
 from ...graph.refused import clashes
-from .boxes import Box, refused_of
+from .boxes import Box, module_path, op_name, refused_of
 from .dataflow import Reads
 
 
@@ -99,6 +100,71 @@ def error_json(box: Box, message: str) -> dict[str, Any]:
         "given": given,
         "size": [296, 64],
     }
+
+
+def clash_words(graph: Graph, refused: RefusedOp) -> list[str]:
+    """Where each of the sizes that do not fit is from, and which layer would take them.
+
+    For example ``"64×1152 is from net.pool (line 12), where it is 64×32×6×6"``.
+    """
+    words = []
+    given: tuple[int, ...] = ()  # of what the layer is given
+    for value, marked in zip(refused.inputs, clashes(refused), strict=True):
+        if not marked:
+            continue
+        source = _before_views(value, graph)
+        shape, there = (_shape_text(tuple(each.meta.shape)) for each in (value, source))
+        text = f"{shape} is from {_origin(source, graph)}"
+        words.append(text if shape == there else f"{text}, where it is {there}")
+        if source.storage.role != "parameter":
+            given = tuple(value.meta.shape)
+    return words + _would_fit(refused, given)
+
+
+def _before_views(value: Value, graph: Graph) -> Value:
+    """What ``value`` is a view of."""
+    while (node := _own_maker(value, graph)) is not None and node.op.is_view and node.inputs:
+        value = node.inputs[0]
+    return value
+
+
+def _own_maker(value: Value, graph: Graph) -> Node | None:
+    node = value.node
+    own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+    return node if own else None
+
+
+def _origin(value: Value, graph: Graph) -> str:
+    """``"net.pool (line 12)"``, ``"net.fc.weight"``, ``"x"``."""
+    name = full_name(value.storage.name) or value.name
+    node = _own_maker(value, graph)
+    if node is None or value.storage.role in ("parameter", "buffer"):
+        return name or value.storage.role or "outside"
+    made = name or module_path(node) or op_name(node)
+    return f"{made} (line {node.source.line})" if node.source is not None else made
+
+
+def _would_fit(refused: RefusedOp, given: tuple[int, ...]) -> list[str]:
+    """The settings with which the layer, one of PyTorch's own, would take what it is given."""
+    path = module_path(refused)
+    base = root_parts(refused.root)[:1]
+    inside = path[len(base[0]) + 1 :] if base else ""
+    facts = facts_of(refused.root, inside)
+    if facts is None or not given or "groups" in facts.settings:
+        return []
+    if facts.kind in ("Linear", "LazyLinear"):
+        setting, found, size = "in_features", re.match(r"in_features=(\d+)", facts.settings), given[-1]
+    elif re.fullmatch(r"(Lazy)?Conv\d[dD]", facts.kind) and len(given) > 1:
+        setting, found, size = "in_channels", re.match(r"(\d+)", facts.settings), given[1]
+    else:
+        return []
+    if found is None or int(found[1]) == size:
+        return []
+    return [f"{path} would take it with {setting}={size} instead of {found[1]}"]
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "".join(text for text, _ in _parts(shape, set()))
 
 
 def _parts(sizes: tuple[int, ...], marked: set[int]) -> list[tuple[str, bool]]:

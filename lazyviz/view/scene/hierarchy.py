@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, RefusedOp, SyncPoint, Value
@@ -22,10 +22,20 @@ from ...plan.formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, module_path, op_name
 from .calls import Calls, merge_calls
-from .dataflow import Reads, crowded_lanes, data_flow, hidden_views, lanes_of, steps_of, updates
+from .dataflow import (
+    Reads,
+    crowded_lanes,
+    data_flow,
+    hidden_views,
+    initializations,
+    lanes_of,
+    steps_of,
+    updates,
+)
 from .errors import find_error, makers_of, open_error
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 from .loops import name_loops
+from .names import Result, add_results, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are cut into runs
@@ -33,8 +43,10 @@ MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
+SHOWN_BOXES = 24  # a backward lane shows the parts that the forward pass shows up to this many boxes
 BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
+_RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
 
@@ -54,19 +66,24 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     reads, behind = data_flow(graph, hidden)
     root = Box("root", "", "other", None)
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
+    for group in [root, *root.children]:  # an optimizer that makes its states first comes last, too
+        if any(each.kind == "lane" for each in group.children):
+            group.children.sort(key=lambda each: each.phase == "optimizer")
     _merge_calls(root, reads, box_of)
     _simplify(root)
     name_loops(root, graph)
     show_one_step(root)
     fold_small_ops(root, graph)
     opened = _open_models(root)
+    tell_apart(root, opened)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
+    results = add_results(graph, reads, box_of)
     failed_box = find_error(root)
     if failed_box is not None:
         opened += open_error(failed_box, graph, reads, box_of, box_of_value)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
-    _join(hierarchy)
+    _join(hierarchy, results)
     if failed_box is not None:
         for value, maker in makers_of(failed_box, graph, reads, box_of, box_of_value):
             if maker is not None:
@@ -87,6 +104,7 @@ def _sort_into_boxes(
     lanes = lanes_of(graph, reads)
     lines = crowded_lanes(graph, hidden, steps, lanes)
     part_of = updates(graph.nodes)
+    initial = initializations(graph, lanes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
     syncs, lane = list[Box](), root
@@ -100,7 +118,7 @@ def _sort_into_boxes(
         return box
 
     def barrier(sync: SyncPoint, parent: Box) -> None:
-        box = child(parent, Step(("sync", len(syncs)), "sync", sync.cause), parent.phase)
+        box = child(parent, Step(("sync", len(syncs)), "sync", _short(sync.cause)), parent.phase)
         box.sync = sync
         syncs.append(box)
         for known in [known for known in latest if known[0] is parent]:
@@ -115,7 +133,7 @@ def _sort_into_boxes(
         entered = calls.taken()
         parent, phase = root, lanes[index]
         keys = [Step(("step", steps[index]), "step", f"step {steps[index] + 1}")] if many else []
-        keys += [Step(("lane", phase), "lane", phase)]
+        keys += [Step(("lane", phase), "lane", phase), *([INITIAL] if index in initial else [])]
         keys += _path(node, part_of.get(index), (steps[index], phase) in lines)
         producers = [producer for producer, _ in reads[index] if producer is not None]
         sources = [made for producer in producers if (made := box_of[producer]) is not None]
@@ -136,6 +154,11 @@ def _sort_into_boxes(
         barrier(todo.pop(), lane)
     _place_refused(graph, root, steps[-1] if many else None, latest, child)
     return box_of, syncs
+
+
+def _short(cause: str) -> str:
+    """``"nonzero depends on data"``: a cause as a box has room for it."""
+    return _RESULT.sub(r"\1 depends", cause)
 
 
 def _place_refused(
@@ -187,6 +210,9 @@ class Step(NamedTuple):
     label: str
     name: str = ""
     call: tuple[object, str] | None = None
+
+
+INITIAL = Step(("initial",), "module", "initial values")  # around ops that make a model
 
 
 def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
@@ -274,20 +300,25 @@ def _open_models(root: Box) -> list[Box]:
     """Let lanes show what is inside their models, as long as that stays a short list; returns what is open.
 
     A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
-    Inside a model the parts of its biggest modules take their place.
+    Inside a model the parts of its biggest modules take their place.  What the forward pass shows the parts
+    of, the backward pass does, too, so that both can be read side by side.
     """
     opened: list[Box] = []
+    lanes: list[Box] = []
     stack = [root]
     while stack:
         box = stack.pop()
         if box.kind != "lane":
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
         elif box.phase not in ("optimizer", "other"):
-            opened += _open_lane(box)
+            lanes.append(box)
+    shown: set[str] = set()  # names of modules of which the forward pass shows the parts
+    for lane in sorted(lanes, key=lambda lane: lane.phase != "forward"):
+        opened += _open_lane(lane, shown)
     return opened
 
 
-def _open_lane(lane: Box) -> list[Box]:
+def _open_lane(lane: Box, shown: set[str]) -> list[Box]:
     frames: list[Box] = []
     alone = len(_models(lane)) == 1
     framed = lane.phase == "forward" or not alone
@@ -301,12 +332,14 @@ def _open_lane(lane: Box) -> list[Box]:
             and child not in frames
             and child.repeats == child.calls == 1
             and any(grandchild.is_group for grandchild in child.children)
-            and total + len(child.children) - 1 <= _most_boxes(lane, child, group)
+            and total + len(child.children) - 1 <= _most_boxes(lane, child, group, shown)
         ]
         if not candidates:
             return frames
         chosen, group = max(candidates, key=lambda each: each[0].ops)
         total += len(chosen.children) - 1
+        if lane.phase == "forward" and chosen.name:
+            shown.add(chosen.name)
         if group is lane and framed and chosen.name:
             frames.append(chosen)
             continue
@@ -321,10 +354,12 @@ def _open_lane(lane: Box) -> list[Box]:
         group.children[at : at + 1] = chosen.children
 
 
-def _most_boxes(lane: Box, module: Box, group: Box) -> int:
+def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str]) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
-    big = group is lane and lane.phase == "forward" and module.ops >= BIG * lane.ops
-    return MODEL_BOXES if big else LANE_BOXES
+    if lane.phase == "forward":
+        inside = sum(child.ops for child in lane.children if child.kind == "module" and child.name)
+        return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
+    return SHOWN_BOXES if module.name in shown else LANE_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
@@ -379,26 +414,7 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
             before.setdefault(group, {}).setdefault(at, []).append(box)
     for group, additions in before.items():
         group.children = [box for old in group.children for box in (*additions.get(old, ()), old)]
-    _add_results(graph, box_of)
     return box_of_value
-
-
-def _add_results(graph: Graph, box_of: list[Box | None]) -> None:
-    for node in graph.nodes:
-        maker = box_of[node.index]
-        if maker is None or node.phase not in ("forward", "other"):
-            continue
-        for value in node.outputs:
-            storage = value.storage
-            if value.name and value.node is node and storage.dropped is None and not storage.external:
-                lane = maker.parent
-                while lane is not None and lane.kind != "lane":
-                    lane = lane.parent
-                assert lane is not None
-                box = Box("output", value.name, lane.phase, lane)
-                box.values = (value,)
-                box.key = node.index
-                lane.children.append(box)
 
 
 def _plural(role: str) -> str:
@@ -417,7 +433,7 @@ def _cut_and_number(root: Box) -> None:
         stack.extend(box.children)
 
 
-def _join(hierarchy: Hierarchy) -> None:
+def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
     """Edges: each value joins the two children of the innermost group that holds both its ends."""
     for index, found in enumerate(hierarchy.reads):
         reader = hierarchy.box_of[index]
@@ -436,14 +452,13 @@ def _join(hierarchy: Hierarchy) -> None:
                     continue
             else:
                 maker = hierarchy.box_of[producer]
+                result = results.get(value.id)
+                if result is not None and result.is_read_by(reader):
+                    maker = result.box  # what reads a variable is joined to that
             if maker is not None and maker is not reader:
                 _connect(maker, reader, value, hierarchy.behind.get(index, ()))
-    for lane in hierarchy.lanes():
-        for box in lane.children:
-            if box.kind == "output" and isinstance(box.key, int):
-                maker = hierarchy.box_of[box.key]
-                if maker is not None:
-                    _connect(maker, box, box.values[0])
+    for result in results.values():
+        _connect(result.maker, result.box, result.box.values[0])
 
 
 def _within(box: Box | None, group: Box | None) -> bool:

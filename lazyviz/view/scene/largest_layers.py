@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...graph.ir import SourceLine
@@ -15,18 +15,36 @@ from .scene import Scene, shape_of, shape_text
 
 MOST = 6
 LONGEST = 26  # letters of a name with its count, which the list has room for
+_LEADING = re.compile(r"\b\w+×")  # its first dimension, as of experts that get some of the rows each
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:
-    """The innermost modules by what they hold at the peak, as JSON; those of one list are one row."""
-    rows: dict[tuple[str, str], list[tuple[Box, int]]] = {}
+    """The innermost modules by what they hold at the peak, as JSON.
+
+    Those of one list with the same class and shapes, the first dimension aside, are one row.
+    """
+    forward: dict[str, Box] = {}
+    for box in scene.hierarchy.boxes.values():
+        if box.phase == "forward" and _is_layer(box):
+            forward.setdefault(box.name, box)
+    rows: dict[tuple[str, str, str], list[tuple[Box, int]]] = {}
     for box, sizes in scene.held().items():
         if _is_layer(box) and (size := sum(sizes.values())):
-            rows.setdefault((_NUMBER.sub("*", box.name), _class(box)), []).append((box, size))
-    ranked = sorted(rows.items(), key=lambda row: -sum(size for _, size in row[1]))[:MOST]
-    shared = _shared([name for (name, _), _ in ranked])
-    return [_row(scene, name[len(shared) :], row) for (name, _), row in ranked]
+            shapes = _LEADING.sub("", _through(scene, forward.get(box.name, box)))
+            rows.setdefault((_NUMBER.sub("*", box.name), _class(box), shapes), []).append((box, size))
+    ranked = sorted(rows.values(), key=lambda row: -sum(size for _, size in row))[:MOST]
+    labels = [_together([box.name for box, _ in row]) for row in ranked]
+    shared = _shared(labels)
+    return [
+        _row(scene, label[len(shared) :], row, forward) for label, row in zip(labels, ranked, strict=True)
+    ]
+
+
+def _together(names: list[str]) -> str:
+    """``net.h.*.mlp.0`` of layers that differ in the first number alone."""
+    columns = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(same[0] if len(set(same)) == 1 else "*" for same in columns)
 
 
 def _shared(names: list[str]) -> str:
@@ -36,9 +54,13 @@ def _shared(names: list[str]) -> str:
         if len(set(same)) > 1:
             break
         parts.append(f"{same[0]}.")
-    if any(name[len("".join(parts)) :].startswith("*") for name in names):
+    while parts and any(name[len("".join(parts)) :][0] in "*0123456789" for name in names):
         parts = parts[:-1]  # a number alone says nothing
     return "".join(parts) if len(names) > 1 else ""
+
+
+def _through(scene: Scene, box: Box) -> str:
+    return through_text(box, lambda value: shape_text(shape_of(value, scene.graph)))
 
 
 def _class(box: Box) -> str:
@@ -58,32 +80,29 @@ def _is_layer(box: Box) -> bool:
     return not any(each.kind == "module" and each.name for each in inside)
 
 
-def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]:
+def _row(scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[str, Box]) -> dict[str, Any]:
     names = sorted({box.name for box, _ in row}, key=_natural)
     total = sum(size for _, size in row)
     largest = max(row, key=lambda each: each[1])[0]
-    same = (box for box in scene.hierarchy.boxes.values() if box.name == largest.name and _is_layer(box))
-    forward = next((box for box in same if box.phase == "forward"), largest)
+    shown = forward.get(largest.name, largest)
     categories: Counter[str] = Counter()
     for box, _ in row:
         categories.update(scene.held()[box])
-    source = _line(scene, forward)
-    if len(names) == 1:
-        label = names[0][-len(label) :] if "*" not in label else names[0]
+    source = _line(scene, shown)
     count = f" × {len(names)}" if len(names) > 1 else ""
-    together = ", ".join(names)
-    if count and len(together) <= LONGEST:
+    together = ", ".join(name[len(names[0]) - len(label) :] for name in names) if count else ""
+    if count and len(together) <= LONGEST and all(len(name) == len(names[0]) for name in names):
         label, count = together, ""
     return {
         "label": _ending(label, LONGEST - len(count)) + count,
         "name": label + count,
-        "cls": _class(forward),
-        "through": through_text(forward, lambda value: shape_text(shape_of(value, scene.graph))),
+        "cls": _class(shown),
+        "through": _through(scene, shown),
         "line": f"line {source.line}" if source is not None else "",
         "bytes": format_bytes(total),
         "category": categories.most_common(1)[0][0],
         "share": round(total / max(scene.plan.peak_bytes, 1), 4),
-        "chain": chain(forward),
+        "chain": chain(shown),
     }
 
 

@@ -125,11 +125,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
     hook, words = verdict(plan)
     alive = alive_json(scene, plan.alive_at_peak)
     peak = plan.peak_node
-    phases: list[list[Any]] = []  # [phase, first position]
-    for position, (index, _) in enumerate(plan.timeline):
-        phase = scene.graph.nodes[index].phase
-        if not phases or phases[-1][0] != phase:
-            phases.append([phase, position])
+    phases = [[phase, first] for phase, first in stretches(scene)]
     needed = plan.needed_bytes if plan.needed_bytes > plan.peak_bytes else None
     held = align(plan, measured)
     return {
@@ -160,6 +156,20 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "pieces": _pieces(plan.split),
         "measured": comparison(plan, measured, held, in_parts=bool(scene.graph.sync_points)),
     }
+
+
+def stretches(scene: Scene) -> list[tuple[str, int]]:
+    """The phases of the run, as its lanes show them: each with the position of its first op."""
+    nodes, box_of = scene.graph.nodes, scene.hierarchy.box_of
+    result: list[tuple[str, int]] = []
+    for position, (index, _) in enumerate(scene.plan.timeline):
+        box = box_of[index]
+        if box is None and result:
+            continue  # a hidden view belongs to what is around it
+        phase = box.phase if box is not None else nodes[index].phase
+        if not result or result[-1][0] != phase:
+            result.append((phase, position))
+    return result
 
 
 def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | None = None) -> dict[str, Any]:

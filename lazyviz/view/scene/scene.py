@@ -14,6 +14,7 @@ from typing import Any
 from ...graph.ir import Graph, Node, Storage, Value, places
 from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
+from ..layout.text_width import width as text_width
 from . import box_contents
 from .box_attributes import Facts
 from .boxes import Box, Hierarchy, module_facts, op_name
@@ -270,7 +271,8 @@ class Scene:
         if box.kind in ("lane", "root"):
             return {}
         if box.kind == "sync":
-            return {"size": [236, 44]}
+            words = max(text_width(box.label) * 8.6, text_width(self.subtitle(box)) * 6.4)
+            return {"size": [round(min(max(words + 28, 236), 296)), 44]}
         if box.kind == "error":
             return {"size": [296, 64]}
         if box.kind in ("module", "step"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...graph.ir import Bound
 from ...plan.runtime.projection import RANGE, Projection, duration
-from .memory_chart import MOST_PHASES, spans
+from .memory_chart import MOST_PHASES, spans, stretches
 from .plan_protocol import PlanLike
 from .scene import Scene
 
@@ -86,13 +86,13 @@ def known_text(time: Projection) -> str:
 
 def _phases(scene: Scene, time: Projection) -> list[str]:
     """The time of each phase, in the order of the chart's axis: a phase that comes again is another one."""
+    found = stretches(scene)
+    if len(found) > MOST_PHASES:
+        return []
     known = {each.node.index: each.seconds for each in time.ops}
-    sums: list[float] = []
-    before = None
-    for index, _ in scene.plan.timeline:
-        phase = scene.graph.nodes[index].phase
-        if phase != before:
-            sums.append(0.0)
-            before = phase
-        sums[-1] += known.get(index, 0.0)
-    return [duration(each) if each else "" for each in sums] if len(sums) <= MOST_PHASES else []
+    ends = [first for _, first in found[1:]] + [len(scene.plan.timeline)]
+    sums = [
+        sum(known.get(index, 0.0) for index, _ in scene.plan.timeline[first:end])
+        for (_, first), end in zip(found, ends, strict=True)
+    ]
+    return [duration(each) if each else "" for each in sums]

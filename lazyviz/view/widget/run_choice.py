@@ -9,6 +9,7 @@ from ...graph.ir import Graph, Node
 from ...plan.units import format_bytes
 from ..scene.boxes import chain, module_path, op_name
 from ..scene.details import source_json
+from ..scene.errors import clash_words
 from ..scene.scene import Scene, plural
 from .runner import Runnable, Running
 
@@ -131,6 +132,7 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
         "source": source_json(raised.source),
         "chain": chain(box) if box is not None else [],
         "recording": True,
+        "sizes": clash_words(scene.graph, raised.refused) if raised.refused is not None else [],
         **(
             _where(scene, len(scene.plan.timeline), refused.name, module_path(refused))
             if (refused := raised.refused) is not None

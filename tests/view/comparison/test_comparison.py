@@ -1,5 +1,7 @@
 """Comparison of two plans."""
 
+import base64
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.render.shown_numbers import GREW, SHRANK
 
 
 def recorded(width):
@@ -63,6 +66,44 @@ def test_the_page_has_both_curves_and_escapes_names():
     words = " ".join(each.text for each in root if each.tag == "text")
     assert "<large>" in words
     assert "half & small" in words
+
+
+def test_modules_are_named_by_the_variable_of_the_one_model_of_both():
+    rows = [row[3] for row in lazyviz.compare(recorded(32), recorded(64)).table().rows]
+    assert "net.0" in rows and "0" not in rows
+    other = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    with lazyviz.lazy() as graph:
+        other(torch.ones(8, 16)).sum().backward()
+    rows = [row[3] for row in lazyviz.compare(recorded(32), graph).table().rows]
+    assert "0" in rows, "what the variable is called makes no difference of two models"
+
+
+def pictures_of(page):
+    return [
+        base64.b64decode(each).decode()
+        for each in re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', page)
+    ]
+
+
+def test_both_graphs_are_drawn_side_by_side_with_what_grew_in_color():
+    small, large = recorded(32), recorded(4096)
+    comparison = lazyviz.compare(small, large, names=("a <b>", "after"))
+    page = comparison._repr_html_()
+    first, second = pictures_of(page)
+    for text in (first, second):
+        ET.fromstring(text)
+        assert GREW in text and " → " in text and "at peak" in text
+    assert "a &lt;b&gt;, peak" in first and "after, peak" in second
+    assert "<b>" not in page
+    alike = pictures_of(lazyviz.compare(small, small)._repr_html_())
+    assert len(alike) == 2 and not any(GREW in text or SHRANK in text for text in alike)
+
+
+def test_two_plans_of_one_graph_are_drawn_too_and_what_shrank_has_another_color():
+    graph = recorded(4096)
+    first, second = pictures_of(lazyviz.compare(graph.plan(batch_size=512), graph)._repr_html_())
+    assert SHRANK in first and SHRANK in second
+    assert graph.pending == len(graph.nodes), "nothing ran"
 
 
 def test_what_is_neither_is_refused():

@@ -54,6 +54,55 @@ def test_the_sizes_that_do_not_fit_are_known(program, shapes):
     assert raised.source is not None and raised.source.file.endswith("test_errors.py")
 
 
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool, self.fc = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Linear(500, 10)
+
+    def forward(self, x):
+        return self.fc(self.pool(self.conv(x)).flatten(1))
+
+
+def told(graph):
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    return failure_json(running_of(graph), scene)["sizes"]
+
+
+def test_the_error_tells_where_both_sizes_are_from_and_which_layer_would_fit():
+    net = Classifier()
+    x = torch.randn(2, 3, 12, 12)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        net(x)
+    line = next(node.source.line for node in graph.nodes if node.module == "pool" and node.source is not None)
+    assert told(graph) == [
+        f"2×100 is from net.pool (line {line}), where it is 2×4×5×5",
+        "500×10 is from net.fc.weight, where it is 10×500",
+        "net.fc would take it with in_features=100 instead of 500",
+    ]
+
+
+def test_the_error_names_variables_and_convolutions_that_would_fit():
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    images = torch.ones(1, 4, 9, 9)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        conv(images)
+    first, second, fit = told(graph)
+    assert first == "1×4×9×9 is from images" and second == "8×3×3×3 is from conv.weight"
+    assert fit == "conv would take it with in_channels=4 instead of 3"
+    left, right = torch.ones(4, 3), torch.ones(4, 5)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        left + right
+    assert told(graph) == ["4×3 is from left", "4×5 is from right"]
+
+
+def test_a_grouped_convolution_is_not_given_another_number_of_channels():
+    conv = nn.Conv2d(4, 8, 3, groups=2)
+    images = torch.ones(1, 6, 9, 9)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        conv(images)
+    assert [text.partition(" is from ")[2] for text in told(graph)] == ["images", "conv.weight"]
+
+
 def test_the_op_that_failed_is_drawn_in_its_module_with_lines_from_what_it_was_given():
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(4, 8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.scene.memory_chart import stretches
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.scene.time_track import track_json
 
@@ -32,7 +31,8 @@ def test_points_and_phases_add_up_to_the_projected_time():
     assert sum(track["seconds"]) == pytest.approx(plan.seconds, rel=1e-2)
     assert len(track["seconds"]) == len(track["bounds"]) == min(len(plan.timeline), 240)
     assert set(track["bounds"]) <= set("cml") and set(track["keys"]) <= {"compute", "memory", "launch"}
-    phases = [phase for phase, _ in itertools.groupby(node.phase for node in graph.nodes)]
+    phases = stretches(Scene(graph.ir, plan))
+    assert [phase for phase, _ in phases] == ["other", "forward", "backward", "optimizer"]
     assert len(track["phases"]) == len(phases)
     assert "projected, ±" in track["words"]
     low, high = plan.seconds_range

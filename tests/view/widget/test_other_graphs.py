@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.comparison.pictures import _picture, differences
 from lazyviz.view.render.shown_numbers import ALONE, GREW, SHRANK
 from lazyviz.view.scene.scene import BARRED, Scene
-from lazyviz.view.widget.other_graphs import _picture, comparison_json, differences
+from lazyviz.view.widget.other_graphs import comparison_json
 
 
 def step(width=32, layers=2):

@@ -1,0 +1,128 @@
+"""Names in the picture: as much of a module's path as tells it apart, and the user's variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...graph.ir import Graph, Node, Value
+from .boxes import Box
+from .dataflow import Reads
+
+_NUMBERS = re.compile(r"\d+(–\d+)?")  # of an item in a list, or of several
+
+
+def tell_apart(root: Box, opened: Sequence[Box]) -> None:
+    """Lengthen the labels of modules in the first picture until none ends the path of another module.
+
+    Of ``net.encoder.norm`` and ``net.decoder.norm`` none is called ``norm``, in whichever lane it is.
+    Items of lists that differ by their numbers alone are told apart by them.
+    """
+    groups = [root]
+    for group in groups:  # grows while it is read
+        groups += [child for child in group.children if child.kind in ("step", "lane") or child in opened]
+    named = [
+        (box, group)
+        for group in groups
+        if group.phase != "optimizer"
+        for box in group.children
+        if box.kind == "module" and box.name
+    ]
+    names = {box.name for box, _ in named}
+    patterns = {name: _NUMBERS.sub("*", name) for name in names}
+    for box, group in named:
+        around = f"{group.name}." if group in opened else ""
+        parts = box.name.removeprefix(around).split(".")
+        count = box.label.count(".") + 1
+        if box.label != ".".join(parts[-count:]):
+            continue  # called in words, or as its group is
+        while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
+            count += 1
+        label = ".".join(parts[-count:])
+        box.label = f"{_last_part(group.name)}.{label}" if around and label[:1].isdigit() else label
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
+    """Whether the path of another module than that of ``name`` ends so, its numbers aside."""
+    if label[:1].isdigit():
+        return True  # says nothing without what it counts
+    ending, pattern = f".{label}", "." + _NUMBERS.sub("*", label)
+    return any(
+        other != name and (other.endswith(ending) or (of != patterns[name] and of.endswith(pattern)))
+        for other, of in patterns.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A named value that has a box: its maker, and that box, which stands in the maker's lane."""
+
+    maker: Box
+    box: Box
+
+    def is_read_by(self, reader: Box) -> bool:
+        """Whether the line to ``reader`` starts at the box: in its lane, and not inside of what makes it."""
+        lane = self.box.parent
+        at = _in_lane(reader, lane)
+        return at is not None and at is not _in_lane(self.maker, lane)
+
+
+def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Result]:
+    """A box for each named result, after what makes it; by the id of the value.
+
+    An op that stands in its lane and whose results are read there has their names in its label, instead:
+    ``x = randn``.
+    """
+    read: set[tuple[int, Box]] = set()
+    for index, found in enumerate(reads):
+        if (reader := box_of[index]) is not None:
+            lane = _lane_of(reader)
+            read.update((value.id, lane) for _, value in found)
+    results: dict[int, Result] = {}
+    after: dict[Box, list[Box]] = {}
+    for node in graph.nodes:
+        maker = box_of[node.index]
+        if maker is None or node.phase not in ("forward", "other"):
+            continue
+        named = [value for value in node.outputs if _is_result(value, node)]
+        lane = _lane_of(maker)
+        if named and maker.parent is lane and all((value.id, lane) in read for value in named):
+            maker.label = f"{', '.join(value.name for value in named)} = {maker.label}"
+            continue
+        for value in named:
+            box = Box("output", value.name, lane.phase, lane)
+            box.values = (value,)
+            box.key = node.index
+            results[value.id] = Result(maker, box)
+            place = _in_lane(maker, lane)
+            assert place is not None  # it is in the lane
+            after.setdefault(place, []).append(box)
+    for within in {result.box.parent for result in results.values()}:
+        assert within is not None  # a lane
+        within.children = [box for child in within.children for box in (child, *after.get(child, ()))]
+    return results
+
+
+def _is_result(value: Value, node: Node) -> bool:
+    storage = value.storage
+    return bool(value.name) and value.node is node and storage.dropped is None and not storage.external
+
+
+def _lane_of(box: Box) -> Box:
+    while box.kind != "lane":
+        assert box.parent is not None  # every op is in one
+        box = box.parent
+    return box
+
+
+def _in_lane(box: Box, lane: Box | None) -> Box | None:
+    """The child of ``lane`` that is ``box`` or holds it; ``None`` if it is elsewhere."""
+    at: Box | None = box
+    while at is not None and at.parent is not lane:
+        at = at.parent
+    return at
