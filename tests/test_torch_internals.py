@@ -67,7 +67,7 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def method(tensor):
-            read.append((name, tensor_memory.past_modes()))
+            read.append((name, tensor_memory.bypasses_modes()))
             return original(tensor)
 
         return method
@@ -257,8 +257,8 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
             seen.append(func)
             if types:
                 return dispatch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
-            if dispatch_handlers.makes_views_by_others(func):
-                return dispatch_handlers.by_others(self, func, args, kwargs or {})
+            if dispatch_handlers.makes_views_by_decomposition(func):
+                return dispatch_handlers.call_decomposed(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     class Unwraps(Wrapper):
@@ -276,9 +276,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
     assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
     assert view._is_view() and view._base is plain
     made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
-    assert all(map(dispatch_handlers.makes_views_by_others, made))
+    assert all(map(dispatch_handlers.makes_views_by_decomposition, made))
     tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
-    assert not any(map(dispatch_handlers.makes_views_by_others, tracked))
+    assert not any(map(dispatch_handlers.makes_views_by_decomposition, tracked))
 
 
 def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():

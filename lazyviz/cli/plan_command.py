@@ -81,7 +81,7 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
         recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if recorded.result is not None:
         found = recorded.result.table()
         console().print(table(found.title, found.columns, found.rows, found.numbers))
@@ -105,7 +105,7 @@ def plan(script: Script, options: PlanOptions) -> int:
         )
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if is_silent():
         return code
     data = {
@@ -127,7 +127,7 @@ def plan(script: Script, options: PlanOptions) -> int:
     return code if code != FINE else _judged(data, recorded, options)
 
 
-def told_end(recorded: Recorded[Any]) -> int:
+def report_exit(recorded: Recorded[Any]) -> int:
     """Show the script's exception, if any, as Python does; return the exit code."""
     if recorded.error is not None and recorded.how in ("failed", "interrupted"):
         show(recorded.error)
@@ -229,7 +229,7 @@ def view(
         raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot write the picture: {error}") from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if is_silent():
         return code
     to = console(sys.stderr)

@@ -101,7 +101,7 @@ class ResidentMemory:
         after.append(sums[-1] + sum(self._freed_bytes))
         return Levels(whose, list(self._bytes), ends, [*self._marks, self._high], after, self.peak)
 
-    def _came(self, storage: Storage, nbytes: int) -> None:
+    def _note_allocated(self, storage: Storage, nbytes: int) -> None:
         self._storages.append(storage)
         self._bytes.append(nbytes)
         now = self.now = self.now + nbytes
@@ -110,7 +110,7 @@ class ResidentMemory:
             if now > self.peak:
                 self.peak = now
 
-    def _went(self, storage: Storage, nbytes: int) -> None:
+    def _note_freed(self, storage: Storage, nbytes: int) -> None:
         self._freed.append(storage)
         self._freed_bytes.append(-nbytes)
         self.now -= nbytes
@@ -120,9 +120,9 @@ class ResidentMemory:
         copy.
         """
         if size > 0:
-            self._came(storage, size)
+            self._note_allocated(storage, size)
         else:
-            self._went(storage, -size)
+            self._note_freed(storage, -size)
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
         size = _nbytes_of(_storage_of(real))
@@ -130,7 +130,7 @@ class ResidentMemory:
         self._sizes[storage] = size
         if self._names:
             self._names.pop(storage, None)
-        self._came(storage, size - before)
+        self._note_allocated(storage, size - before)
 
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
         """``out=`` may have grown what it was given."""
@@ -139,7 +139,7 @@ class ResidentMemory:
             return
         size = self._sizes[origin] = _nbytes_of(_storage_of(real))
         if size != before:
-            self._came(origin, size - before)
+            self._note_allocated(origin, size - before)
 
     def freed(self, storage: Storage) -> None:
         origin = storage.origin
@@ -150,7 +150,7 @@ class ResidentMemory:
                 return
         size = self._sizes.pop(origin, 0)
         if size:
-            self._went(origin, size)
+            self._note_freed(origin, size)
 
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         """The peak of one device, and what it was for."""
@@ -174,7 +174,7 @@ class Levels:
     after: Sequence[int]
     peak: int
 
-    def kept_otherwise(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
+    def with_other_live(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
         """The levels of a run in which storages in ``freed`` are freed, too, and those in ``kept`` are not.
 
         ``deaths`` are the positions of the nodes after which they are or were. ``None``: one is not freed as

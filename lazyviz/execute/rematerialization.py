@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
-from ..plan.remat.candidates import Again, Trace, statistics
+from ..plan.remat.candidates import RecomputeSchedule, Trace, statistics
 from ..process.transaction import complete
 from ..record.storage import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tape import Tape
@@ -29,7 +29,7 @@ from .memory_tracker import ResidentMemory
 class RecomputeRun:
     """What a run that recomputes does between its nodes; a context that leaves what is pending in order."""
 
-    def __init__(self, tape: Tape, trace: Trace, again: Again, memory: ResidentMemory) -> None:
+    def __init__(self, tape: Tape, trace: Trace, again: RecomputeSchedule, memory: ResidentMemory) -> None:
         self.tape, self.trace, self.recomputed, self.memory = tape, trace, again, memory
         # What the plan has is what was recorded: nodes and values with their tensors.
         self.nodes = cast("Sequence[TrackedNode]", trace.nodes)

@@ -171,7 +171,7 @@ class Report(Tabular):
         return report
 
     @classmethod
-    def of_read(
+    def for_sync_point(
         cls, ops_run: int, seconds: float, peak_bytes: int, cause: str, timeline: Sequence[tuple[int, int]]
     ) -> Report:
         """:meth:`brief` for a cached subgraph whose values were read."""

@@ -283,7 +283,7 @@ class Summaries:
                 continue
             storage = node.outputs[index].storage
             self._infinite.discard(storage)
-            if summary.inf and not self._is_meant(node, summary, given):
+            if summary.inf and not self._is_intended_infinity(node, summary, given):
                 self._infinite.add(storage)
                 node.alarm = node.alarm or "inf"
                 self._first(node, index, "inf", summary)
@@ -293,7 +293,7 @@ class Summaries:
                 node.alarm = "nan"
                 self._first(node, index, "nan", summary)
 
-    def _is_meant(self, node: TrackedNode, summary: Summary, given: Set[Storage]) -> bool:
+    def _is_intended_infinity(self, node: TrackedNode, summary: Summary, given: Set[Storage]) -> bool:
         """Whether infinities are those that the program writes, or that its masks bring along."""
         if any(_is_infinite(item) for item in (*node.args, *node.kwargs.values())):
             return True

@@ -77,16 +77,16 @@ def _is_floating(value: TrackedValue) -> bool:
 def copied(node: TrackedNode) -> Sequence[TrackedValue]:
     """The tensors to copy before the kernel of ``node`` runs."""
     values = _at_risk(node)
-    return values if _is_little(node, values) else ()
+    return values if _is_small(node, values) else ()
 
 
 def is_refused(node: TrackedNode) -> bool:
     """Whether what ``node`` writes is half written if its kernel fails."""
     values = _at_risk(node)
-    return bool(values) and not _is_little(node, values)
+    return bool(values) and not _is_small(node, values)
 
 
-def _is_little(node: TrackedNode, values: Sequence[TrackedValue]) -> bool:
+def _is_small(node: TrackedNode, values: Sequence[TrackedValue]) -> bool:
     # Memory with holes in it is copied without these, and put back so.
     return not node.op._schema.is_mutable or sum(value.meta.nbytes for value in values) <= MOST_COPIED
 

@@ -63,7 +63,7 @@ def is_given(tensor: torch.Tensor) -> bool:
     )
 
 
-def _no_look(values: Sequence[TrackedValue]) -> bool:
+def _never_unknown(values: Sequence[TrackedValue]) -> bool:
     return False
 
 
@@ -85,7 +85,7 @@ class Search:
     ``is_unknown``: whether it shows that only running tells what the values hold.
     """
 
-    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_no_look)
+    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_never_unknown)
 
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
@@ -196,7 +196,7 @@ def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
-def foresee(
+def infer_from_values(
     shapes: ShapeCache,
     op: OpOverload,
     info: OpInfo,
@@ -208,7 +208,7 @@ def foresee(
     if info.mutates or info.is_view or info.draws or op.namespace != "aten":
         return None
     if info.name == "_ctc_loss":
-        return _foresee_ctc_loss(shapes, info, args, kwargs)
+        return _infer_ctc_loss(shapes, info, args, kwargs)
     deciding = values
     name = _DECIDING.get(info.name)
     if name in info.argument_names:
@@ -232,7 +232,7 @@ def foresee(
         return None
 
 
-def _foresee_ctc_loss(
+def _infer_ctc_loss(
     shapes: ShapeCache, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Inferred | None:
     """What the operator returns for lengths in tensors, if these are known: as for lists of them.

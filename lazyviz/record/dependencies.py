@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from .partial_writes import goes_on_after, is_partial_write
+from .partial_writes import can_run_after, is_partial_write
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
@@ -59,12 +59,12 @@ def _closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
         stack += [
             other
             for other in (*producers, *node.after)
-            if other is not None and other.state != "done" and not goes_on_without(other, node)
+            if other is not None and other.state != "done" and not can_run_without(other, node)
         ]
     return sorted(found, key=sequence_of)
 
 
-def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
+def can_run_without(other: TrackedNode, node: TrackedNode) -> bool:
     """Whether ``other`` has failed, and ``node`` comes after it in a way that does not need it.
 
     As a draw and in no other way: eager PyTorch goes on after the error, so does the generator.  Or as what
@@ -73,7 +73,7 @@ def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
     if other.state != "failed":
         return False
     if is_partial_write(other):
-        return goes_on_after(node, other)
+        return can_run_after(node, other)
     if other.draws is None or node.draws is not other.draws:
         return False
     touched = {value.storage for value in (*node.inputs, *node.outputs)}

@@ -129,7 +129,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         number_in=number_in,
         gradient_check=constant_folding.CHECK_GRADIENTS,
         shape_only=constant_folding.SHAPE_ONLY,
-        goes_on_without=dependencies.goes_on_without,
+        can_run_without=dependencies.can_run_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,

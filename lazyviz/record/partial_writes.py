@@ -28,7 +28,7 @@ def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
     return meta.dense and not meta.offset and meta.storage_nbytes == storage.nbytes
 
 
-def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
+def can_run_after(node: TrackedNode, failed: TrackedNode) -> bool:
     """Whether ``node`` overwrites, or views, all memory that an earlier node left half written."""
     if node.op.is_view:
         return all(value.node is not failed for value in node.inputs)
@@ -57,7 +57,7 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     for node in nodes:
         needed = [*(value.node for value in node.inputs), *node.after]
         if is_partial_write(node) or any(
-            other in stuck and not (is_partial_write(other) and goes_on_after(node, other))
+            other in stuck and not (is_partial_write(other) and can_run_after(node, other))
             for other in needed
             if other is not None
         ):
@@ -70,17 +70,17 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
 def left(nodes: Iterable[TrackedNode]) -> str | None:
     """Why memory from outside cannot be read, if some of ``nodes`` has left it half written."""
     for node in nodes:
-        if is_partial_write(node) and any(each.external and _left(each) for each in node.writes):
+        if is_partial_write(node) and any(each.external and _is_partly_written(each) for each in node.writes):
             return node.error
     return None
 
 
-def _left(storage: TrackedStorage) -> bool:
+def _is_partly_written(storage: TrackedStorage) -> bool:
     return storage.writer is not None and is_partial_write(storage.writer)
 
 
 def mark_overwritten(storage: TrackedStorage) -> None:
     """All of ``storage`` has been overwritten outside of the record."""
-    if _left(storage):
+    if _is_partly_written(storage):
         storage.writer = None
     storage.readers = [node for node in storage.readers if not is_partial_write(node)]

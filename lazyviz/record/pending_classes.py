@@ -39,7 +39,7 @@ class PendingClass(type):
         delattr(cls._lazyviz_of, name)
 
 
-class _Quiet:
+class _SkipInitSubclass:
     """In front of the user's class: no registry of its subclasses hears of ours."""
 
     __slots__ = ()
@@ -94,14 +94,14 @@ def _combined(cls: type[torch.Tensor], lazy: type[torch.Tensor]) -> type[torch.T
         names["__torch_function__"] = classmethod(__torch_function__)
     for name in ("__reduce_ex__", "__reduce__"):
         if getattr(cls, name) not in [getattr(plain, name) for plain in _PLAIN]:
-            names[name] = _once_real(name)
+            names[name] = _evaluate_first(name)
     meta = type(cls)
     if not issubclass(meta, PendingClass):
         meta = type(meta.__name__, (PendingClass, meta), {})
-    return type.__new__(meta, cls.__name__, (_Quiet, cls, lazy), names)
+    return type.__new__(meta, cls.__name__, (_SkipInitSubclass, cls, lazy), names)
 
 
-def _once_real(name: str) -> Any:
+def _evaluate_first(name: str) -> Any:
     """A method of the user's class that is told the class of the tensor: it waits for the value."""
 
     def method(tensor: torch.Tensor, *args: Any) -> Any:

@@ -96,7 +96,7 @@ class PendingOps:
             self._withdraw(node)
             node.cut()  # what is recorded next on such a tensor fails here, and keeps nothing before it
             node.after = ()
-        observable_work.give_up_gradients(
+        observable_work.drop_forgotten_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )
         self._generators.forget()
@@ -164,7 +164,7 @@ class PendingOps:
                 return
             Lost.something = False
             self.forget_unreachable(self.reachable())
-            Lost.something = observable_work.may_go_unseen(self.nodes)
+            Lost.something = observable_work.writes_untracked_tensors(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
@@ -178,9 +178,13 @@ class PendingOps:
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in list(self.nodes)):
             return
-        seen = observable_work.seen(self.nodes, self._tensors.outside, self._memory_holders)
+        observable = observable_work.observable_storages(
+            self.nodes, self._tensors.outside, self._memory_holders
+        )
         wanted = closure(
-            node for node in list(self.nodes) if id(node.graph) in kept or observable_work.is_owed(node, seen)
+            node
+            for node in list(self.nodes)
+            if id(node.graph) in kept or observable_work.is_observable(node, observable)
         )
         for node in self.nodes.keys() - set(wanted):
             node.state = "done"  # for the storages that remember it as a reader

@@ -22,8 +22,8 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import (
     ask_subclasses,
-    by_kernel,
-    by_others,
+    call_decomposed,
+    call_kernel,
     dense_kernel,
     is_dispatched_in_cpp,
     past_torch_function,
@@ -32,7 +32,7 @@ from ..torch_internals.private_api import OpOverload
 from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
-from .interception.memory_holders import Unexamined, cure_of
+from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
 from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
 from .rng import Generators
@@ -76,10 +76,10 @@ class RecorderMode(private_api.TorchDispatchMode):
             if type(func) is not OpOverload:
                 if _is_planned() and (kernel := dense_kernel(func)) is not None:
                     with tape.runs.lock:
-                        return by_kernel(self, kernel, args, kwargs or {})
+                        return call_kernel(self, kernel, args, kwargs or {})
                 return fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
-                return by_others(self, func, args, kwargs or {})
+                return call_decomposed(self, func, args, kwargs or {})
             if (
                 args
                 and type(args[0]) in _NUMBERS
@@ -342,7 +342,7 @@ class Recorder:
         try:
             inferred = shapes.infer(op, info, new_args, new_kwargs, values)
         except DataDependent as reason:
-            inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
+            inferred = constant_folding.infer_from_values(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
                 if self._recording.absent is not None:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
@@ -555,14 +555,14 @@ class Recorder:
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
         ]
-        if self._memory_holders.could_tell(shown):
+        if self._memory_holders.may_be_resolved(shown):
             self._memory_holders.examine(operands)
             return self.record(op, args, kwargs)
         for tensor in shown:
             holder = self._memory_holders.holder(tensor)
             if holder is not None:
                 name = self._storage_of(tensor).name or "a tensor"
-                cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"
+                cause = f"write to {name}, whose memory {holder} shows; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
                     return unrecorded_ops.dispatch(self._tape, op, args, kwargs)

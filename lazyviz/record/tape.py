@@ -61,7 +61,7 @@ class Tape:
             generators=self.generators,
         )
         self.pending = self.pending_ops.nodes
-        self.scopes.meet = self.memory_holders.meet
+        self.scopes.note_module_call = self.memory_holders.note_module_call
 
 
 tape = Tape()

@@ -154,12 +154,12 @@ class Strategy:
             return
         if self.compiler is not None:
             if nodes:
-                self.subgraph = repeats.look_at(tape, nodes, self.compiler)
+                self.subgraph = repeats.structure_of(tape, nodes, self.compiler)
                 self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
         elif self.choice is None and not (self.cuda and self.wanted.timings):
-            self.subgraph = program_cache.replays.look_at(tape, nodes, self.wanted.graph is not None)
+            self.subgraph = program_cache.replays.structure_of(tape, nodes, self.wanted.graph is not None)
             self.found = program_cache.replays.find(self.subgraph) if self.subgraph is not None else None
-            self.new = program_cache.replays.not_looked_at if self.subgraph is None else None
+            self.new = program_cache.replays.not_cacheable_reason if self.subgraph is None else None
 
     # --- projecting -----------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def ask_subclasses(
     return NotImplemented
 
 
-def makes_views_by_others(op: OpOverload) -> bool:
+def makes_views_by_decomposition(op: OpOverload) -> bool:
     """Whether ``op`` returns views of its arguments, or may, that only the ops in it have tracked."""
     returns = op._schema.returns
     if not any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
@@ -107,7 +107,7 @@ def _no_mode() -> None:
     """In the place of what tells the mode that is active."""
 
 
-def by_kernel(
+def call_kernel(
     mode: TorchDispatchMode, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call :func:`dense_kernel`'s; ``mode`` sees the ops in it."""
@@ -115,7 +115,9 @@ def by_kernel(
         return kernel(*args, **kwargs)
 
 
-def by_others(mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_decomposed(
+    mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call the ops that ``op`` is made of; ``mode`` sees them."""
     with _in_place(mode), _seeing_views():
         return op.decompose(*args, **kwargs)

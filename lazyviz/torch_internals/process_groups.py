@@ -133,12 +133,12 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     yield backend, "backend_type_map", dict.fromkeys(names, custom)
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
-    yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _unlogged
+    yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _no_log_entry
     if not isinstance(module.default_pg_nccl_timeout, timedelta):
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 
 
-def _unlogged(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _no_log_entry(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """What PyTorch logs of a collective that failed: it would ask NCCL for its version."""
     return {"func_name": name}
 

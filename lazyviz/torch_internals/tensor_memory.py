@@ -46,7 +46,7 @@ def make_wrapper(
     return tensor
 
 
-def past_modes() -> bool:
+def bypasses_modes() -> bool:
     """Whether what is called now passes every dispatch mode: C++ code is reading a number for itself."""
     return _is_excluded(torch._C.DispatchKey.Python)
 

@@ -16,7 +16,7 @@ _SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, a
 
 
 @contextmanager
-def nothing_around(inference_mode: bool = False) -> Iterator[None]:
+def without_active_modes(inference_mode: bool = False) -> Iterator[None]:
     """What a backend is asked in: none of the modes that are active around an evaluation.
 
     The shape rules that it asks log nothing: what it refuses for their errors is in the run's report.
@@ -31,12 +31,12 @@ def nothing_around(inference_mode: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
+def progress_notices(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
     """Tell about a compilation that takes its time; what ``tell`` raises then is raised when it is over."""
     over = threading.Event()
     raised: list[Exception] = []
 
-    def ticks() -> None:
+    def tick() -> None:
         wait = _SHORT
         while not over.wait(wait):
             wait = _TICK
@@ -47,7 +47,7 @@ def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
                 return
 
     context = contextvars.copy_context()  # where the teller's output goes
-    ticker = threading.Thread(target=context.run, args=(ticks,), name="lazyviz-compiling", daemon=True)
+    ticker = threading.Thread(target=context.run, args=(tick,), name="lazyviz-compiling", daemon=True)
     ticker.start()
     try:
         yield
@@ -60,7 +60,7 @@ def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
 
 
 @contextmanager
-def stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
+def interruptible(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
     """Raise :class:`Interrupted` in the block soon after ``cancelled`` says so: compilers cannot be asked.
 
     The exception arrives between two Python instructions, as an interrupt of the user's does.

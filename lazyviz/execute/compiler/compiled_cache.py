@@ -23,7 +23,7 @@ from ..replay.miss_reason import (
     SHARED_OTHERWISE,
     Sketch,
     first_difference,
-    most_alike,
+    most_similar,
     place,
     sketch,
 )
@@ -324,7 +324,7 @@ class Programs(Generic[Compiled]):
             )
             return f"a number that was compiled as a constant has changed: {changed}"
         known = [each.variants[-1].program for each in self._known.values()]
-        nearest = most_alike(program, _sketch(program), [(other, _sketch(other)) for other in known])
+        nearest = most_similar(program, _sketch(program), [(other, _sketch(other)) for other in known])
         if nearest is None:
             return FIRST_OF_ITS_KIND
         differ = partial(_steps_differ, before=nearest, now=program)

@@ -25,7 +25,7 @@ from ..replay import node_passes
 from ..replay.program_key import Subgraph
 from ..value_stats import Summaries
 from . import verify
-from .compile_context import nothing_around, stoppable, told
+from .compile_context import interruptible, progress_notices, without_active_modes
 from .fx_lowering import views_of
 from .output_checks import refuse_other_metadata
 from .segment_cache import Reuse, name_segment, note_partial_write, repeats
@@ -95,7 +95,7 @@ def run_with_backend(
             tensors: then it can never run again.
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
-    with nothing_around():
+    with without_active_modes():
         subgraphs = list(_subgraphs(nodes, backend, run.outcome))
     run.segments = sum(taken for _, taken in subgraphs)
     for part, taken in subgraphs:
@@ -192,11 +192,11 @@ class _Run:
         with ExitStack() as stack:
             stack.callback(setattr, tape.runs, "running", tape.runs.running)
             tape.runs.running = threading.get_ident()
-            stack.enter_context(nothing_around(inference_mode))
+            stack.enter_context(without_active_modes(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
-                stack.enter_context(told(self.compiles, what))
-            stack.enter_context(stoppable(self.cancelled, where))
+                stack.enter_context(progress_notices(self.compiles, what))
+            stack.enter_context(interruptible(self.cancelled, where))
             return self.backend.compile(segment, reals)
 
     def _execute(

@@ -44,9 +44,9 @@ class Repeats:
     def __init__(self) -> None:
         self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
+    def structure_of(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be recognized."""
-        subgraph = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
+        subgraph = replays.structure_of(tape, nodes, id(backend))  # kept alive with what is known
         return None if subgraph is None or subgraph.later else subgraph
 
     def find(self, subgraph: Subgraph, backend: Backend) -> Compiled | None:

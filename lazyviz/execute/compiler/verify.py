@@ -37,7 +37,7 @@ class Copies:
             for value, copy in zip(values, self.tensors, strict=True):
                 storage = memory.pop(value.storage, None)
                 if storage is not None and copy.is_floating_point():
-                    _nudge(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage), nudge)
+                    _perturb(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage), nudge)
 
 
 def rounding(segment: Segment) -> float:
@@ -46,7 +46,7 @@ def rounding(segment: Segment) -> float:
     return max((torch.finfo(each).eps for each in dtypes if each.is_floating_point), default=0.0)
 
 
-def _nudge(flat: torch.Tensor, part: float) -> None:
+def _perturb(flat: torch.Tensor, part: float) -> None:
     # In no order that a sum would even out: the bits of a multiplicative hash.
     signs = (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 13) % 2 * 2 - 1
     flat.add_(flat * signs.to(flat.dtype), alpha=max(part, torch.finfo(flat.dtype).eps))

@@ -40,7 +40,7 @@ class Moved(RuntimeError):
         self.storages = storages
 
 
-class Turn:
+class SegmentRun:
     """One run of a segment, with the tensors that it is given.
 
     ``values`` has the tensors known so far by the number of their value, ``memory`` one on each storage.
@@ -121,9 +121,12 @@ class Buffer:
     residue: int
     alignment: int
 
-    def source(self, turn: Turn) -> torch.Tensor | None:
+    def source(self, segment_run: SegmentRun) -> torch.Tensor | None:
         """What it is to be filled with; None if that is not cut from its memory as it was."""
-        tensors = [turn.tensor(turn.nodes[at].inputs[arg], number) for at, arg, number, _ in self.values]
+        tensors = [
+            segment_run.tensor(segment_run.nodes[at].inputs[arg], number)
+            for at, arg, number, _ in self.values
+        ]
         begins = {_address(tensor) - value[3] for tensor, value in zip(tensors, self.values)}
         if len(begins) > 1 or begins.pop() % self.alignment != self.residue:
             return None
@@ -188,45 +191,45 @@ class CapturedForm:
 
     # --- the first run ---------------------------------------------------------------------
 
-    def capture(self, turn: Turn, feeds: Collection[int], needed: Collection[int]) -> None:
+    def capture(self, segment_run: SegmentRun, feeds: Collection[int], needed: Collection[int]) -> None:
         """Capture each part and launch it; ``feeds`` are storages from outside that are copied.
 
         Where a part cannot be captured, ``failed`` says why, and it and all after it run node by node.
         """
         made_alone = {storage for storage, (at, _) in self.layout.made.items() if at in self.alone}
         self._loose = frozenset(made_alone | set(feeds))
-        turn.keeps = {*needed, *made_alone}
+        segment_run.keeps = {*needed, *made_alone}
         made: dict[int, torch.Tensor] = {}
         for step in self._steps:
             part = step.part
             if not part.captured:
-                turn.call_all(part.start, part.stop)
+                segment_run.call_all(part.start, part.stop)
                 continue
             known, kept = dict(made), dict(self.kept)
             try:
-                self._prepare(step, turn, made)
-                sources = self._sources(step, turn)
+                self._prepare(step, segment_run, made)
+                sources = self._sources(step, segment_run)
                 assert sources is not None, "the sources were checked before"
                 feed(step, sources)
-                record = functools.partial(self._record, part, turn, made, needed)
+                record = functools.partial(self._record, part, segment_run, made, needed)
                 step.captured = self._captures.capture(self.device, record)
             except Exception as error:
                 if self.failed is None:
                     self.failed = None, first_line(error)
                 made.clear()
                 self.kept = kept
-                turn.values.update(
+                segment_run.values.update(
                     {
                         each: tensor
                         for each, tensor in known.items()
                         if self._in_pool(each) or self._stays(each)
                     }
                 )
-                turn.keeps = self.layout.made
-                turn.call_all(part.start)
+                segment_run.keeps = self.layout.made
+                segment_run.call_all(part.start)
                 return
             launch(step, sources)
-            turn.values.update(
+            segment_run.values.update(
                 {each: made[each] for each in self._read if each in made and self._in_pool(each)}
             )
         self._pool = {each: made[each] for each in self._read if each in made and self._in_pool(each)}
@@ -242,7 +245,7 @@ class CapturedForm:
         storage = self.layout.storage_of[number]
         return storage not in self.layout.made and storage not in self._loose
 
-    def _prepare(self, step: Step, turn: Turn, made: dict[int, torch.Tensor]) -> None:
+    def _prepare(self, step: Step, segment_run: SegmentRun, made: dict[int, torch.Tensor]) -> None:
         """Memory for what is fed to a part, and the addresses of what is not."""
         layout, part = self.layout, step.part
         found: dict[int, tuple[int, int]] = {}
@@ -253,7 +256,7 @@ class CapturedForm:
         for storage, numbers in part.direct.items():
             if storage in self._loose:
                 tensors = {
-                    each: turn.tensor(turn.nodes[found[each][0]].inputs[found[each][1]], each)
+                    each: segment_run.tensor(segment_run.nodes[found[each][0]].inputs[found[each][1]], each)
                     for each in numbers
                 }
                 made.update({each: torch.empty_like(tensor) for each, tensor in tensors.items()})
@@ -261,7 +264,11 @@ class CapturedForm:
                 if filled:
                     step.fed[storage] = self._buffer(filled, found, made)
             elif storage < layout.outside:
-                pinned += [(each, _address(turn.values[each])) for each in numbers if each in turn.values]
+                pinned += [
+                    (each, _address(segment_run.values[each]))
+                    for each in numbers
+                    if each in segment_run.values
+                ]
         step.pinned = tuple(pinned)
 
     def _buffer(
@@ -286,22 +293,24 @@ class CapturedForm:
         content = as_words(_storage(room), begin, high - low)
         return Buffer(content, tuple(places), low % alignment, alignment)
 
-    def _record(self, part: Part, turn: Turn, made: dict[int, torch.Tensor], needed: Collection[int]) -> None:
+    def _record(
+        self, part: Part, segment_run: SegmentRun, made: dict[int, torch.Tensor], needed: Collection[int]
+    ) -> None:
         """Call the kernels of a part, which is being captured."""
         layout = self.layout
 
         def tensor(value: Value, number: int) -> torch.Tensor:
             found = made.get(number)
-            return turn.tensor(value, number) if found is None else found
+            return segment_run.tensor(value, number) if found is None else found
 
         for at in range(part.start, part.stop):
             line = layout.lines[at]
             if at not in layout.first:
                 try:
-                    results = call(turn.nodes[at], line.inputs, tensor)
+                    results = call(segment_run.nodes[at], line.inputs, tensor)
                 except Exception as error:
                     # Without memory for the whole it is no op's fault.
-                    self.failed = None if _is_lack_of_memory(error) else at, first_line(error)
+                    self.failed = None if _is_out_of_memory(error) else at, first_line(error)
                     raise
                 for index, number in line.outputs:
                     if results[index] is None:
@@ -316,10 +325,10 @@ class CapturedForm:
 
     # --- every run -------------------------------------------------------------------------
 
-    def check(self, turn: Turn) -> None:
+    def check(self, segment_run: SegmentRun) -> None:
         """Raises :class:`Moved` unless this turn can be run; nothing runs here."""
         numbers, addresses = self._pinned
-        values = turn.values
+        values = segment_run.values
         storages: set[int] = set()
         if tuple([_address(values[number]) for number in numbers]) != addresses:
             for number, address in zip(numbers, addresses):
@@ -329,35 +338,35 @@ class CapturedForm:
             raise Moved(f"{len(storages)} {are} at another address than at capture", storages)
         for step in self._steps:
             for storage, buffer in step.fed.items():
-                if storage < self.layout.outside and buffer.source(turn) is None:
+                if storage < self.layout.outside and buffer.source(segment_run) is None:
                     storages.add(storage)
         if storages:
             are = "input is" if len(storages) == 1 else "inputs are"
             raise Moved(f"{len(storages)} {are} laid out otherwise in memory than at capture", ())
 
-    def run(self, turn: Turn) -> bool:
+    def run(self, segment_run: SegmentRun) -> bool:
         """Run it on a turn that was checked; False if a part has had to run node by node."""
-        turn.values.update(self._pool)
-        turn.keeps = self._keeps
+        segment_run.values.update(self._pool)
+        segment_run.keeps = self._keeps
         for step in self._steps:
             part = step.part
             if not part.captured:
-                turn.call_all(part.start, part.stop)
+                segment_run.call_all(part.start, part.stop)
                 continue
-            sources = self._sources(step, turn)
+            sources = self._sources(step, segment_run)
             if sources is None:
-                turn.call_all(part.start)
+                segment_run.call_all(part.start)
                 return False
             feed(step, sources)
             launch(step, sources)
         return True
 
-    def _sources(self, step: Step, turn: Turn) -> list[torch.Tensor] | None:
+    def _sources(self, step: Step, segment_run: SegmentRun) -> list[torch.Tensor] | None:
         """The inputs to copy for a part, in order; None if its kernels would not find all their inputs."""
-        values, given = turn.values, self._given
+        values, given = segment_run.values, self._given
         if any(_address(values[number]) != address for number, address in step.pinned if number not in given):
             return None
-        sources = [buffer.source(turn) for buffer in step.fed.values()]
+        sources = [buffer.source(segment_run) for buffer in step.fed.values()]
         found = [source for source in sources if source is not None]
         return found if len(found) == len(sources) else None
 
@@ -384,7 +393,7 @@ class CapturedForm:
         return results
 
 
-def _is_lack_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 

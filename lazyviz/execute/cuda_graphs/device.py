@@ -134,13 +134,13 @@ class CudaCaptures:
             if device not in self._pools:
                 pool: cuda_graph_capture.Pool = torch.cuda.graph_pool_handle()
                 # The allocator forgets a pool that no graph is left of, and would not take it again.
-                self._pools[device] = pool, _trifle(device, pool)
+                self._pools[device] = pool, _capture_one_kernel(device, pool)
             pool, _ = self._pools[device]
             cuda_graph_capture.clear_cublas_workspaces()
             graph = torch.cuda.CUDAGraph()
             generator = READERS["graphsafe_get_state"](torch.cuda.default_generators[device.index or 0])
             try:
-                with _captured(graph, pool, device, self._mend):
+                with _captured(graph, pool, device, self._recover):
                     run()
             finally:
                 cuda_graph_capture.clear_cublas_workspaces()
@@ -151,18 +151,18 @@ class CudaCaptures:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
-    def _mend(self, device: torch.device) -> None:
+    def _recover(self, device: torch.device) -> None:
         """After a capture that CUDA has ended: the generator is told by another one that it is over.
 
         Until then it refuses to draw outside of a capture (CUDAGeneratorState::increase).
         """
         try:
-            _trifle(device, None)
+            _capture_one_kernel(device, None)
         except Exception as error:
             self._broken = f"is no longer used since a capture failed: {first_line(error)}"
 
 
-def _trifle(device: torch.device, pool: cuda_graph_capture.Pool | None) -> torch.cuda.CUDAGraph:
+def _capture_one_kernel(device: torch.device, pool: cuda_graph_capture.Pool | None) -> torch.cuda.CUDAGraph:
     """A graph of one kernel, captured on the current stream; PyTorch warns of one without any."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]

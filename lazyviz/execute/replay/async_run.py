@@ -96,7 +96,7 @@ def part(subgraph: Subgraph) -> None:
         parted[sequence].last = node
 
 
-def why_not(subgraph: Subgraph, code: Code) -> str | None:
+def async_obstacle(subgraph: Subgraph, code: Code) -> str | None:
     """Why ``code`` cannot run on another thread, for any subgraph like this one; ``None``: it can."""
     assert subgraph.key is not None
     if not hasattr(code, "start"):
@@ -113,7 +113,7 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     return None
 
 
-def why_not_now(subgraph: Subgraph) -> str | None:
+def current_async_obstacle(subgraph: Subgraph) -> str | None:
     """Why this one cannot run on another thread though its code could; ``None``: it can."""
     if not node_passes.active:
         return "its node passes run in Python"

@@ -22,7 +22,7 @@ class Sketch(NamedTuple):
     ops: Counter[int]  # by identity: operators hash in Python
     line: SourceLine | None
 
-    def alike(self, other: Sketch) -> float:
+    def similarity(self, other: Sketch) -> float:
         """The share of the ops that both have, of the longer program's."""
         return (self.ops & other.ops).total() / max(self.ops.total(), other.ops.total(), 1)
 
@@ -46,14 +46,14 @@ FIRST_OF_ITS_KIND = "the first program of its kind"
 SHARED_OTHERWISE = "inputs share memory in another way"
 
 
-def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
+def most_similar(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
     """The program of ``known``, the latest last, that ``new`` is a version of, if there is one."""
     nearest, best = None, (False, False, 0.0, 0)
     for other, its in known:
-        alike, here = drawn.alike(its), drawn.at_the_line_of(its)
-        if alike < ENOUGH and not here:
+        similarity, here = drawn.similarity(its), drawn.at_the_line_of(its)
+        if similarity < ENOUGH and not here:
             continue
-        rank = (alike >= ENOUGH, here, alike, _same(other.steps, new.steps))
+        rank = (similarity >= ENOUGH, here, similarity, _same(other.steps, new.steps))
         if rank >= best:
             nearest, best = other, rank
     return nearest
@@ -85,7 +85,7 @@ def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple
     """How ``subgraph`` differs from the one of ``known``, the latest last, that is most like it."""
     key, nodes = subgraph.key, subgraph.nodes
     assert key is not None
-    nearest = most_alike(key, drawn, known)
+    nearest = most_similar(key, drawn, known)
     if nearest is None:
         return FIRST_OF_ITS_KIND
     wired = _same(_wiring(nearest), _wiring(key))

@@ -57,7 +57,7 @@ class Storages(NamedTuple):
     beyond: tuple[int, ...]
 
 
-class Glance(NamedTuple):
+class Fingerprinted(NamedTuple):
     """What a run of a subgraph takes if it is known by its ``words``, which stand for its key.
 
     Equal fingerprints mean equal keys as long as somebody keeps what they are addresses of: the key of one of
@@ -82,13 +82,13 @@ class InPython:
     """The passes in Python."""
 
     @staticmethod
-    def glance(
+    def fingerprint(
         nodes: Sequence[TrackedNode],
         known: Mapping[Any, Any],
         forms: Mapping[Any, Any],
         purpose: Hashable,
         pending: int,
-    ) -> Glance | None:
+    ) -> Fingerprinted | None:
         """A first look at ``nodes``, of so many ``pending`` ones; ``None``: there is none, take a closer one.
 
         ``known`` are the steps by the shape cache's answer, ``forms`` those of metadata.
@@ -255,7 +255,7 @@ def use(compiled: bool) -> bool:
         note_done, \
         note_unused, \
         note_used, \
-        glance, \
+        fingerprint, \
         take, \
         release_inputs
     active = compiled and _module is not None
@@ -263,7 +263,7 @@ def use(compiled: bool) -> bool:
     unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
-    glance, take, release_inputs = chosen.glance, chosen.take, chosen.release_inputs
+    fingerprint, take, release_inputs = chosen.fingerprint, chosen.take, chosen.release_inputs
     tape.pending_ops.unlink_tensors = chosen.unlink_tensors
     return active
 
@@ -275,7 +275,7 @@ def connect(step: type) -> None:
     use(True)
 
 
-glance, take, release_inputs = InPython.glance, InPython.take, InPython.release_inputs
+fingerprint, take, release_inputs = InPython.fingerprint, InPython.take, InPython.release_inputs
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used

@@ -48,7 +48,7 @@ class Key(NamedTuple):
     others are from outside.  Of these ``outside`` has the forms, ``places`` the numbers of their storages,
     ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the subgraph need.
     ``users`` and ``later`` are the numbers of those values, ``memory`` which storages are kept and what they
-    are for, ``turns`` where a node is of another graph.
+    are for, ``graph_layout`` where a node is of another graph.
     """
 
     purpose: Hashable
@@ -63,7 +63,7 @@ class Key(NamedTuple):
     users: tuple[int, ...]
     later: tuple[int, ...]
     memory: tuple[Any, ...]
-    turns: tuple[Any, ...]
+    graph_layout: tuple[Any, ...]
     inference: bool
     whole: bool
 
@@ -291,9 +291,9 @@ class Steps:
             self._alike[key] = Step(node, args, kwargs, inputs, results, arguments)
         return self._alike[key]
 
-    def glance(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Subgraph | None:
-        """The structure of ``nodes`` as words, without its key; ``None``: only :meth:`look_at` tells."""
-        found = node_passes.glance(nodes, self._known, self._forms, purpose, len(tape.pending))
+    def fingerprinted(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Subgraph | None:
+        """The structure of ``nodes`` as words, without its key; ``None``: only :meth:`structure_of` tells."""
+        found = node_passes.fingerprint(nodes, self._known, self._forms, purpose, len(tape.pending))
         if found is None:
             return None
         subgraph = Subgraph.__new__(Subgraph)  # which has all of it
@@ -316,7 +316,7 @@ class Steps:
             return None  # the generator's own record may need what it returns
         return subgraph
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Subgraph:
+    def structure_of(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Subgraph:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
         ``purpose`` tells apart subgraphs that are alike but are looked at for something else.
@@ -335,11 +335,11 @@ class Steps:
         subgraph.users = [values[number] for number in users]
         subgraph.scalars, subgraph.draws = scalars, draws
 
-        turns: list[Any] = []
+        graph_layout: list[Any] = []
         if len(graphs) > 1:
-            turns += [graphs.index(node.graph) for node in nodes]
+            graph_layout += [graphs.index(node.graph) for node in nodes]
         subgraph.whole = len(nodes) == len(tape.pending)
-        memory, places, beyond = self._memory(subgraph, made, wiring, turns)
+        memory, places, beyond = self._memory(subgraph, made, wiring, graph_layout)
         subgraph.later = [values[number] for number in beyond if number < made]
         subgraph.kept = tuple([number - made for number in beyond if number >= made])
         outside, forms = subgraph.outside, self._forms
@@ -356,7 +356,7 @@ class Steps:
             users,
             tuple([number for number in beyond if number < made]),
             memory,
-            tuple(turns),
+            tuple(graph_layout),
             nodes[0].inference_mode,
             subgraph.whole,
         )
@@ -364,7 +364,7 @@ class Steps:
 
     @staticmethod
     def _memory(
-        subgraph: Subgraph, made: int, wiring: bytes, turns: list[Any]
+        subgraph: Subgraph, made: int, wiring: bytes, graph_layout: list[Any]
     ) -> tuple[tuple[Any, ...], tuple[int, ...], Sequence[int]]:
         """What is told of storages that have anything to be told of, and those that outside values are on.
 
@@ -379,7 +379,7 @@ class Steps:
                 if storage.external:
                     first = origins.setdefault(storage.origin, place)
                     if first != place or storage.continues is not None:
-                        turns.append(("continues", place, first))
+                        graph_layout.append(("continues", place, first))
         if subgraph.whole:
             later = kept = ()
         nodes = subgraph.nodes

@@ -95,7 +95,7 @@ def reserve_calls(
     timed: list[Call] = [*calls, *((position, name, size) for name, position, size in named)]
     timed.sort(key=lambda call: (call[0], call[2] > 0))
     there = start(segments, spans, [(name, size) for name, _, size in named])
-    played = _played(timed, there) if segments else timed
+    played = _replayed(timed, there) if segments else timed
     asked = [(key, nbytes) for _, key, nbytes in played]
     if isinstance(target, DeviceProfile):
         context = target.context_bytes
@@ -124,7 +124,7 @@ def reserve_calls(
     )
 
 
-def _played(calls: Sequence[Call], there: Start) -> list[Call]:
+def _replayed(calls: Sequence[Call], there: Start) -> list[Call]:
     """``calls`` without the allocations that are there already; they are freed by their address.
 
     What a changed program has in another size is freed first, and allocated as it says.

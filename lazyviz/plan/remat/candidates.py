@@ -93,7 +93,7 @@ def is_view(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class Again:
+class RecomputeSchedule:
     """A run in which some nodes run twice.
 
     Attributes:
@@ -217,12 +217,12 @@ class Trace:
 
     # --- a run with repetitions -------------------------------------------------------
 
-    def again(self, dropped: Set[Key], anchors: Set[Key]) -> Again:
+    def again(self, dropped: Set[Key], anchors: Set[Key]) -> RecomputeSchedule:
         """The run that drops ``dropped`` (of :attr:`gaps`) for the time of their gaps.
 
         ``anchors`` are kept rather than made again where something needs them that is.
         """
-        result = Again()
+        result = RecomputeSchedule()
         made: set[Value] = set()
         repeated: set[int] = set()
         for position in range(self.first_backward, len(self.nodes)):
@@ -267,10 +267,10 @@ class Trace:
                         and other not in returned
                         and self._absent(other, at, dropped, anchors)
                     ):
-                        come_back(other)
+                        recompute_storage(other)
             stack.extend(node.inputs)
 
-        def come_back(key: Key) -> None:
+        def recompute_storage(key: Key) -> None:
             returned[key] = at
             last = self._last_before(key, at, dropped)
             for writer in self.writers[key]:
@@ -285,7 +285,7 @@ class Trace:
             if key not in returned:
                 if not self._absent(key, at, dropped, anchors):
                     continue
-                come_back(key)
+                recompute_storage(key)
             maker = self.position.get(value.node) if value.node is not None else None
             if value not in made and maker is not None and maker < returned[key]:
                 run(maker)  # a view: of memory that is new
@@ -303,7 +303,7 @@ class Trace:
     def _last_before(self, key: Key, at: int, dropped: Set[Key]) -> int:
         return self.gaps[key][0] if key in dropped else self.touches[key][-1]
 
-    def _lay_out(self, again: Again) -> None:
+    def _lay_out(self, again: RecomputeSchedule) -> None:
         """Fill in what follows from the groups."""
         base = self.program
         program = base.copy()
@@ -369,7 +369,7 @@ class Trace:
                     held[position] = max(held.get(position, 0), last)
         return held
 
-    def levels(self, again: Again | None = None) -> list[int]:
+    def levels(self, again: RecomputeSchedule | None = None) -> list[int]:
         """Bytes during each step of the run, kernels' scratch memory included."""
         program = self.program if again is None else again.program
         levels = program.timeline()
@@ -379,5 +379,5 @@ class Trace:
         order = range(len(levels)) if again is None else again.order
         return [level + needs.get(at, 0) for level, at in zip(levels, order)]
 
-    def peak(self, again: Again | None = None) -> int:
+    def peak(self, again: RecomputeSchedule | None = None) -> int:
         return max(self.levels(again), default=0)

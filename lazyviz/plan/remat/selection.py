@@ -26,7 +26,7 @@ from ..liveness.live_set import Category, categorize
 from ..projection import Held, Peak, highest
 from ..units import format_bytes
 from ..workspace.size import Need
-from .candidates import Again, Trace
+from .candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Into how many segments a forward pass is tried to be cut."""
@@ -89,7 +89,7 @@ class Choice:
     """A run that recomputes: ``again`` is ``None`` where nothing needs to, ``peak_bytes`` its peak."""
 
     trace: Trace
-    again: Again | None
+    again: RecomputeSchedule | None
     peak_bytes: int
     plan: RecomputePlan
 
@@ -321,7 +321,7 @@ class Recomputation:
             lowest = self._cuttings[0]
             again = self.trace.again(set(lowest.items), lowest.anchors)
             return self._choice(again, budget, self._too_much(budget, "even with all activations recomputed"))
-        best: tuple[float, Again] | None = None
+        best: tuple[float, RecomputeSchedule] | None = None
         for cutting in self._cuttings:
             if cutting.least <= budget:
                 again = self._fewest(cutting, budget)
@@ -331,11 +331,11 @@ class Recomputation:
         assert best is not None
         return self._choice(best[1], budget, "")
 
-    def _fewest(self, cutting: _Cutting, budget: int) -> Again:
+    def _fewest(self, cutting: _Cutting, budget: int) -> RecomputeSchedule:
         """The cheapest part of what the cutting can drop that meets the budget."""
         trace, items, anchors = self.trace, cutting.items, cutting.anchors
 
-        def attempt(keys: Iterable[Key]) -> Again | None:
+        def attempt(keys: Iterable[Key]) -> RecomputeSchedule | None:
             again = trace.again(set(keys), anchors)
             return again if trace.peak(again) <= budget else None
 
@@ -359,7 +359,7 @@ class Recomputation:
                 chosen, best = fewer, again
         return best
 
-    def _choice(self, again: Again, budget: int, reason: str) -> Choice:
+    def _choice(self, again: RecomputeSchedule, budget: int, reason: str) -> Choice:
         nodes = [self.trace.nodes[position] for position in again.repeated]
         peak = self.trace.peak(again)
         seconds = [node.measured_seconds for node in nodes]

@@ -57,7 +57,7 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
     errors: list[Exception] = []
     for fill in (0, 1):
         try:
-            _tried(tape, original, args, kwargs, fill)
+            _call_with_fill(tape, original, args, kwargs, fill)
         except Exception as error:
             errors.append(error.with_traceback(None))
     if len(errors) == 2 and str(errors[0]) == str(errors[1]):
@@ -68,7 +68,7 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
 
 def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     """What a constructor makes of lists of elements, recorded."""
-    like = _tried(tape, original, args, kwargs, 0)
+    like = _call_with_fill(tape, original, args, kwargs, 0)
     device = kwargs.get("device")
     if device is None:
         device = args[0].device if args and isinstance(args[0], torch.Tensor) else "cpu"
@@ -86,7 +86,7 @@ def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     return made.requires_grad_(like.requires_grad)
 
 
-def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
+def _call_with_fill(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
     """What ``original`` does with tensors on the CPU that hold ``fill``."""
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def on_host(tape: Tape, items: Any) -> Any:
             if copy is None:
                 copy = host_copy(tape, item)
                 if copy is None:
-                    raise _OutOfReach
+                    raise _NotAvailable
                 copies[id(item)] = copy
             return copy
         if isinstance(item, (list, tuple)):
@@ -70,7 +70,7 @@ def on_host(tape: Tape, items: Any) -> Any:
 
     try:
         return replace(items)
-    except _OutOfReach:
+    except _NotAvailable:
         return None
 
 
@@ -99,7 +99,7 @@ def give_back(tape: Tape) -> None:
                 tensor.grad = None  # of a backward pass that will not take place
 
 
-class _OutOfReach(Exception):
+class _NotAvailable(Exception):
     pass
 
 

@@ -24,7 +24,7 @@ METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
 FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 
 
-def hand_out(
+def export_array(
     holders: MemoryHolders,
     original: Callable[..., Any],
     who: str,
@@ -60,8 +60,8 @@ def noting(
         if is_lazy(tensor):
             before_read(tensor, CAUSES[who])  # only what is real can be noted
             with holders.recording.paused():
-                return hand_out(holders, original, who, tensor, *args, **kwargs)
-        return hand_out(holders, original, who, tensor, *args, **kwargs)
+                return export_array(holders, original, who, tensor, *args, **kwargs)
+        return export_array(holders, original, who, tensor, *args, **kwargs)
 
     return function
 

@@ -64,11 +64,15 @@ class LateImports(MetaPathFinder):
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             action = AFTER.get(name)
-            spec.loader = _Aside(spec.loader, self._mode) if action is None else _Then(spec.loader, action)
+            spec.loader = (
+                _UnrecordedLoader(spec.loader, self._mode)
+                if action is None
+                else _CallbackLoader(spec.loader, action)
+            )
         return spec
 
 
-class _For(Loader):
+class _WrappedLoader(Loader):
     """In the place of ``loader``, until the module is executed."""
 
     def __init__(self, loader: Loader) -> None:
@@ -84,7 +88,7 @@ class _For(Loader):
         self._loader.exec_module(module)
 
 
-class _Aside(_For):
+class _UnrecordedLoader(_WrappedLoader):
     """``loader``, with nothing of ours in place."""
 
     def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
@@ -96,7 +100,7 @@ class _Aside(_For):
             super().exec_module(module)
 
 
-class _Then(_For):
+class _CallbackLoader(_WrappedLoader):
     """``loader``, and then ``action``."""
 
     def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:

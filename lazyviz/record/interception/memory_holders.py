@@ -42,7 +42,7 @@ _BUFFER = "a Python buffer"
 UNKNOWN = "something unknown"
 """What :meth:`MemoryHolders.holder` says of memory that :meth:`MemoryHolders.examine` may know more of."""
 
-_CURES = {
+_WORKAROUNDS = {
     NUMPY: "drop the array, or give it a copy (.numpy().copy())",
     DLPACK: "drop what was exported, or export a clone()",
     _SHARED_MEMORY: "clone() it",
@@ -86,8 +86,8 @@ class Verdict:
         self.looks = looks
 
 
-def cure_of(holder: str) -> str:
-    return _CURES.get(holder, "clone() it")
+def workaround_for(holder: str) -> str:
+    return _WORKAROUNDS.get(holder, "clone() it")
 
 
 class KnownMemory(Protocol):
@@ -148,7 +148,7 @@ class MemoryHolders:
             return verdict.holder
         return _owner(tensor, memory) or UNKNOWN
 
-    def could_tell(self, tensors: Iterable[torch.Tensor]) -> bool:
+    def may_be_resolved(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether another look may show that nothing else holds the memory of one of ``tensors``."""
         for tensor in tensors:
             holder = self.holder(tensor)
@@ -161,7 +161,7 @@ class MemoryHolders:
                 return True
         return False
 
-    def meet(self, module: torch.nn.Module) -> None:
+    def note_module_call(self, module: torch.nn.Module) -> None:
         """A block calls an outermost module for the first time: no call refers to its parameters yet."""
         with private_api.no_function_modes():
             for tensor in (*module.parameters(), *module.buffers()):
@@ -249,7 +249,7 @@ class MemoryHolders:
         start = time.perf_counter()
         self.forget_dead()
         with private_api.no_function_modes():
-            _Look(operands).judge(self._verdicts)
+            _ReferenceScan(operands).judge(self._verdicts)
             for tensor in operands:  # what cannot be told now is asked no more
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
@@ -263,7 +263,7 @@ class MemoryHolders:
             self._runs.sync(f"use of {_OTHER_STORAGE}", pending)
 
 
-class _Look:
+class _ReferenceScan:
     """All tensors of the process whose memory may be shared, and all that refers to them."""
 
     def __init__(self, operands: list[torch.Tensor]) -> None:

@@ -42,7 +42,7 @@ from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
 from . import deepcopy as deepcopy_hooks
-from .array_exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
+from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting
 from .attribute_patches import Patches, originals
 from .memory_holders import DLPACK
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
@@ -174,7 +174,7 @@ class SyncPatches:
         give = (
             original
             if who is None
-            else functools.partial(hand_out, patches.tape.memory_holders, original, who)
+            else functools.partial(export_array, patches.tape.memory_holders, original, who)
         )
 
         @functools.wraps(original)

@@ -75,7 +75,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
             try:
-                if tape.pending and tensor_memory.past_modes():
+                if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
                 return original(tensor)
             except BaseException as error:

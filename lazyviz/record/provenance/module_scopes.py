@@ -54,7 +54,9 @@ class Scopes:
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
         self.met: set[int] = set()  # the outermost modules that were called in this block, by identity
-        self.meet: Callable[[torch.nn.Module], None] = lambda module: None  # what hears of the first call
+        self.note_module_call: Callable[[torch.nn.Module], None] = lambda module: (
+            None
+        )  # what hears of the first call
         self.steps: list[Any] = []  # optimizers whose step is being taken, the outermost first
         self.stepped: Callable[[Any], None] = lambda optimizer: None  # what hears of the end of the outermost
         self._learnt: Root | None = None  # the last: modules may be part of several roots
@@ -152,7 +154,7 @@ class Scopes:
         self._paths = self._learn(module)
         if id(module) not in self.met:
             self.met.add(id(module))
-            self.meet(module)
+            self.note_module_call(module)
         self._callers = callers
 
     def _root_of(self, module: torch.nn.Module) -> ModuleRoot:

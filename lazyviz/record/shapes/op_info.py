@@ -9,7 +9,7 @@ import torch
 from ...graph.collectives import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import private_api
-from ...torch_internals.dispatch_handlers import makes_views_by_others
+from ...torch_internals.dispatch_handlers import makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
 from . import argument_checks
 
@@ -161,7 +161,9 @@ class OpInfo:
         self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
-        self.of_views = makes_views_by_others(op)  # a view of such is one that PyTorch does not know of
+        self.of_views = makes_views_by_decomposition(
+            op
+        )  # a view of such is one that PyTorch does not know of
         self.of_parts = private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
         self.communicates = op.namespace in _COMMUNICATION

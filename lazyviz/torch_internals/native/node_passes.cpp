@@ -241,7 +241,7 @@ struct Survey {
   PyObject* mode = nullptr;  // of the nodes before
   bool is_odd = false;
 
-  bool look_at_result(PyObject* node, PyObject* value) {
+  bool visit_result(PyObject* node, PyObject* value) {
     PyObject* by = maker.of(value);
     if (by != node) return by != nullptr;
     PyObject* shown = tensor.of(value);
@@ -252,7 +252,7 @@ struct Survey {
   }
 
   // Notes what the node brings of its own.
-  bool look_at_special(PyObject* node, PyObject* step) {
+  bool visit_special(PyObject* node, PyObject* step) {
     PyObject *draw = draws_of_step.of(step), *positions = args_of_step.of(step), *names = kwargs_of_step.of(step);
     PyObject *given = given_args.of(node), *named = given_kwargs.of(node);
     if (!draw || !positions || !names || !given || !named) return false;
@@ -266,7 +266,7 @@ struct Survey {
     });
   }
 
-  bool look_at_step(PyObject* node, PyObject* answer) {
+  bool visit_step(PyObject* node, PyObject* answer) {
     PyObject* step = PyDict_GetItemWithError(known, answer);
     if (step == nullptr) {
       if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, answer);
@@ -274,12 +274,12 @@ struct Survey {
     }
     PyObject* is_special = special_step.of(step);
     if (is_special == nullptr) return false;
-    if (is_special == Py_True && !look_at_special(node, step)) return false;
+    if (is_special == Py_True && !visit_special(node, step)) return false;
     steps.push_back(step);
     return true;
   }
 
-  bool look_at(PyObject* node) {
+  bool visit(PyObject* node) {
     PyObject *repeats = is_rematerialized.of(node), *failed = error.of(node), *own = inference_mode.of(node);
     PyObject *answer = entry.of(node), *during = phase.of(node), *whose = graph.of(node), *made = outputs.of(node);
     if (!repeats || !failed || !own || !answer || !during || !whose || !made) return false;
@@ -287,13 +287,13 @@ struct Survey {
     int will_repeat = PyObject_IsTrue(repeats);
     if (will_repeat < 0) return false;
     is_odd = will_repeat || failed != Py_None || own != mode;
-    if (is_odd || !look_at_step(node, answer)) return false;
+    if (is_odd || !visit_step(node, answer)) return false;
     phases.push_back(during);
     if (std::find(graphs.rbegin(), graphs.rend(), whose) == graphs.rend()) graphs.push_back(whose);
-    return each(made, [&](PyObject* value) { return look_at_result(node, value); });
+    return each(made, [&](PyObject* value) { return visit_result(node, value); });
   }
 
-  bool look_at_inputs(PyObject* node) {
+  bool visit_inputs(PyObject* node) {
     PyObject* given = inputs.of(node);
     return given != nullptr && each(given, [&](PyObject* value) {
       wiring.push_back(numbers.of(value).first);
@@ -319,13 +319,13 @@ PyObject* survey(PyObject*, PyObject* args) {
   if (!nodes) return nullptr;
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
   if (!all.scalars) return nullptr;
-  auto first = [&](PyObject* node) { return all.look_at(node); };
+  auto first = [&](PyObject* node) { return all.visit(node); };
   if (!each_node(nodes.object, {&is_rematerialized, &error, &phase, &entry, &outputs, &inputs}, {&outputs, &inputs}, first)) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
   auto made = static_cast<Py_ssize_t>(all.numbers.all().size());
-  return each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); }) ? all.found(made) : nullptr;
+  return each(nodes.object, [&](PyObject* node) { return all.visit_inputs(node); }) ? all.found(made) : nullptr;
 }
 
 // What is found of the storages of values.
@@ -335,7 +335,7 @@ struct Storages {
   std::vector<int> told, alive;
   std::vector<PyObject*> roles, continued;
 
-  bool look_at(PyObject* memory) {
+  bool visit(PyObject* memory) {
     auto [place, is_new] = places.of(memory);
     if (!is_new) return true;
     PyObject *users = live.of(memory), *part = role.of(memory), *end = dropped.of(memory), *out = external.of(memory);
@@ -376,10 +376,10 @@ struct Memory : Storages {
   explicit Memory(Py_ssize_t values) : Storages(values) { place_of_value.reserve(values); }
   std::vector<int> place_of_value, outside, later, beyond;
 
-  bool look_at_all(const std::vector<PyObject*>& values, size_t made, const int* wiring, size_t uses) {
+  bool visit_all(const std::vector<PyObject*>& values, size_t made, const int* wiring, size_t uses) {
     for (PyObject* value : values) {
       PyObject* memory = storage.of(value);
-      if (memory == nullptr || !look_at(memory)) return false;
+      if (memory == nullptr || !visit(memory)) return false;
       if (place_of_value.size() >= made) outside.push_back(places.of(memory).first);
       place_of_value.push_back(places.of(memory).first);
     }
@@ -400,7 +400,7 @@ PyObject* storages_of(PyObject*, PyObject* args) {
   std::vector<PyObject*> items(PySequence_Fast_ITEMS(values), PySequence_Fast_ITEMS(values) + PyList_GET_SIZE(values));
   Memory all(items.size());
   auto* numbers = reinterpret_cast<const int*>(PyBytes_AS_STRING(wiring));
-  if (!all.look_at_all(items, made, numbers, PyBytes_GET_SIZE(wiring) / sizeof(int))) return nullptr;
+  if (!all.visit_all(items, made, numbers, PyBytes_GET_SIZE(wiring) / sizeof(int))) return nullptr;
   Reference storages(list_of(all.places.all())), places(tuple_of(all.outside)), told(bytes_of(all.told)),
       roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued)),
       needed(tuple_of(all.later)), kept(tuple_of(all.beyond));
@@ -458,7 +458,7 @@ int add_outside(Words& words, const std::vector<PyObject*>& values, size_t made,
   return PyErr_Occurred() ? -1 : 1;
 }
 
-PyObject* glance(PyObject*, PyObject* args) {
+PyObject* fingerprint(PyObject*, PyObject* args) {
   PyObject *given, *known, *forms, *purpose;
   Py_ssize_t pending;
   if (!PyArg_ParseTuple(args, "OO!O!On", &given, &PyDict_Type, &known, &PyDict_Type, &forms, &purpose, &pending)) {
@@ -468,16 +468,16 @@ PyObject* glance(PyObject*, PyObject* args) {
   if (!nodes) return nullptr;
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
   if (!all.scalars) return nullptr;
-  if (!each(nodes.object, [&](PyObject* node) { return all.look_at(node); })) {
+  if (!each(nodes.object, [&](PyObject* node) { return all.visit(node); })) {
     if (!all.is_odd && !PyErr_ExceptionMatches(PyExc_KeyError)) return nullptr;
     PyErr_Clear();  // of an unknown step
     Py_RETURN_NONE;
   }
   size_t made = all.numbers.all().size();
-  if (!each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); })) return nullptr;
+  if (!each(nodes.object, [&](PyObject* node) { return all.visit_inputs(node); })) return nullptr;
   const std::vector<PyObject*>& values = all.numbers.all();
   Memory memory(values.size());
-  if (!memory.look_at_all(values, made, all.wiring.data(), all.wiring.size())) return nullptr;
+  if (!memory.visit_all(values, made, all.wiring.data(), all.wiring.size())) return nullptr;
   bool is_whole = pending == PySequence_Fast_GET_SIZE(nodes.object);
   if (is_whole) {
     memory.later.clear();
@@ -718,16 +718,16 @@ PyObject* unlink_tensors(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, "The classes of nodes, values, storages and steps."},
-    {"unfinished", unfinished, METH_O, "See sweeps.unfinished."},
-    {"begin", begin, METH_O, "See sweeps.begin."},
-    {"survey", survey, METH_VARARGS, "See sweeps.survey."},
-    {"glance", glance, METH_VARARGS, "See sweeps.glance."},
-    {"take", take, METH_VARARGS, "See sweeps.take."},
+    {"unfinished", unfinished, METH_O, "See node_passes.unfinished."},
+    {"begin", begin, METH_O, "See node_passes.begin."},
+    {"survey", survey, METH_VARARGS, "See node_passes.survey."},
+    {"fingerprint", fingerprint, METH_VARARGS, "See node_passes.fingerprint."},
+    {"take", take, METH_VARARGS, "See node_passes.take."},
     {"release_inputs", release_inputs, METH_VARARGS, "See node_passes.py."},
-    {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
-    {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
-    {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},
-    {"note_used", note_used, METH_O, "See sweeps.note_used."},
+    {"storages_of", storages_of, METH_VARARGS, "See node_passes.storages_of."},
+    {"note_done", note_done, METH_VARARGS, "See node_passes.note_done."},
+    {"note_unused", note_unused, METH_VARARGS, "See node_passes.note_unused."},
+    {"note_used", note_used, METH_O, "See node_passes.note_used."},
     {"unlink_tensors", unlink_tensors, METH_VARARGS, "See pending.unlink_tensors."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -239,7 +239,7 @@ cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
+cdef object ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -277,13 +277,13 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
-    goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
+    can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
@@ -1173,7 +1173,7 @@ cdef object outside(object tensor, Op op):
     try:
         if op.is_view and found is not NULL and external.is_foreign(tensor):
             return MISS
-        value = meet(tensor, nbytes)
+        value = value_of_plain(tensor, nbytes)
     except Unexamined:  # which Python's recorder sees to
         return MISS
     return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
@@ -1200,7 +1200,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
     return storage, name
 
 
-cdef object meet(object tensor, int64_t nbytes):
+cdef object value_of_plain(object tensor, int64_t nbytes):
     """``lazyviz.record.external_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
@@ -1417,7 +1417,7 @@ cdef bint needs(object node, object other) except -1:
         return False
     if state is PENDING:
         return True
-    return state != "done" and (state != "failed" or not goes_on_without(other, node))
+    return state != "done" and (state != "failed" or not can_run_without(other, node))
 
 
 def made_real(_, values):
