@@ -814,7 +814,7 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
 
 def test_compilers_see_no_autocast_and_no_default_device():
     with torch.autocast("cpu"), torch.device("meta"):
-        with dynamo.nothing_to_build_in():
+        with dynamo.without_compile_context():
             assert not torch.is_autocast_enabled("cpu")
             assert torch.empty(2).device.type == "cpu"
         assert torch.is_autocast_enabled("cpu") and torch.empty(2).device.type == "meta"

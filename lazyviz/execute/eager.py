@@ -108,7 +108,7 @@ def run(
             else:
                 tape.pending_ops.finished(node)
             if progress is not None:
-                tell(arrived, progress, done, total, node)
+                report_progress(arrived, progress, done, total, node)
 
 
 def spent_on(seen: Summaries | None) -> float:
@@ -212,7 +212,7 @@ class kernel_level:
         level = self._level
         assert level is not None
 
-        def go_on() -> None:
+        def reenter() -> None:
             level.__enter__()
             tape.runs.running = running
             torch.set_grad_enabled(grad_mode)
@@ -224,7 +224,7 @@ class kernel_level:
             with mode:
                 yield
         finally:
-            complete(go_on)
+            complete(reenter)
 
 
 def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:
@@ -240,7 +240,7 @@ def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, wh
         raise Interrupted(f"cancelled {where}")
 
 
-def tell(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:
+def report_progress(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:
     """Call ``progress``, which is the user's; what it raises stops the run between two nodes."""
     try:
         with arrived.level():
@@ -266,7 +266,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 _called = partial.__call__
 
 
-def together(*steps: partial[Any]) -> None:
+def call_atomically(*steps: partial[Any]) -> None:
     """Call ``steps``, functions of C, one after another: nothing of Python's comes between two of them."""
     deque(map(_called, steps), maxlen=0)
 
@@ -278,7 +278,7 @@ def call(node: TrackedNode) -> list[Any]:
     """
     ran: list[Any] = []
     _start(node, ran, [])
-    return _listed(ran[0])
+    return _as_list(ran[0])
 
 
 def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
@@ -305,7 +305,7 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     ran[:] = map(_called, (kernel,))
 
 
-def _listed(result: Any) -> list[Any]:
+def _as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
@@ -341,7 +341,7 @@ def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summa
     if len(ran) == 1:
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)
-        results = _listed(ran[0])
+        results = _as_list(ran[0])
         node.state = "done"
         node.error = None
         if seen is not None:

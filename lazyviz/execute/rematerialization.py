@@ -29,13 +29,13 @@ from .memory_tracker import ResidentMemory
 class RecomputeRun:
     """What a run that recomputes does between its nodes; a context that leaves what is pending in order."""
 
-    def __init__(self, tape: Tape, trace: Trace, again: RecomputeSchedule, memory: ResidentMemory) -> None:
-        self.tape, self.trace, self.recomputed, self.memory = tape, trace, again, memory
+    def __init__(self, tape: Tape, trace: Trace, schedule: RecomputeSchedule, memory: ResidentMemory) -> None:
+        self.tape, self.trace, self.recomputed, self.memory = tape, trace, schedule, memory
         # What the plan has is what was recorded: nodes and values with their tensors.
         self.nodes = cast("Sequence[TrackedNode]", trace.nodes)
         self.count = 0  # nodes run again so far
-        self._left = set(again.repeated)
-        self._values: dict[Key, list[TrackedValue]] = {key: [] for key in again.made}
+        self._left = set(schedule.repeated)
+        self._values: dict[Key, list[TrackedValue]] = {key: [] for key in schedule.made}
         self._states: dict[TrackedNode, torch.Tensor] = {}
         self._sequences: dict[TrackedNode, DrawSequence] = {}
 

@@ -29,10 +29,10 @@ from .device_plan import (
     MARGIN,
     DevicePlan,
     DevicePlans,
+    fits_with_margin,
     is_card,
     needed,
     plan_device,
-    roomy,
     same_device,
     target_of,
 )
@@ -187,7 +187,7 @@ class Planner:
             pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
         split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
         ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
-        if self.recompute != "off" and (split.pieces == 1 or roomy(ours) is False):
+        if self.recompute != "off" and (split.pieces == 1 or fits_with_margin(ours) is False):
             if split.pieces > 1:  # not even one sample a piece would fit
                 split = SplitPlan(1, [size or 1])
             ours, again = self.recomputed(spans, own)
@@ -200,7 +200,7 @@ class Planner:
     def recomputed(self, spans: Sequence[Lifetime], whole: DevicePlan) -> tuple[DevicePlan, RecomputePlan]:
         """``whole`` with recomputation to meet the budget; only lazyviz's run can do that."""
         budget = self.recompute
-        enough = roomy(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
+        enough = fits_with_margin(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
         if whole.of == "eager" and enough:
             return whole, NOTHING_AGAIN
         return recomputed(self.graph, spans, self.by_lazyviz(spans, whole), self.target, budget)
@@ -233,13 +233,13 @@ class Planner:
         assert batch is not None
         group = batch.analysis.group
         blocks = size // group
-        if roomy(whole) is not False or batch.schedule is None or blocks <= 1:
+        if fits_with_margin(whole) is not False or batch.schedule is None or blocks <= 1:
             return 1
         spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
 
         def ask(first: int, second: int) -> tuple[bool, int]:
             plan = self.in_pieces(spans, [first * group, second * group], size)
-            return roomy(plan) is not False, needed(plan)
+            return fits_with_margin(plan) is not False, needed(plan)
 
         room = int((whole.capacity_bytes or 0) * (1 - MARGIN))
         return fewest_pieces(blocks, ask, room, needed(whole))

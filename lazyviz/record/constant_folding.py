@@ -109,7 +109,7 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
             return None
 
 
-_silently_computed = warning_routing.nowhere(_computed)  # the nodes warn when they run
+_silently_computed = warning_routing.silenced(_computed)  # the nodes warn when they run
 
 
 def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
@@ -227,7 +227,7 @@ def infer_from_values(
                 meta = value.meta
                 tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
         absent = next((value.device for value in values if value.device in _STAND_INS), None)
-        return shapes.describe(info, warning_routing.nowhere(compute)(op, args, kwargs, tensors), absent)
+        return shapes.describe(info, warning_routing.silenced(compute)(op, args, kwargs, tensors), absent)
     except Exception:  # the op's own error, which running it raises at this line
         return None
 

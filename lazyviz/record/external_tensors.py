@@ -146,7 +146,7 @@ class ExternalTensors:
             private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
             return
         old = self._tensors.value_of(tensor)
-        self._tensors.forget_place(tensor)
+        self._tensors.forget_address(tensor)
         if not is_lazy(data):
             if old is not None and is_lazy(tensor):
                 make_real(tensor, data)
@@ -169,7 +169,7 @@ class ExternalTensors:
         self._recording.view_is_made()
         values = [self._tensors.value_of(one), self._tensors.value_of(other)]
         for tensor, value in zip((one, other), values):
-            self._tensors.forget_place(tensor)
+            self._tensors.forget_address(tensor)
             drop_reference(tensor)
             if value is not None:
                 value.storage.live -= 1

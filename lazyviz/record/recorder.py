@@ -190,7 +190,7 @@ class Recorder:
         if info.checks_content and (
             refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
         ):
-            if not kernel_probes.nowhere(values, new_kwargs):
+            if not kernel_probes.on_absent_gpu(values, new_kwargs):
                 return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
             if info.name in CHECKED_EVERYWHERE:
                 raise refused

@@ -70,7 +70,7 @@ class AbsentDeviceError(RuntimeError):
     """A value is needed that only a GPU could compute that is not on this machine."""
 
 
-class Elsewhere:
+class OtherRanks:
     """``ranks``: ops were recorded that need the other ranks, which do not exist."""
 
     ranks: ClassVar[bool] = False
@@ -133,7 +133,7 @@ class PendingRuns:
         with self.lock:  # nodes that another thread runs must not be chosen again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
-            if (torch_cuda.STAND_INS or Elsewhere.ranks) and needs_absent(nodes):
+            if (torch_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
                 cause in _ADDRESSES and all(map(_computes_nothing, nodes))
@@ -172,7 +172,7 @@ class PendingRuns:
         """Why ``nodes`` cannot run, and what the user can do."""
         recording = self._recording
         where = at(line, reader) + (f": {line.text}" if line else "")
-        text = f"{cause}{where} needs a value that {_who(nodes)}"
+        text = f"{cause}{where} needs a value that {_describe_origin(nodes)}"
         if recording.absent is not None or recording.world is not None:
             text += "; the plan covers what was recorded before it"
         text += "."
@@ -216,14 +216,14 @@ class PendingRuns:
 
 def may_need_absent() -> bool:
     """Whether :func:`needs_absent` can be true in this process."""
-    return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
+    return bool(torch_cuda.STAND_INS) or OtherRanks.ranks
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
     absent = torch_cuda.STAND_INS
     if not absent:
-        return Elsewhere.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
+        return OtherRanks.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
     return any(
         node.op.namespace in NAMESPACES
         or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
@@ -242,7 +242,7 @@ def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     return [node for node in nodes if node not in planned]
 
 
-def _who(nodes: Sequence[TrackedNode]) -> str:
+def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
     """What is needed to run ``nodes`` and is absent."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):

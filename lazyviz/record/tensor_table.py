@@ -51,14 +51,14 @@ class TensorTable:
             return None  # or the id of one that has died since
         return value
 
-    def forget_place(self, tensor: torch.Tensor) -> TrackedValue | None:
+    def forget_address(self, tensor: torch.Tensor) -> TrackedValue | None:
         """``tensor`` shows other memory from now on; the value that it was, if it was recorded as outside."""
         made = self.results.pop(id(tensor), None)
         return self.outside.pop(id(tensor), made)
 
     def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
         """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
-        value = self.forget_place(tensor)
+        value = self.forget_address(tensor)
         if value is not None:
             release(value)
         return value

@@ -196,7 +196,7 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
     for tensor in written_tensors(info, args, kwargs):
         tape.tensors.forget_shadow(tensor)
         if info.set_like or info.metadata_write:
-            tape.tensors.forget_place(tensor)  # it showed other memory, or the same in another way
+            tape.tensors.forget_address(tensor)  # it showed other memory, or the same in another way
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

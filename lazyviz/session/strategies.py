@@ -181,8 +181,8 @@ class Strategy:
         for index in self.cuda:
             torch.cuda.reset_peak_memory_stats(index)
         self.resident = ResidentMemory(nodes if self.found is None and self.code is None else ())
-        if self.choice is not None and self.choice.again is not None:
-            self.recomputing = RecomputeRun(tape, self.choice.trace, self.choice.again, self.resident)
+        if self.choice is not None and self.choice.schedule is not None:
+            self.recomputing = RecomputeRun(tape, self.choice.trace, self.choice.schedule, self.resident)
         self.live = Run(nodes, self.memory, self.split_run)
 
     # --- executing ------------------------------------------------------------------------

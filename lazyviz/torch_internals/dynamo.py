@@ -188,7 +188,7 @@ class Compiled(NamedTuple):
 
 
 @contextlib.contextmanager
-def nothing_to_build_in() -> Iterator[None]:
+def without_compile_context() -> Iterator[None]:
     """Context without autocast and ``__torch_function__`` modes, such as a default device's.
 
     Compilers read both while they trace; what they trace was recorded below.

@@ -43,7 +43,7 @@ class Cuts:
         parts = iter(views_of([value for value in self.inner.inputs if value not in outside], memory))
         return [outside[value] if value in outside else next(parts) for value in self.inner.inputs]
 
-    def only(self) -> Compiled:
+    def slicing_only(self) -> Compiled:
         """What runs a segment that does nothing else."""
         return Compiled(Call(self), True, reuse=Views(self.places()))
 

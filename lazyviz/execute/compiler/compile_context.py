@@ -23,7 +23,7 @@ def without_active_modes(inference_mode: bool = False) -> Iterator[None]:
     """
     with (
         private_api.no_dispatch_modes(),
-        dynamo.nothing_to_build_in(),
+        dynamo.without_compile_context(),
         private_api.inference_mode(inference_mode),
         private_api.quiet_shape_rules(),
     ):

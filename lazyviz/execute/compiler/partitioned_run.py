@@ -19,7 +19,16 @@ from ...record.storage import DrawSequence, TrackedNode, TrackedValue
 from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
+from ..eager import (
+    Progress,
+    check_interrupts,
+    deliver,
+    free,
+    kernel_level,
+    recorded_modes,
+    report_progress,
+    run_node,
+)
 from ..memory_tracker import ResidentMemory
 from ..replay import node_passes
 from ..replay.program_key import Subgraph
@@ -337,7 +346,7 @@ class _Run:
             self.tape.pending_ops.finished(node)
         self.done += len(nodes)
         if self.progress is not None:
-            tell(arrived, self.progress, self.done, self.total, nodes[-1])
+            report_progress(arrived, self.progress, self.done, self.total, nodes[-1])
 
 
 @dataclass(frozen=True, slots=True)

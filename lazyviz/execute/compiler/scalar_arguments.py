@@ -49,9 +49,9 @@ class Numbers:
         scalar: Callable[[float], Any],
         size: Callable[[int], Any],
         other: Callable[[Any], Any],
-        together: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
+        call_atomically: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
     ) -> None:
-        self._scalar, self._size, self._other, self._together = scalar, size, other, together
+        self._scalar, self._size, self._other, self._together = scalar, size, other, call_atomically
 
     def call(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of ``node``, each number and each other leaf replaced by what was said of it."""

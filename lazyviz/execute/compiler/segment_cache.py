@@ -20,7 +20,7 @@ from ...record.rng import state_of
 from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, store_result, tell
+from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, report_progress, store_result
 from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
@@ -55,7 +55,9 @@ class Repeats:
         known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
-        return known.reuse(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
+        return known.reuse(
+            Segment(subgraph.nodes, subgraph.outside, subgraph.users, _unkeyed_inputs(subgraph))
+        )
 
     def learn(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
         """The subgraph has run as one segment, for which ``reuse`` finds code."""
@@ -63,7 +65,7 @@ class Repeats:
         self._known[subgraph.key] = _Known(backend, reuse)
 
 
-def _open(subgraph: Subgraph) -> bytes | None:
+def _unkeyed_inputs(subgraph: Subgraph) -> bytes | None:
     """What the key leaves open beside the tensors, bit for bit: 0.0 and -0.0, 1 and 1.0 are not the same."""
     try:
         # The second version of the format: later ones tell which of the objects are one.
@@ -127,7 +129,7 @@ def run_compiled(
             raise
         del reals, note
         if progress is not None:
-            tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
+            report_progress(interrupted, progress, len(nodes), len(nodes), nodes[-1])
     return True
 
 

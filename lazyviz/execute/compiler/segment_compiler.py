@@ -25,7 +25,7 @@ from .dynamic_shapes import Shapes, Sizes, follow
 from .fx_lowering import NotLowered, check, cut_first, made_storages
 
 MOST_REFUSED = 256
-MOST_LIKELY = 8
+MAX_LIKELY_OUTPUTS = 8
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class SegmentCompiler(ABC):
         cuts = Cuts(segment, cut_first(segment))
         inner = cuts.inner
         if not inner.nodes:
-            return cuts.only()
+            return cuts.slicing_only()
         needed = _needed(inner)
         for value in needed:
-            if not _shows_all(value):
+            if not _covers_storage(value):
                 raise Refused(f"{value.meta} covers only a part of its storage")
         program = program_of(inner.nodes, needed)
         with self._lock:
@@ -141,10 +141,10 @@ class SegmentCompiler(ABC):
         The second is why it is for these, or nothing.  It hands out what was needed before, too, and what
         is likely to be: which variables are alive is to cost no more than one compilation.
         """
-        likely = set(_likely(segment.nodes))
+        likely = set(_likely_outputs(segment.nodes))
         likely.update(*[variant.program.kept for variant in self.programs.variants(program)])
         nodes = segment.nodes
-        more = {each for each in likely if _shows_all(nodes[each[0]].outputs[each[1]])}
+        more = {each for each in likely if _covers_storage(nodes[each[0]].outputs[each[1]])}
         program = replace(program, kept=tuple(sorted({*program.kept, *more})))
         kept = [nodes[at].outputs[number] for at, number in program.kept]
         groups = self.programs.groups(program)
@@ -191,7 +191,7 @@ def _needed(segment: Segment) -> list[Value]:
     return [value for storage, value in made_storages(segment.nodes).items() if storage in needed]
 
 
-def _shows_all(value: Value) -> bool:
+def _covers_storage(value: Value) -> bool:
     """Whether nothing that was computed is in memory beyond what ``value`` shows.
 
     Kernels that reduce a loss (``mse_loss``) first write every element into the tensor that they then make
@@ -201,7 +201,7 @@ def _shows_all(value: Value) -> bool:
     return meta.storage_nbytes == nbytes or (meta.dense and not meta.offset and meta.storage_nbytes < nbytes)
 
 
-def _likely(nodes: Sequence[Node]) -> list[Made]:
+def _likely_outputs(nodes: Sequence[Node]) -> list[Made]:
     """Results that another run of the program may need, such as a loss or an accuracy.
 
     Those of one number, made in the forward pass, the last ones.
@@ -214,4 +214,4 @@ def _likely(nodes: Sequence[Node]) -> list[Made]:
         for number, value in enumerate(node.outputs)
         if value in made and not value.meta.shape and value.dtype.is_floating_point
     ]
-    return found[-MOST_LIKELY:]
+    return found[-MAX_LIKELY_OUTPUTS:]

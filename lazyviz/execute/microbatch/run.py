@@ -26,15 +26,15 @@ from ...record.storage import TrackedNode, TrackedValue
 from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..eager import (
+    call_atomically,
     check_interrupts,
     deliver,
     free,
     kernel_level,
     recorded_modes,
+    report_progress,
     run_node,
     spent_on,
-    tell,
-    together,
 )
 from ..failures import name_line
 from ..memory_tracker import ResidentMemory
@@ -195,7 +195,7 @@ class SplitRun:
             if node.draws is not None:  # the generator, if nothing else draws
                 self.draws.finish(node)
             node.error = None
-            together(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
+            call_atomically(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
             free(node, self._memory)
             self.tape.pending_ops.finished(node)
             self._drop_mask(node)
@@ -209,7 +209,7 @@ class SplitRun:
         self._done += runs
         self.piece = piece
         if self._progress is not None:
-            tell(self.interrupted, self._progress, self._done, self.total, node)
+            report_progress(self.interrupted, self._progress, self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class SplitRun:
             add = partial(whole.logical_and_, part)
         else:
             add = partial(whole.add_, part)
-        together(add, partial(self._added.__setitem__, value, piece.stop))
+        call_atomically(add, partial(self._added.__setitem__, value, piece.stop))
         return whole is part
 
     def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
@@ -336,7 +336,7 @@ class SplitRun:
             return False
         run.take(step)
         add = partial(whole.addmm_, *[run.read(item) for item in step.args])
-        together(add, partial(self._added.__setitem__, value, piece.stop))
+        call_atomically(add, partial(self._added.__setitem__, value, piece.stop))
         return True
 
     def _hand_over(self, work: Pass) -> None:
@@ -356,7 +356,7 @@ class SplitRun:
                 by = results.get(divisor, divisor.real)
                 assert by is not None
                 if value not in self._divided:
-                    together(partial(whole.div_, by), partial(self._divided.add, value))
+                    call_atomically(partial(whole.div_, by), partial(self._divided.add, value))
         if self.seen is not None:
             for value, whole in results.items():
                 if not isinstance(self.analysis.placements[value], Shard) or self._cluster is not None:

@@ -28,7 +28,7 @@ from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
 from ...torch_internals import private_api
-from ..eager import check_interrupts, kernel_level, store_result, tell
+from ..eager import check_interrupts, kernel_level, report_progress, store_result
 from ..failures import note_failure
 from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
@@ -435,7 +435,7 @@ class _Watch:
         try:
             if self._progress is not None:
                 node.measured_seconds = times[count] - times[count - 1]
-                tell(self._arrived, self._progress, count, len(nodes), node)
+                report_progress(self._arrived, self._progress, count, len(nodes), node)
             if count < len(nodes):
                 check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")
         except BaseException as error:  # not raised by a kernel

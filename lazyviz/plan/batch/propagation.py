@@ -101,7 +101,7 @@ class _Pass:
         self.result.placements[value] = placement
         self.on.setdefault(value.storage, []).append(value)
 
-    def settled(self, storage: Storage) -> None:
+    def mark_whole(self, storage: Storage) -> None:
         """From here on the storage is whole: its sums have been made, or it was written as a whole."""
         for value in self.on.pop(storage, ()):
             self.now.pop(value, None)
@@ -149,7 +149,7 @@ class _Pass:
                 self.makers[node.outputs[0].storage] = node
             return None
         if not sharded:
-            if self.stays_partial(node, name, partial):
+            if self.keeps_partial(node, name, partial):
                 return self.run_spread(node, Call(node, self.result.size, now.get), PARTIAL)
             return self.run_whole(node)
         if any(isinstance(now[value], Local) for value in spread) and "rnn" not in name:
@@ -157,7 +157,7 @@ class _Pass:
         if partial:
             self.result.gathers[node] = partial
             for value in partial:
-                self.settled(value.storage)
+                self.mark_whole(value.storage)
         return self.visit_sharded(node, name)
 
     def visit_sharded(self, node: Node, name: str) -> None:
@@ -169,7 +169,7 @@ class _Pass:
             if name in self.whole_by_wish:
                 return self.run_whole(node)
             return self.block(node, f"lazyviz has no rule for {node.op._schema.name}")
-        if (reason := self.draws_within(node, call)) is not None:
+        if (reason := self.rng_obstacle(node, call)) is not None:
             try:
                 grown = rule(call)  # that much is known: how the results grow
             except Coupled as coupled:
@@ -187,7 +187,7 @@ class _Pass:
             return self.block(node, "lazyviz has no rule for these arguments")
         return self.run_spread(node, call, outputs)
 
-    def stays_partial(self, node: Node, name: str, partial: list[Value]) -> bool:
+    def keeps_partial(self, node: Node, name: str, partial: list[Value]) -> bool:
         """Whether the operator is linear in its summands, and adds nothing to them but summands."""
         if any(self.now[value] != PARTIAL for value in partial):
             return False  # a mean that lacks its divisor
@@ -213,7 +213,7 @@ class _Pass:
             if name in ("add", "sub", "rsub")
         )
 
-    def draws_within(self, node: Node, call: Call) -> str | None:
+    def rng_obstacle(self, node: Node, call: Call) -> str | None:
         name = base_name(node.op)
         if torch.Tag.nondeterministic_seeded not in node.op.tags and name != "_cudnn_rnn":
             return None
@@ -265,9 +265,9 @@ class _Pass:
         for value in gathers:
             if isinstance(self.now.get(value), Local):
                 self.result.blocked.append(Blocker(node, "it reads internal state of a kernel"))
-            self.settled(value.storage)
+            self.mark_whole(value.storage)
         for value in self.written(node):
-            self.settled(value.storage)
+            self.mark_whole(value.storage)
 
     def unused(self, node: Node) -> bool:
         """Whether no node reads its results, for example because a known value decided a branch."""
@@ -304,7 +304,7 @@ class _Pass:
         if node is not None and can_make_part(node) and not is_view(node) and node.outputs[0] is written:
             self.more[written] = wanted
             return True
-        for base, path in self.paths(written):
+        for base, path in self.factory_paths(written):
             blocks = wanted.outer * (self.result.size // wanted.group)
             sizes = [wanted] if base is written else []
             sizes += [
@@ -313,12 +313,12 @@ class _Pass:
                 if length and length % blocks == 0
             ]
             for candidate in sizes if base not in self.seeds else ():
-                if self.leads(base, candidate, path, written, wanted):
+                if self.produces(base, candidate, path, written, wanted):
                     self.more[base] = candidate
                     return True
         return False
 
-    def paths(self, value: Value) -> Iterator[tuple[Value, list[Node]]]:
+    def factory_paths(self, value: Value) -> Iterator[tuple[Value, list[Node]]]:
         """The factories' tensors that ``value`` is made of, with the nodes in between."""
         stack: list[tuple[Value, list[Node]]] = [(value, [])]
         for _ in range(_MOST_STEPS):
@@ -333,7 +333,7 @@ class _Pass:
             else:
                 stack += [(each, [node, *path]) for each in dict.fromkeys(node.inputs)]
 
-    def leads(self, base: Value, start: Shard, path: list[Node], written: Value, wanted: Shard) -> bool:
+    def produces(self, base: Value, start: Shard, path: list[Node], written: Value, wanted: Shard) -> bool:
         """Whether ``written`` is placed as wanted if ``base`` is at ``start``."""
         placed: dict[Value, Placement] = {base: start}
         for node in path:

@@ -119,7 +119,7 @@ class _Scheduler:
 
     def run(self) -> Schedule:
         for node in self.nodes:
-            self.level[node] = self.levelled(node)
+            self.level[node] = self.earliest_level(node)
             if self.level[node] > MOST_PASSES:
                 reason = "it is one of too many successive ops that need the whole batch"
                 raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
@@ -132,16 +132,16 @@ class _Scheduler:
                     if self.kept(value) and value in self.analysis.placements:
                         self.collect(value, len(self.nodes))
         for node in self.nodes:
-            for earlier in self.waits(node):
+            for earlier in self.predecessors(node):
                 if node not in self.spread and earlier in self.spread and not _order_of_draws(earlier, node):
                     self.deadline[earlier] = min(
                         self.deadline.get(earlier, MOST_PASSES), self.level[node] - 1
                     )
-        return self.arranged()
+        return self.build_schedule()
 
     # --- the earliest level of each node ------------------------------------------------
 
-    def levelled(self, node: Node) -> int:
+    def earliest_level(self, node: Node) -> int:
         call = self.spread.get(node)
         level = self.floors.get(node, 0)
         unread = self.analysis.unread.get(node, ())
@@ -153,12 +153,12 @@ class _Scheduler:
                 level = max(level, self.collect(value, self.place[node]))
             else:
                 level = max(level, self.level[maker])
-        for earlier in self.waits(node):
+        for earlier in self.predecessors(node):
             if earlier in self.place and not _order_of_draws(earlier, node):
                 level = max(level, self.level[earlier] + (earlier in self.spread and call is None))
         return level
 
-    def waits(self, node: Node) -> Sequence[Node]:
+    def predecessors(self, node: Node) -> Sequence[Node]:
         """What has to run before it by the order of reads and writes: nothing, if it takes a shape alone."""
         return () if node in self.analysis.unread and not node.writes else node.after
 
@@ -170,7 +170,7 @@ class _Scheduler:
     def collect(self, value: Value, position: int) -> int:
         """Have ``value`` whole for the node at ``position``; gives the level from which on it is."""
         if value in self.ready:
-            self.unchanged(value, position)
+            self.check_not_overwritten(value, position)
             return self.ready[value]
         node = value.node
         assert node is not None
@@ -190,12 +190,12 @@ class _Scheduler:
         if isinstance(placement, Partial) and placement.mean_of is not None:
             divisor = next(each for each in node.outputs if each.index == placement.mean_of)
             self.collect(divisor, position)
-        level = (self.alone_level(node) if alone else max(self.level[each] for each in (last, node))) + 1
+        level = (self.weight_sum_level(node) if alone else max(self.level[each] for each in (last, node))) + 1
         self.wanted[value] = Collected(value, last, alone)
         self.ready[value] = level
         return level
 
-    def unchanged(self, value: Value, position: int) -> None:
+    def check_not_overwritten(self, value: Value, position: int) -> None:
         """Make sure that no piece has written the value since it was collected."""
         base = self.base(value)
         if base in self.wanted:
@@ -212,7 +212,7 @@ class _Scheduler:
             return self.collect(base, position)
         return self.level[view]
 
-    def alone_level(self, node: Node) -> int:
+    def weight_sum_level(self, node: Node) -> int:
         """The pass in which a loss's weights can be summed: without its scores."""
         level = 0
         for value in node.inputs[1:]:
@@ -227,25 +227,25 @@ class _Scheduler:
 
     # --- which pass runs what -----------------------------------------------------------
 
-    def arranged(self) -> Schedule:
+    def build_schedule(self) -> Schedule:
         levels = [self.ready[value] for value in self.wanted]
         count = max([0, *levels, *(self.level[node] for node in self.nodes if node not in self.spread)])
         passes = [Pass() for _ in range(count)]
         running: list[set[Node]] = [set() for _ in range(count)]
-        due = self.due(count)
+        last_passes = self.last_passes(count)
         flexible: list[Collected] = []
         for each in self.wanted.values():
             earliest = self.ready[each.value] - 1
-            if each.alone or due[each.value] == earliest:
+            if each.alone or last_passes[each.value] == earliest:
                 passes[earliest].collected.append(each)
-                running[earliest].update(self.cone(each, running[earliest]))
+                running[earliest].update(self.nodes_needed_for(each, running[earliest]))
             else:
                 flexible.append(each)
         for each in flexible:  # where most of what it needs runs anyway
             best, least = self.ready[each.value] - 1, len(self.nodes) + 1
-            extra = self.cone(each, running[best])
-            for number in range(self.ready[each.value] - 1, due[each.value] + 1):
-                more = self.cone(each, running[number])
+            extra = self.nodes_needed_for(each, running[best])
+            for number in range(self.ready[each.value] - 1, last_passes[each.value] + 1):
+                more = self.nodes_needed_for(each, running[number])
                 if any(self.deadline.get(node, count) < number for node in more):
                     break
                 if len(more) < least or (len(more) == least and number > best):
@@ -275,7 +275,7 @@ class _Scheduler:
         idle = [node for node in self.nodes if node in self.spread and node not in everywhere]
         return Schedule(whole, passes, [node for node in idle if node not in self.views], self.views, again)
 
-    def due(self, count: int) -> dict[Value, int]:
+    def last_passes(self, count: int) -> dict[Value, int]:
         """The last pass in which each value may be collected: before the first node that needs it whole."""
         result = dict.fromkeys(self.wanted, count - 1)
         for node in self.nodes:
@@ -292,7 +292,7 @@ class _Scheduler:
             value = value.node.inputs[0]
         return value
 
-    def cone(self, collected: Collected, running: set[Node]) -> set[Node]:
+    def nodes_needed_for(self, collected: Collected, running: set[Node]) -> set[Node]:
         """The spread nodes a piece has to run for it, beyond those ``running``."""
         found: set[Node] = set()
         start = collected.after

@@ -112,7 +112,7 @@ class RecomputeSchedule:
     held: dict[int, int] = field(default_factory=dict)
     program: Program = field(default_factory=lambda: Program([], [], [], set(), [], {}))
     order: list[int] = field(default_factory=list)
-    twins: dict[Key, Key] = field(default_factory=dict)
+    duplicates: dict[Key, Key] = field(default_factory=dict)
 
     @property
     def repeated(self) -> list[int]:
@@ -217,7 +217,7 @@ class Trace:
 
     # --- a run with repetitions -------------------------------------------------------
 
-    def again(self, dropped: Set[Key], anchors: Set[Key]) -> RecomputeSchedule:
+    def schedule(self, dropped: Set[Key], anchors: Set[Key]) -> RecomputeSchedule:
         """The run that drops ``dropped`` (of :attr:`gaps`) for the time of their gaps.
 
         ``anchors`` are kept rather than made again where something needs them that is.
@@ -232,13 +232,13 @@ class Trace:
                 if (key := self.key(value)) is not None and (key in dropped or key in result.made)
             ]
             if needed:
-                group = self._demand(needed, position, dropped, anchors, result.made, made, repeated)
+                group = self._nodes_to_repeat(needed, position, dropped, anchors, result.made, made, repeated)
                 if group:
                     result.groups[position] = sorted(group)
         self._lay_out(result)
         return result
 
-    def _demand(
+    def _nodes_to_repeat(
         self,
         needed: list[Value],
         at: int,
@@ -265,7 +265,7 @@ class Trace:
                     if (
                         other is not None
                         and other not in returned
-                        and self._absent(other, at, dropped, anchors)
+                        and self._must_recompute(other, at, dropped, anchors)
                     ):
                         recompute_storage(other)
             stack.extend(node.inputs)
@@ -283,7 +283,7 @@ class Trace:
             if key is None or value in made:
                 continue
             if key not in returned:
-                if not self._absent(key, at, dropped, anchors):
+                if not self._must_recompute(key, at, dropped, anchors):
                     continue
                 recompute_storage(key)
             maker = self.position.get(value.node) if value.node is not None else None
@@ -291,7 +291,7 @@ class Trace:
                 run(maker)  # a view: of memory that is new
         return group
 
-    def _absent(self, key: Key, at: int, dropped: Set[Key], anchors: Set[Key]) -> bool:
+    def _must_recompute(self, key: Key, at: int, dropped: Set[Key], anchors: Set[Key]) -> bool:
         """Whether ``key`` is not there at ``at``, and is to be made again rather than kept until then."""
         if key in self.fixed:
             return False
@@ -303,39 +303,39 @@ class Trace:
     def _last_before(self, key: Key, at: int, dropped: Set[Key]) -> int:
         return self.gaps[key][0] if key in dropped else self.touches[key][-1]
 
-    def _lay_out(self, again: RecomputeSchedule) -> None:
+    def _lay_out(self, schedule: RecomputeSchedule) -> None:
         """Fill in what follows from the groups."""
         base = self.program
         program = base.copy()
         program.steps = []
         mapping: dict[Key, Key] = {}
         used: set[Key] = set()  # twins that something uses beyond the step that makes them
-        steps, order = program.steps, again.order
+        steps, order = program.steps, schedule.order
 
-        def twin(key: Key) -> Key:
+        def duplicate(key: Key) -> Key:
             new = program.key(key)
-            again.twins[new] = key
+            schedule.duplicates[new] = key
             return new
 
         for position, step in enumerate(base.steps):
-            group = again.groups.get(position)
+            group = schedule.groups.get(position)
             if group is not None:
-                again.held.update(
-                    self._held(group, {key for key, at in again.made.items() if at == position})
+                schedule.held.update(
+                    self._held(group, {key for key, at in schedule.made.items() if at == position})
                 )
                 later: dict[int, list[Key]] = {}
                 for repeated in group:
                     old = base.steps[repeated]
                     uses = [mapping.get(key, key) for key in old.uses if key not in old.makes]
                     used.update(uses)
-                    if repeated in again.held:
-                        later.setdefault(again.held[repeated], []).extend(uses)
+                    if repeated in schedule.held:
+                        later.setdefault(schedule.held[repeated], []).extend(uses)
                     uses += later.pop(repeated, ())
                     makes = []
                     for key in old.makes:
-                        new = twin(key)
+                        new = duplicate(key)
                         makes.append(new)
-                        if again.made.get(key) == position:
+                        if schedule.made.get(key) == position:
                             mapping[key] = new
                     steps.append(Step(old.node, tuple(dict.fromkeys((*uses, *makes))), tuple(makes)))
                     order.append(repeated)
@@ -344,13 +344,13 @@ class Trace:
                 used.update(step.uses)
             steps.append(step)
             order.append(position)
-        for key, at in list(again.made.items()):
+        for key, at in list(schedule.made.items()):
             if mapping[key] in used:
                 last = next(p for p in reversed(self.touches[key]) if p < at)
-                again.drops.setdefault(last, []).append(key)
+                schedule.drops.setdefault(last, []).append(key)
             else:
-                del again.made[key]  # a result beside the one that was wanted
-        again.program = program
+                del schedule.made[key]  # a result beside the one that was wanted
+        schedule.program = program
 
     def _held(self, group: Sequence[int], made: Set[Key]) -> dict[int, int]:
         """Where memory is made by several nodes, all of them keep their inputs until the last has run.
@@ -369,15 +369,15 @@ class Trace:
                     held[position] = max(held.get(position, 0), last)
         return held
 
-    def levels(self, again: RecomputeSchedule | None = None) -> list[int]:
+    def levels(self, schedule: RecomputeSchedule | None = None) -> list[int]:
         """Bytes during each step of the run, kernels' scratch memory included."""
-        program = self.program if again is None else again.program
+        program = self.program if schedule is None else schedule.program
         levels = program.timeline()
         needs = self.needs
         if not needs:
             return levels
-        order = range(len(levels)) if again is None else again.order
+        order = range(len(levels)) if schedule is None else schedule.order
         return [level + needs.get(at, 0) for level, at in zip(levels, order)]
 
-    def peak(self, again: RecomputeSchedule | None = None) -> int:
-        return max(self.levels(again), default=0)
+    def peak(self, schedule: RecomputeSchedule | None = None) -> int:
+        return max(self.levels(schedule), default=0)

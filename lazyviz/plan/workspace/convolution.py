@@ -64,7 +64,7 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
     last = operand.channels_last or kernel.channels_last
     if not backend.startswith("Mkldnn"):
         copies = sum(tensor.copied(last and backend in _IN_TWO_DIMENSIONS) for tensor in (operand, kernel))
-        return _slow(conv, backend, copies, forward=True)
+        return _slow_kernel(conv, backend, copies, forward=True)
     run = Events()
     copies = operand.copied(last) + kernel.copied(last)
     run.take(copies)
@@ -77,7 +77,7 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
         run.peak = [max(a, now + b) for a, now, b in zip(run.peak, run.now, inner.peak)]
         results = conv.dst()
     verified = _verified(conv, last) and (not transposed or conv.strided)
-    return _sure(run.need(results), conv, verified, copies)
+    return _with_uncertainty(run.need(results), conv, verified, copies)
 
 
 def backward_need(
@@ -92,7 +92,7 @@ def backward_need(
     if not backend.startswith("Mkldnn"):
         kept = last and backend in _IN_TWO_DIMENSIONS
         copies = sum(tensor.copied(kept) for tensor in (_operand(gradient), operand, kernel))
-        return _slow(conv, backend, copies, needed=mask[1] or (mask[0] and backend != "Slow2d"))
+        return _slow_kernel(conv, backend, copies, needed=mask[1] or (mask[0] and backend != "Slow2d"))
     run = Events()
     copies = sum(tensor.copied(last) for tensor in (_operand(gradient), operand, kernel))
     run.take(copies)
@@ -113,12 +113,12 @@ def backward_need(
     elif mask[2] and not transposed:
         results += conv.out_channels * conv.itemsize
     verified = _verified(conv, last) and _verified_backward(conv, mask[2], mask[1]) and not transposed
-    return _sure(run.need(results), conv, verified, copies)
+    return _with_uncertainty(run.need(results), conv, verified, copies)
 
 
-def _sure(need: Need, conv: Conv, verified: bool, copies: int) -> Need:
+def _with_uncertainty(need: Need, conv: Conv, verified: bool, copies: int) -> Need:
     """What the rules were verified for is to the byte (or has their range); elsewhere it is an estimate."""
-    return need if verified else Need(need.nbytes, 0, max(need.high * 5 // 4, _most(conv) + copies))
+    return need if verified else Need(need.nbytes, 0, max(need.high * 5 // 4, _upper_bound(conv) + copies))
 
 
 def _verified(conv: Conv, direct: bool) -> bool:
@@ -146,7 +146,7 @@ def _verified_backward(conv: Conv, bias: bool, weight: bool) -> bool:
     return not (bias and blocks % conv.threads) and (conv.groups > 1 or not 3 < conv.channels < conv.block)
 
 
-def _most(conv: Conv) -> int:
+def _upper_bound(conv: Conv) -> int:
     """A bound of what any of oneDNN's kernels takes for itself, the widest of them AMX's.
 
     Image and result in blocks of channels, twice; weights so, and each thread's sums of them in float32;
@@ -218,7 +218,9 @@ def _case(
 _IN_TWO_DIMENSIONS = ("Slow2d", "SlowTranspose2d")
 
 
-def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True) -> Need:
+def _slow_kernel(
+    conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True
+) -> Need:
     """ATen's own convolutions: the image as columns, of one sample or the batch.
 
     ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp (of the batch in the forward pass, always).

@@ -53,7 +53,7 @@ def _resize(node: Node, threads: int) -> Need:
 
 
 @on(TABLE, "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def _resize_smoothly(node: Node, threads: int) -> Need:
+def _resize_antialiased(node: Node, threads: int) -> Need:
     """Rows first, into an image of their new length, then columns; each with its lists of weights.
 
     ``separable_upsample_generic_Nd_kernel_impl`` and ``_compute_index_ranges_weights``
@@ -65,7 +65,7 @@ def _resize_smoothly(node: Node, threads: int) -> Need:
     support = 4 if "cubic" in node.op._schema.name else 2
     item = image.dtype.itemsize
 
-    def lists(dim: int) -> int:
+    def weight_tables(dim: int) -> int:
         inside, outside = image.shape[dim], result.shape[dim]
         if node.args[2] and outside > 1:  # align_corners
             scale = (inside - 1) / (outside - 1)
@@ -77,14 +77,14 @@ def _resize_smoothly(node: Node, threads: int) -> Need:
 
     changed = [dim for dim in (3, 2) if image.shape[dim] != result.shape[dim]]
     between = math.prod((*image.shape[:3], result.shape[3])) * item if len(changed) == 2 else 0
-    return exactly(between + max((lists(dim) for dim in changed), default=0))
+    return exactly(between + max((weight_tables(dim) for dim in changed), default=0))
 
 
 def _bytes_resized(image: TensorMeta, result: TensorMeta) -> Need:
     """Rows first, as above; colours one image at a time, unpacked to four (UpSampleKernelAVXAntialias.h)."""
     between = math.prod((*image.shape[:3], result.shape[3]))
-    lists = 64 * sum(result.shape[2:])
-    return Need(between + lists, 0, 4 * (image.nbytes + between) + 4 * lists)
+    weight_tables = 64 * sum(result.shape[2:])
+    return Need(between + weight_tables, 0, 4 * (image.nbytes + between) + 4 * weight_tables)
 
 
 @on(TABLE, "im2col", "col2im")

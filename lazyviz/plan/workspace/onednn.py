@@ -60,15 +60,15 @@ class Conv(NamedTuple):
         return self._image(self.out_channels, self.out_image, block)
 
     def _image(self, channels: int, image: Sequence[int], block: int) -> int:
-        return self.batch * _up(channels, block) * math.prod(image) * self.itemsize
+        return self.batch * _round_up(channels, block) * math.prod(image) * self.itemsize
 
     def weights(self, of_out: int = 1, of_in: int = 1) -> int:
         """Bytes of the weights with channels rounded up; a depthwise one blocks its groups."""
         size = math.prod(self.kernel) * self.itemsize
         if self.depthwise:
-            return _up(self.groups, of_out) * size
+            return _round_up(self.groups, of_out) * size
         inside, outside = self.channels // self.groups, self.out_channels // self.groups
-        return self.groups * _up(inside, of_in) * _up(outside, of_out) * size
+        return self.groups * _round_up(inside, of_in) * _round_up(outside, of_out) * size
 
     @property
     def group_block(self) -> int:
@@ -82,7 +82,7 @@ class Conv(NamedTuple):
         return 0
 
 
-def _up(size: int, block: int) -> int:
+def _round_up(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
@@ -141,7 +141,7 @@ def _forward_space(conv: Conv, bias: bool, direct: bool) -> Workspace:
         return Workspace(_booked(columns), 0, _booked(columns * conv.threads))
     size = 0
     if bias and conv.out_channels % block:
-        size += _booked(_up(conv.out_channels, block) * conv.itemsize)
+        size += _booked(_round_up(conv.out_channels, block) * conv.itemsize)
     if conv.pointwise and conv.strided:
         size += _booked(conv.threads * _reduced_image(conv) * _ceil(conv.channels, block))
     return _exactly(size)
@@ -206,7 +206,7 @@ def _takes_strided(conv: Conv) -> bool:
 def _strided_weights(conv: Conv) -> int:
     """Weights with the image's channels rounded up to the kernel's block, of 16 to 64."""
     inside, outside = conv.channels // conv.groups, conv.out_channels // conv.groups
-    return conv.groups * outside * _up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
+    return conv.groups * outside * _round_up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
 
 
 def _strided_space(conv: Conv) -> Workspace:
@@ -219,16 +219,16 @@ def _strided_space(conv: Conv) -> Workspace:
         after = (size - 1) * step + reach + 1 - whole - pad  # the padding that the kernel sees on the right
         padded *= size + max(0, reach - pad) // step + max(0, reach - after) // step
     pointers = _ceil(
-        _up(40 * max(1, math.prod(_ceil(k, s) for k, s in zip(conv.kernel, conv.stride))), PAGE), 40
+        _round_up(40 * max(1, math.prod(_ceil(k, s) for k, s in zip(conv.kernel, conv.stride))), PAGE), 40
     )
     size = _booked(conv.threads * pointers * 40, PAGE)
-    size += _booked(conv.threads * _up(padded, PAGE) * conv.itemsize, PAGE)
+    size += _booked(conv.threads * _round_up(padded, PAGE) * conv.itemsize, PAGE)
     size += _booked(conv.threads * PAGE, PAGE)
     if not conv.image[-1] % conv.stride[-1]:
         return _exactly(size)
     # Uneven rows are written beside the result first; oneDNN's choice of a block may be less than a row.
-    row = _up(conv.image[-1], conv.stride[-1])
-    more = _booked(conv.threads * _up(row * conv.channels, PAGE) * conv.itemsize, PAGE)
+    row = _round_up(conv.image[-1], conv.stride[-1])
+    more = _booked(conv.threads * _round_up(row * conv.channels, PAGE) * conv.itemsize, PAGE)
     return Workspace(size + more, size, size + more)
 
 
@@ -253,9 +253,9 @@ def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = Fals
     space = _reduction_space(conv, block, bias, first)
     if direct and conv.depthwise:
         # Depthwise or not, larger kernels get blocks of 16 by 16 channels for each group.
-        width = _up(conv.groups, block) * conv.itemsize
+        width = _round_up(conv.groups, block) * conv.itemsize
         if wide:
-            weights *= block * conv.groups * block // _up(conv.groups, block)
+            weights *= block * conv.groups * block // _round_up(conv.groups, block)
             space = _exactly(_booked(conv.groups * block * conv.itemsize if bias else 0))
         elif conv.threads > 1:
             others = conv.threads - 1
@@ -281,10 +281,12 @@ def _matrix_space(conv: Conv) -> Workspace:
 def _reduction_space(conv: Conv, block: int, bias: bool, first: bool) -> Workspace:
     """Partial weights of the threads that share the batch, one set fewer than threads, and a barrier."""
     padded = (
-        _booked(_up(conv.out_channels, block) * conv.itemsize) if bias and conv.out_channels % block else 0
+        _booked(_round_up(conv.out_channels, block) * conv.itemsize)
+        if bias and conv.out_channels % block
+        else 0
     )
     weights = conv.weights(block, 1 if first else block)
-    bias_size = _up(conv.out_channels, block) * conv.itemsize
+    bias_size = _round_up(conv.out_channels, block) * conv.itemsize
     threads = conv.threads
     if conv.depthwise:
         # Channels first, the batch among what threads are left (jit_uni_dw_conv_kernel_utils.cpp).
@@ -318,7 +320,7 @@ def _bias_space(conv: Conv, block: int) -> int:
     each = min(conv.threads // groups, conv.batch)
     if each < 2:
         return 0
-    size = _up(conv.out_channels, block) * conv.itemsize
+    size = _round_up(conv.out_channels, block) * conv.itemsize
     return _booked(size * (each - 1), PAGE) + _booked(groups * PAGE, PAGE)
 
 
@@ -405,7 +407,7 @@ def transpose(run: Events, conv: Conv, *, bias: bool, direct: bool) -> None:
     if not direct and conv.strided and _takes_strided(conv):
         space = _strided_space(conv)
         if bias and conv.image[-1] % conv.stride[-1]:
-            space = _more(space, _booked(conv.src()))  # the bias is added to a copy
+            space = _plus(space, _booked(conv.src()))  # the bias is added to a copy
         copy, weights, space = conv.dst(), _strided_weights(conv), _nested(space)
         run.take(space, copy, weights, conv.src())
         run.free(weights, copy, space)
@@ -417,7 +419,7 @@ def transpose(run: Events, conv: Conv, *, bias: bool, direct: bool) -> None:
     run.free(extra)
 
 
-def _more(space: Workspace, size: int) -> Workspace:
+def _plus(space: Workspace, size: int) -> Workspace:
     return Workspace(*(part + size for part in space))
 
 

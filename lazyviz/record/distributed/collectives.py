@@ -21,7 +21,7 @@ from ..dependencies import order
 from ..interception.memory_holders import Unexamined
 from ..lazy_tensor import is_pending
 from ..storage import TrackedNode, TrackedStorage, TrackedValue
-from ..sync_points import Elsewhere
+from ..sync_points import OtherRanks
 from ..tape import Tape
 from ..unrecorded_ops import tensors_in
 
@@ -88,7 +88,7 @@ def _note(tape: Tape, op: Any, args: tuple[Any, ...], written: list[torch.Tensor
     node.outputs = [_value(tape, tensor) for tensor in written]
     graph.nodes.append(node)
     tape.pending[node] = None
-    Elsewhere.ranks = True
+    OtherRanks.ranks = True
 
 
 def _value(tape: Tape, tensor: torch.Tensor) -> TrackedValue:
@@ -134,7 +134,7 @@ def record_functional(
     if node.op is op and position < len(node.args) and type(node.args[position]) is str:
         group = group_of(process_groups.group_named(node.args[position]))
         node.args = (*node.args[:position], group, *node.args[position + 1 :])
-    Elsewhere.ranks = True
+    OtherRanks.ranks = True
     return result
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import private_api
-from ..shapes.kernel_probes import of_gpu
+from ..shapes.kernel_probes import with_cuda_names
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 from ..unrecorded_ops import replaced
@@ -62,7 +62,7 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
             errors.append(error.with_traceback(None))
     if len(errors) == 2 and str(errors[0]) == str(errors[1]):
         refused = errors[0]
-        refused.args = tuple([of_gpu(item) for item in refused.args])
+        refused.args = tuple([with_cuda_names(item) for item in refused.args])
         raise refused from None
 
 

@@ -50,7 +50,7 @@ def export_array(
     return result
 
 
-def noting(
+def noting_exports(
     holders: MemoryHolders, original: Callable[..., Any], who: str, before_read: BeforeRead
 ) -> Callable[..., Any]:
     """``original``, which gives ``who`` the memory of its first argument, noted."""
@@ -90,7 +90,7 @@ class ExportPatches:
             self._numpy.complete()
 
     def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
-        return noting(self._holders, original, who, self._before_read)
+        return noting_exports(self._holders, original, who, self._before_read)
 
     def begin_block(self) -> None:
         """While something is recorded or pending its own patches note arrays."""

@@ -42,7 +42,7 @@ from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
 from . import deepcopy as deepcopy_hooks
-from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting
+from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
 from .memory_holders import DLPACK
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
@@ -456,7 +456,7 @@ class SyncPatches:
         self._patches.set(private_api.VF, "_pad_packed_sequence", self._run_immediately(packed))
         self._patches.set(torch, "ctc_loss", self._with_lengths(torch.ctc_loss))
         for owner, name in FUNCTIONS:
-            give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
+            give = noting_exports(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),

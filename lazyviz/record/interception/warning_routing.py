@@ -72,7 +72,7 @@ class _Ignored(no_warnings):
             self.under_way.remove(self)
 
 
-def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def silenced(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """``function`` without its warnings, because it computes something that the user did not request."""
     below = in_python(function)
 

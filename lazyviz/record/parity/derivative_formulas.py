@@ -91,7 +91,7 @@ class FormulaPatches:
             asking, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
             try:
                 for node in asking:
-                    if _asks(node, _ALWAYS[create_graph]):
+                    if _needs_plain_tensors(node, _ALWAYS[create_graph]):
                         plain = plain or PlainTensors(tape, mode)
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
@@ -157,7 +157,7 @@ class PlainTensors:
         self.end(gradients, results)
 
 
-def _asks(node: Any, always: frozenset[str]) -> bool:
+def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
     """Whether the formula of one of these nodes is another one for tensors that are not plain."""
     return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
 

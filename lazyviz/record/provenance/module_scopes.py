@@ -96,7 +96,7 @@ class Scopes:
         node.phase = "backward"
         sequence = engine._sequence_nr()
         if sequence < NO_SEQUENCE:
-            forward = self.by_sequence.get(sequence) or self._of_earlier(sequence)
+            forward = self.by_sequence.get(sequence) or self._earlier_forward(sequence)
             if forward is not None:
                 node.forward = forward
                 if not node.module:
@@ -140,7 +140,7 @@ class Scopes:
         if line is not None and line not in self._callers:
             self._callers = (line, *self._callers)
         path = self._paths.get(id(module))
-        self.module = path if path is not None else self.path_of_stranger(module)
+        self.module = path if path is not None else self.path_of_unnamed(module)
         self._entered.append((self.root, self.module))
         if self.phase == "other":
             self.phase = "forward"
@@ -167,7 +167,7 @@ class Scopes:
         """Call the outermost modules of the block that ends as the user's variables are called."""
         name_roots([self.roots[key] for key in self.met if key in self.roots], variables)
 
-    def path_of_stranger(self, module: torch.nn.Module) -> str:
+    def path_of_unnamed(self, module: torch.nn.Module) -> str:
         """The path of one that was made after its root was entered, or is not registered."""
         return f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
 
@@ -186,14 +186,14 @@ class Scopes:
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
                     known = self._parameters.get(id(tensor))
-                    if known is not None and known[0]() is tensor and _is_of(known[3], name, key):
+                    if known is not None and known[0]() is tensor and _is_parameter_of(known[3], name, key):
                         continue  # as in every step but the first: it was met under that name
                     value = find(tensor)
                     storage = None if value is None else value.storage
                     if (
                         storage is not None
                         and storage.role == "optimizer"
-                        and _is_of(storage.name, name, key)
+                        and _is_parameter_of(storage.name, name, key)
                     ):
                         continue
                     full = name + f".{key}" if name else key  # an OwnedName stays one
@@ -215,7 +215,7 @@ class Scopes:
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
         self._earlier.add(graph)
 
-    def _of_earlier(self, sequence: int) -> Any:
+    def _earlier_forward(self, sequence: int) -> Any:
         return next(
             (graph.by_sequence[sequence] for graph in self._earlier if sequence in graph.by_sequence), None
         )
@@ -258,7 +258,7 @@ class Scopes:
         return paths
 
 
-def _is_of(full: str, name: str, key: str) -> bool:
+def _is_parameter_of(full: str, name: str, key: str) -> bool:
     """Whether ``full`` is the name of what an optimizer keeps by ``key`` for the parameter ``name``."""
     length = len(name) + 1 + len(key) if name else len(key)
     return len(full) == length and full.startswith(name) and full.endswith(key)

@@ -157,13 +157,13 @@ class ShapeCache:
         known = known_shapes.find(self.metadata, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
-    @warning_routing.nowhere
+    @warning_routing.silenced
     def _ask(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
         """Ask FakeTensor, and correct it."""
         own = ctc_loss.rule(info.name, dict(zip(info.argument_names, args)) | kwargs)
-        if own is None and kernel_probes.nowhere(inputs, kwargs):
+        if own is None and kernel_probes.on_absent_gpu(inputs, kwargs):
             own = cudnn_rnn.RULES.get(info.name)
         self.inferring = True
         call: _FakeCall | None = None
@@ -189,7 +189,7 @@ class ShapeCache:
             if info.counts_writes:
                 raise DataDependent(f"{op} may stop in the middle of its list") from error
             result = None
-            if call is not None and not info.is_view and kernel_probes.nowhere(inputs, kwargs):
+            if call is not None and not info.is_view and kernel_probes.on_absent_gpu(inputs, kwargs):
                 with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
                     result = stride_rules.without_rule(info.name, call.arguments)
             if result is None:
@@ -342,8 +342,8 @@ class ShapeCache:
         refused = kernel_probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None
-        if kernel_probes.nowhere(inputs, kwargs):
-            raise kernel_probes.as_of_kernel(error)
+        if kernel_probes.on_absent_gpu(inputs, kwargs):
+            raise kernel_probes.as_kernel_error(error)
         if op.namespace != "aten":
             raise DataDependent(f"no shape rule for {op}") from error
         if sum(value.storage.nbytes for value in inputs) > kernel_probes.LARGEST_NBYTES:

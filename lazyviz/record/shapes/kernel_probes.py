@@ -35,8 +35,8 @@ LARGEST_NBYTES = 256 * 2**20
 """Inputs above this are not probed."""
 _LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
 _LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, where only the operator is
-# What most programs are made of: their rules are known to agree with their kernels, but for what
-# `unlike_its_rule` names, and are not held against these anew for each shape.  In-place variants included.
+# The operators that most programs consist of, in-place variants included. Their rules are known to agree with
+# their kernels, except where `may_differ_from_rule` says otherwise, so they are not checked for each shape.
 _COMMON_NAMES = """
 _local_scalar_dense _log_softmax _log_softmax_backward_data
 _safe_softmax _scaled_dot_product_flash_attention_for_cpu
@@ -100,7 +100,7 @@ def answer(
         fill: what integers and booleans hold, and all other dtypes.
         small: whether each probe has one element.
     """
-    if nowhere(inputs, kwargs):
+    if on_absent_gpu(inputs, kwargs):
         kwargs = {name: _cpu_for(item) for name, item in kwargs.items()}
         args = tuple([_cpu_for(item) for item in args])
     name = op._schema.name.rpartition("::")[2]
@@ -160,17 +160,17 @@ def ask(
             raise DataDependent(f"{op} may stop in the middle of its list")
         if refused is not None:
             raise refused.with_traceback(None) from None
-    if unlike_its_rule(info.name, info.mutates, arguments, inputs):
-        planned = info.mutates and nowhere(inputs, kwargs)
+    if may_differ_from_rule(info.name, info.mutates, arguments, inputs):
+        planned = info.mutates and on_absent_gpu(inputs, kwargs)
         refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
         if refused is not None:
             raise refused.with_traceback(None) from None
     elif info.is_view or info.name in probe_content.NOT_MADE_UP:
         return None
-    elif nowhere(inputs, kwargs):
+    elif on_absent_gpu(inputs, kwargs):
         if _may_be_refused(op, inputs, result):
             refuse_planned(op, args, kwargs, inputs, of_dtypes=False)
-    elif doubtful(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
+    elif needs_kernel_check(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
         answered, refused = trial(op, args, kwargs, inputs)
         if refused is not None:
             raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
@@ -191,7 +191,7 @@ def refuse_planned(
     op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
 ) -> None:
     """Raise what a GPU that is not here would refuse these arguments with, whatever they hold."""
-    if nowhere(inputs, kwargs):
+    if on_absent_gpu(inputs, kwargs):
         refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes)
         if refused is not None and "CPU" not in str(refused):
             raise refused from None
@@ -223,7 +223,7 @@ def refusal(
 def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
     """What the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary ones."""
     args, kwargs = scalar_operands.on_one_element(op, args, kwargs)
-    of_dtypes = not nowhere(inputs, kwargs)
+    of_dtypes = not on_absent_gpu(inputs, kwargs)
     refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes, small=True)
     if (
         refused is None
@@ -274,7 +274,7 @@ def _answers(
     """
     if op.namespace not in _OURS or (_nbytes(inputs) > LARGEST_NBYTES and not small):
         return
-    absent = nowhere(inputs, kwargs)
+    absent = on_absent_gpu(inputs, kwargs)
     for fill in fills:
         with torch.no_grad(), private_api.kernels_only():
             try:
@@ -284,13 +284,13 @@ def _answers(
         if absent and isinstance(found, Exception):
             if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
                 return  # the CPU has no such kernel
-            found = type(found)(*[of_gpu(item) for item in found.args])
+            found = type(found)(*[with_cuda_names(item) for item in found.args])
         yield found
         if not isinstance(found, Exception):
             return
 
 
-def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
+def may_differ_from_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
     """Whether the kernel may refuse, for every content, what its shape rule takes (in some release)."""
     if name == "as_strided":
         return any(step < 0 for step in arguments["stride"])
@@ -305,7 +305,7 @@ def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs:
     return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
 
 
-def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
+def needs_kernel_check(name: str, inputs: Sequence[Any], result: Any) -> bool:
     """Whether it is cheap to ask the kernel, and the rule of a rare operator may be wrong.
 
     The kernel may also lack these dtypes, or refuse empty tensors, or lay them out in its own way.
@@ -333,7 +333,7 @@ def _results(result: Any) -> list[torch.Tensor]:
     return [item for item in results if isinstance(item, torch.Tensor)]
 
 
-def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
+def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of a GPU which is not here."""
     absent = torch_cuda.STAND_INS
     return bool(absent) and (
@@ -341,7 +341,7 @@ def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
     )
 
 
-def as_of_kernel(error: Exception) -> Exception:
+def as_kernel_error(error: Exception) -> Exception:
     """What a shape rule raised, without the classes and words that only shape rules have."""
     refused = error.__context__
     if isinstance(refused, NotImplementedError) and not isinstance(error, NotImplementedError):
@@ -366,7 +366,7 @@ def _cpu_for(item: Any) -> Any:
     return item
 
 
-def of_gpu(text: Any) -> Any:
+def with_cuda_names(text: Any) -> Any:
     """An error of the CPU's kernel in the words of a GPU's."""
     if not isinstance(text, str):
         return text
@@ -400,18 +400,18 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
             )
         args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
         # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
-        nowhere = torch.device("meta")
+        on_absent_gpu = torch.device("meta")
         if op is torch.ops.aten.as_strided.default:
-            strides = list(strides_asked(args, kwargs))
+            strides = list(requested_strides(args, kwargs))
             if any(step < 0 for step in strides):  # torch 2.11 takes them of a tensor without memory
                 raise RuntimeError(
                     f"as_strided: Negative strides are not supported at the moment, got strides: {strides}"
                 )
-        args = [nowhere if isinstance(item, torch.device) else item for item in args]
-        op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
+        args = [on_absent_gpu if isinstance(item, torch.device) else item for item in args]
+        op(*args, **(kwargs | {"device": on_absent_gpu} if kwargs.get("device") is not None else kwargs))
 
 
-def strides_asked(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
+def requested_strides(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
     """The strides that ``as_strided`` is given."""
     found: Sequence[int] = args[2] if len(args) > 2 else kwargs["stride"]
     return found

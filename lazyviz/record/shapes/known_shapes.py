@@ -87,7 +87,7 @@ def _view(
         return None
     if meta.flags or value.storage.nbytes % meta.dtype.itemsize:
         return None
-    if info.name == "as_strided" and any(step < 0 for step in kernel_probes.strides_asked(args, kwargs)):
+    if info.name == "as_strided" and any(step < 0 for step in kernel_probes.requested_strides(args, kwargs)):
         return None
     kernel = torch.ops.aten.view.default if info.name == "_unsafe_view" else op
     with private_api.no_function_modes(), private_api.below_autograd(), private_api.excluding_python():

@@ -1905,7 +1905,7 @@ def module_call_of(scopes, original):
                 put(scopes, C_callers, (line, *get(scopes, C_callers)))
             path = (<dict> get(scopes, C_paths)).get(<size_t> <void *> module)
             if path is None:
-                path = scopes.path_of_stranger(module)
+                path = scopes.path_of_unnamed(module)
             put(scopes, C_module, path)
             (<list> get(scopes, C_entered)).append((get(scopes, C_root), path))
             if phase == "other":

@@ -162,7 +162,7 @@ def arrange(
     at = {frame.box: frame for frame in frames}
     reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
     made = Arrangement(frames, reaching, width, height)
-    return _turned(made) if across else made
+    return _transposed(made) if across else made
 
 
 def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
@@ -171,7 +171,7 @@ def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
     return (above, below, side, side) if across else (side, side, above, below)
 
 
-def _turned(made: Arrangement) -> Arrangement:
+def _transposed(made: Arrangement) -> Arrangement:
     """Across, all is laid out with widths for heights, and turned at the end."""
     frames = [Frame(each.box, each.y, each.x, each.height, each.width, each.open) for each in made.frames]
     lines = [
