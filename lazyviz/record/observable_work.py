@@ -14,7 +14,7 @@ from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
 class Holders(Protocol):
-    """Who shows the memory of a tensor besides PyTorch."""
+    """Finds objects other than PyTorch tensors that share a tensor's memory."""
 
     def holder(self, tensor: torch.Tensor) -> str | None: ...
 
@@ -22,7 +22,8 @@ class Holders(Protocol):
 def observable_storages(
     pending: Iterable[TrackedNode], outside: Mapping[int, TrackedValue], holders: Holders
 ) -> set[TrackedStorage]:
-    """The storages written by ``pending`` nodes that a user's tensor may show, whether or not ops used it.
+    """The storages that ``pending`` nodes write and that a user's tensor may share, whether or not ops used
+    it.
 
     ``outside`` are the user's tensors that ops used, by id.
     """
@@ -40,7 +41,9 @@ def observable_storages(
 
 
 def writes_untracked_tensors(pending: Iterable[TrackedNode]) -> bool:
-    """Whether something pending is kept for a tensor that was not met, or is going: nobody tells its end."""
+    """Whether pending nodes write memory whose tensors are not tracked, so that nothing reports their
+    deletion.
+    """
     writes = (storage for node in list(pending) for storage in node.writes)
     return any(storage.external and not storage.live for storage in writes)
 
@@ -55,7 +58,7 @@ def is_observable(node: TrackedNode, observable: set[TrackedStorage]) -> bool:
 
 
 def drop_forgotten_gradients(met: Iterable[Any]) -> None:
-    """Of tensors that have been met: a gradient that was forgotten, which the next one would be added to."""
+    """Drop the forgotten gradients of these tensors, so that the next gradient is not added to them."""
     for value in met:
         tensor = value.tensor() if value.tensor is not None else None
         if tensor is None or not tensor.is_leaf:

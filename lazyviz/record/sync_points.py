@@ -38,7 +38,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def owner(self) -> int:
-        """The thread that holds it, or 0.  Python has no other way to find out."""
+        """The thread that holds it, or 0. Python has no other way to find out."""
         return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
 
     @property
@@ -53,7 +53,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
 
 _MOST_CAUSES = 10_000  # cached texts
-# Reads of addresses, not of values: they wait for nothing if the memory already exists.
+# Reads of addresses, not of values: they need no evaluation if the memory already exists.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
 
@@ -67,7 +67,7 @@ class SyncError(RuntimeError):
 
 
 class AbsentDeviceError(RuntimeError):
-    """A value is needed that only a GPU could compute that is not on this machine."""
+    """A value is needed that only an absent GPU could compute."""
 
 
 class OtherRanks:
@@ -88,13 +88,13 @@ class Background(Protocol):
     @property
     def nodes(self) -> AbstractSet[TrackedNode]: ...
     def finish(self) -> None:
-        """Wait for its end, and mark its nodes as done; raises its error, if any."""
+        """Wait until it ends, and mark its nodes as done; raises its error, if any."""
 
 
 class PendingRuns:
     """Runs of pending nodes: their evaluator and threads, and the sync points that request them.
 
-    Has slots, because the compiled recorder reads one at every op.
+    It has slots, because the compiled recorder reads one at every op.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class PendingRuns:
             AbsentDeviceError: only a GPU could compute it that is not on this machine.
         """
         recording = self._recording
-        with self.lock:  # nodes that another thread runs must not be chosen again
+        with self.lock:  # nodes that run on another thread must not be selected again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
             if (torch_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
@@ -194,9 +194,9 @@ class PendingRuns:
         return text
 
     def finish_background(self, nodes: Iterable[TrackedNode] | None = None) -> bool:
-        """Finish the run on another thread, if one is under way and any of ``nodes`` is one of its nodes.
+        """Finish the run on another thread, if there is one and any of ``nodes`` belongs to it.
 
-        Without ``nodes``, whatever it runs.  Returns whether there was one.
+        Without ``nodes``, finish any such run. Returns whether there was one.
         """
         background = self.background
         if background is None or (nodes is not None and background.nodes.isdisjoint(nodes)):
@@ -243,7 +243,7 @@ def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
 
 
 def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
-    """What is needed to run ``nodes`` and is absent."""
+    """The absent device or ranks that ``nodes`` need."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"

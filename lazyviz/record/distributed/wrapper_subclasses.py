@@ -29,7 +29,9 @@ def install(patches: Patches, tape: Tape) -> None:
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
-    """DTensor asks PyTorch's shape rules, on fake tensors of the planned card, which need what ours need."""
+    """DTensor calls PyTorch's shape rules on fake tensors of the planned card, which need the same patches as
+    ours.
+    """
     cls = process_groups.sharding_propagator()
     original = cls._propagate_tensor_meta_non_cached
 
@@ -47,7 +49,7 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
 
 
 def _install_draws(patches: Patches) -> None:
-    """A planned generator has no state that ranks could have in common, and draws nothing."""
+    """A planned generator has no state that ranks could share, and draws nothing."""
     dispatcher, tracker = process_groups.random_state()
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
     asked = tracker.distribute_region_enabled
@@ -55,7 +57,7 @@ def _install_draws(patches: Patches) -> None:
 
 
 def _tell_parameters(patches: Patches) -> None:
-    """A DTensor is made a parameter by a mark: what it has here is this rank's part of the parameter."""
+    """A DTensor becomes a parameter by a mark: its local tensor is this rank's part of the parameter."""
 
     def get(tensor: torch.Tensor) -> bool:
         return bool(tensor.__dict__.get("_is_param", False))

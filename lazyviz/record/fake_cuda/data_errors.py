@@ -20,12 +20,14 @@ from ..tape import Tape
 from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
-_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned card's tensors for
+_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: C++ sees a planned card's tensors as these
 Call = Callable[..., Any]
 
 
 def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
-    """``function``, which calls ``original`` after reading, with the errors that has for its arguments."""
+    """``function``, which calls ``original`` after reading, with the errors of ``original`` for its
+    arguments.
+    """
     name = getattr(original, "__name__", "")
 
     @functools.wraps(function)
@@ -40,14 +42,16 @@ def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
             shorten(error)
             raise
         except BaseException as error:
-            shorten(error)  # of our frames this one is enough
+            shorten(error)  # of our frames, this one is enough
             raise
 
     return evaluates_what_is_pending
 
 
 def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
-    """Raise what ``original`` raises for these arguments, whatever the tensors among them hold."""
+    """Raise the error of ``original`` for these arguments, if it does not depend on the content of
+    tensors.
+    """
     first = args[0] if args else None
     if original.__name__ in ("numpy", "__array__") and isinstance(first, torch.Tensor) and first.is_cuda:
         raise TypeError(
@@ -67,7 +71,7 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
 
 
 def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
-    """What a constructor makes of lists of elements, recorded."""
+    """The result of a constructor for lists of elements, recorded."""
     like = _call_with_fill(tape, original, args, kwargs, 0)
     device = kwargs.get("device")
     if device is None:
@@ -87,7 +91,7 @@ def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def _call_with_fill(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
-    """What ``original`` does with tensors on the CPU that hold ``fill``."""
+    """Call ``original`` with CPU tensors filled with ``fill`` in place of planned ones."""
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided:
@@ -111,12 +115,12 @@ def _elements(items: Any) -> Iterator[Any]:
 
 
 def formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
-    """A number that is not known shows as what it is; the rest is formatted as any object, or refused."""
+    """An unknown number is shown as a placeholder; other objects are formatted as usual, or rejected."""
     return repr(tensor) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def meshgrid(original: Call) -> Call:
-    """Its error shows what the tensor holds."""
+    """Its error shows the tensor's content."""
 
     def checked(tensors: Any, **kwargs: Any) -> Any:
         for tensor in tensors if isinstance(tensors, (list, tuple)) else ():
@@ -132,7 +136,7 @@ def meshgrid(original: Call) -> Call:
 
 
 def in_own_words(original: Call) -> Call:
-    """``original`` with errors that name a planned card's tensors as Python does."""
+    """``original`` with errors that name a planned card's tensors like Python does."""
 
     def worded(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -19,7 +19,7 @@ from ...torch_internals import private_api
 from ..interception.attribute_patches import Patches
 
 _device_below = private_api.TensorBase.device.__get__
-_seen: WeakSet[type] = WeakSet()  # in a later block there may be tensors of these already
+_seen: WeakSet[type] = WeakSet()  # a later block may use existing tensors of these classes
 
 
 def install(patches: Patches) -> None:
@@ -48,7 +48,9 @@ def install(patches: Patches) -> None:
 
 
 def tell_device(patches: Patches, cls: type) -> None:
-    """Have tensors of a class say that they are on the planned card; the class's own words go first."""
+    """Let tensors of a class report that they are on the planned card; the class's own answer has
+    precedence.
+    """
     _seen.add(cls)
 
     def device(tensor: torch.Tensor) -> torch.device:
