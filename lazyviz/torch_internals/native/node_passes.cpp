@@ -1,6 +1,6 @@
-// What is asked of all nodes of a subgraph at once, and noted on them; see execute/replay/node_passes.py, which does the same.
+// Passes over all nodes of a subgraph that read or update them; see execute/replay/node_passes.py, which does the same.
 //
-// The objects are of classes with slots, which are read and written here without a look-up.
+// The objects have classes with slots, which are read and written directly here.
 
 #include <Python.h>
 #include <structmember.h>
@@ -46,7 +46,7 @@ struct Slot {
 
   bool fits(PyObject* object) const { return PyObject_TypeCheck(object, type); }
 
-  PyObject** address(PyObject* object) const {  // of one that fits
+  PyObject** address(PyObject* object) const {  // `object` must be of the right class
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
   }
 
@@ -105,7 +105,7 @@ PyObject* connect(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Calls `visit` with each item of what may be any iterable, which is held meanwhile.
+// Calls `visit` with each item of any iterable, which is kept alive meanwhile.
 template <typename Visit>
 bool each(PyObject* items, Visit visit) {
   bool is_fast = PyList_CheckExact(items) || PyTuple_CheckExact(items);
@@ -123,9 +123,9 @@ void ask_for(const void* place) {
 #endif
 }
 
-// Calls `visit` with each node, which is to look at these slots of it, those in `lists` among them, and at its
-// results.  They lie about in memory, which takes longer to come than all that is done with them: each is asked
-// for some nodes before.
+// Calls `visit` with each node, which will read these slots of it, including those in `lists`, and its results. The
+// objects are scattered in memory, and waiting for it takes longer than processing them, so they are prefetched some
+// nodes ahead.
 template <typename Visit>
 bool each_node(
     PyObject* nodes, std::initializer_list<const Slot*> slots, std::initializer_list<const Slot*> lists, Visit visit) {
@@ -154,7 +154,7 @@ bool each_node(
   return true;
 }
 
-// Objects with a number each, in order of first appearance; borrowed.
+// Objects, numbered in order of first appearance; borrowed.
 class Numbers {
  public:
   explicit Numbers(Py_ssize_t expected) {
@@ -162,7 +162,7 @@ class Numbers {
     objects.reserve(expected);
   }
 
-  // The number of `object`, and whether it is a new one.
+  // The number of `object`, and whether it is new.
   std::pair<int, bool> of(PyObject* object) {
     Entry* entry = find(object);
     if (entry->object != nullptr) return {entry->number, false};
@@ -195,7 +195,7 @@ class Numbers {
     }
   }
 
-  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two, no more than half of them taken
+  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two; at most half of the entries are used
   std::vector<PyObject*> objects;
 };
 
@@ -227,7 +227,7 @@ PyObject* tuple_of(const std::vector<int>& numbers) {
   return tuple ? Py_NewRef(tuple.object) : nullptr;
 }
 
-// What is found of nodes that may be a subgraph.
+// The structure of nodes that may be a subgraph.
 struct Survey {
   PyObject* known;  // steps, by the shape cache's answer
   Survey(PyObject* known, Py_ssize_t nodes) : known(known), numbers(2 * nodes) {
@@ -251,7 +251,7 @@ struct Survey {
     return true;
   }
 
-  // Notes what the node brings of its own.
+  // Notes the node's own scalars and draws.
   bool visit_special(PyObject* node, PyObject* step) {
     PyObject *draw = draws_of_step.of(step), *positions = args_of_step.of(step), *names = kwargs_of_step.of(step);
     PyObject *given = given_args.of(node), *named = given_kwargs.of(node);
@@ -328,7 +328,7 @@ PyObject* survey(PyObject*, PyObject* args) {
   return each(nodes.object, [&](PyObject* node) { return all.visit_inputs(node); }) ? all.found(made) : nullptr;
 }
 
-// What is found of the storages of values.
+// The properties of the storages of values.
 struct Storages {
   explicit Storages(Py_ssize_t values) : places(values) {}
   Numbers places;
@@ -360,7 +360,7 @@ int is_needed_beyond(const Slot& uses, PyObject* object, long count) {
   return all == -1 && PyErr_Occurred() ? -1 : all > count;
 }
 
-// The numbers of those of `objects` that are needed beyond so many times each.
+// The numbers of those `objects` that more nodes need than the given counts.
 bool needed_beyond(
     const Slot& uses, const std::vector<PyObject*>& objects, const std::vector<long>& counts, std::vector<int>& found) {
   for (size_t number = 0; number < objects.size(); number++) {
@@ -371,7 +371,7 @@ bool needed_beyond(
   return true;
 }
 
-// The storages of a subgraph's values, by number, and what is needed beyond it.
+// The storages of a subgraph's values, by number, and which of them are needed outside of it.
 struct Memory : Storages {
   explicit Memory(Py_ssize_t values) : Storages(values) { place_of_value.reserve(values); }
   std::vector<int> place_of_value, outside, later, beyond;
@@ -410,7 +410,7 @@ PyObject* storages_of(PyObject*, PyObject* args) {
       kept.object);
 }
 
-// What a subgraph's key consists of, as numbers and addresses.
+// The content of a subgraph's key, as numbers and addresses.
 struct Words {
   std::vector<int64_t> all;
 
@@ -423,10 +423,10 @@ struct Words {
   }
 };
 
-// Which storages from outside are the memory of others.
+// Which outside storages are the memory of others.
 bool add_continued(Words& words, const Memory& memory) {
   if (memory.continued.empty()) return true;
-  Reference origins(PyDict_New());  // the number of the first with each origin
+  Reference origins(PyDict_New());  // the number of the first storage with each origin
   if (!origins) return false;
   for (size_t place = 0; place < memory.places.all().size(); place++) {
     PyObject *one = memory.places.all()[place], *is_out = external.of(one), *before = continues.of(one);
@@ -443,7 +443,7 @@ bool add_continued(Words& words, const Memory& memory) {
   return true;
 }
 
-// The part of `words` that is of the values from outside; 0 where a form is not known, -1 with an exception.
+// Adds the words of the outside values; 0 if a form is unknown, -1 with an exception.
 int add_outside(Words& words, const std::vector<PyObject*>& values, size_t made, const Memory& memory, PyObject* forms) {
   for (size_t number = made; number < values.size(); number++) {
     PyObject *its = meta.of(values[number]), *on = storage.of(values[number]);
@@ -533,7 +533,7 @@ PyObject* fingerprint(PyObject*, PyObject* args) {
       storages.object, alive.object, needed.object, stay.object, is_whole ? Py_True : Py_False);
 }
 
-// Forgets what `node` has written of what shadows would hold.
+// Drops what `node` has written from the shadows.
 bool forget_shadows(PyObject* node) {
   PyObject *written = writes.of(node), *is_folded = folded.of(node);
   if (written == nullptr || is_folded == nullptr) return false;
