@@ -31,7 +31,7 @@ def batch_norm(call: Call) -> Outputs | None:
     training = "no_training" not in call.node.op._schema.name and "no_update" not in call.node.op._schema.name
     if call.has("training"):
         training = call["training"]
-    if shard.dim == 1:  # each sample's channels are channels of their own, as in instance norm
+    if shard.dim == 1:  # each sample's channels are separate channels, as in instance norm
         for name in ("weight", "bias", "running_mean", "running_var"):
             if call.has(name):
                 call.take(call[name], shard.at(0))
@@ -279,7 +279,7 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
 
 @rule("_cudnn_rnn _cudnn_rnn_backward")
 def cudnn_rnn(call: Call) -> Outputs | None:
-    """Weights are whole; what cuDNN keeps for the backward pass is of the piece alone."""
+    """Weights are whole; cuDNN's state for the backward pass belongs to one piece."""
     found = Shard(0 if call["batch_first"] else 1)
     spread = [each for each in ("input", "output", "grad_output") if call.has(each)]
     states = [each for each in ("hx", "cx", "grad_hy", "grad_cy") if call.has(each)]
@@ -378,9 +378,9 @@ def _in_target(shard: Shard) -> Shard:
 
 
 def total_weight(given: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """What ``nll_loss_forward`` returns beside the loss, without the scores (of type ``dtype``).
+    """The second result of ``nll_loss_forward``, besides the loss, without the scores (of type ``dtype``).
 
-    The sum of the targets' class weights, those of ``ignore_index`` left out (ATen's LossNLL.cpp).
+    It is the sum of the targets' class weights, without those of ``ignore_index`` (ATen's LossNLL.cpp).
     """
     target, weight = given["target"], given["weight"]
     counted = target != given["ignore_index"]
@@ -420,7 +420,7 @@ def ctc_loss(call: Call) -> Outputs | None:
 def ctc_loss_backward(call: Call) -> Placement | None:
     shard = call.shard(call["log_probs"])
     if shard is None:
-        shard = Shard(1)  # whatever else is spread is so by its first dimension
+        shard = Shard(1)  # everything else that is spread has the batch in its first dimension
     _ctc(call, shard)
     for name in ("grad", "neg_log_likelihood", "log_alpha"):
         call.take(call[name], Shard(0))

@@ -27,7 +27,7 @@ class Shard:
         return self if dim == self.dim else Shard(dim, self.outer, self.unit, self.group)
 
     def like(self, other: Shard) -> bool:
-        """Whether both cut their dimension in the same places."""
+        """Whether both cut their dimension at the same places."""
         return (self.outer, self.unit, self.group) == (other.outer, other.unit, other.group)
 
     def size(self, samples: int) -> int:
@@ -47,7 +47,7 @@ class Shard:
         return (*full[: self.dim], name, *full[self.dim + 1 :])
 
     def stride(self, meta: TensorMeta, samples: int) -> list[int]:
-        """The strides of a part laid out as the whole is: in its order of dimensions, as dense."""
+        """The strides of a part with the layout of the whole tensor: its order of dimensions, dense."""
         own = meta.stride[self.dim]
         full, part = meta.shape[self.dim], self.size(samples)
         return [
@@ -62,9 +62,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each piece has a summand of the value, or what ``how`` combines (``"any"``, ``"all"``).
+    """Each piece has a summand of the value, or what is combined with ``how`` (``"any"``, ``"all"``).
 
-    With ``mean_of`` its total is divided by another value's: that output of the same node.
+    With ``mean_of``, the total is divided by the total of that output of the same node.
     """
 
     mean_of: int | None = None
@@ -73,11 +73,11 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Something of a kernel's own that only the same piece's nodes can read."""
+    """Internal state of a kernel that only nodes of the same piece can read."""
 
 
 Placement = Shard | Partial | Local
-"""How a value is spread over the pieces; ``None`` stands for ``Replicate``: each piece sees all of it."""
+"""How a value is spread over the pieces; ``None`` means ``Replicate``: each piece sees all of it."""
 
 PARTIAL = Partial()
 LOCAL = Local()

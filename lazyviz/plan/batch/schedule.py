@@ -23,7 +23,7 @@ from .propagation import BatchAnalysis, Blocker, draws_nothing, is_view, separab
 from .rule import base_name
 
 MOST_PASSES = 6
-"""More would run the forward pass again and again, as for statistics over the batch in every layer."""
+"""More passes would repeat the forward pass too often, for example for batch statistics in every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Collected:
 
 @dataclass(slots=True)
 class Pass:
-    """One way over all pieces: the nodes that each piece runs, in program order, and what is collected."""
+    """One pass over all pieces: the nodes that each piece runs, in program order, and what is collected."""
 
     nodes: list[Node] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
@@ -51,11 +51,11 @@ class Schedule:
     """The order of a split run.
 
     Attributes:
-        whole: per level, the nodes that run before the pass of that number; one more than passes.
+        whole: per level, the nodes that run before the pass with that number; one level more than passes.
         passes: over the pieces.
         idle: spread nodes whose results are not needed, so that they need not run.
-        views: spread nodes that run on whole tensors, too, as views of what was collected.
-        again: nodes' runs per piece beyond the first, summed over the passes.
+        views: spread nodes that also run on whole tensors, as views of collected values.
+        again: repeated runs of nodes per piece, summed over the passes.
     """
 
     whole: list[list[Node]]
@@ -66,7 +66,7 @@ class Schedule:
 
 
 class Unschedulable(Exception):
-    """No order runs the pieces; ``blockers`` are the nodes that stand in the way."""
+    """There is no order in which the pieces can run; ``blockers`` are the nodes that prevent it."""
 
     def __init__(self, blockers: list[Blocker]) -> None:
         super().__init__(blockers[0].reason)
@@ -74,7 +74,7 @@ class Unschedulable(Exception):
 
 
 def schedule(nodes: Sequence[Node], analysis: BatchAnalysis, kept: Callable[[Value], bool]) -> Schedule:
-    """Order ``nodes`` (given in program order), whose batch has been followed.
+    """Order ``nodes`` (given in program order), whose batch dimensions are known.
 
     Args:
         kept: whether the user still refers to a value.
@@ -92,10 +92,10 @@ def schedule(nodes: Sequence[Node], analysis: BatchAnalysis, kept: Callable[[Val
 
 
 class _Scheduler:
-    """One attempt: ``floors`` are levels below which nodes turned out to run too early.
+    """One attempt; ``floors`` are minimum levels of nodes that ran too early in previous attempts.
 
-    ``early`` are those found so this time: they write what a pass after them still reads, as AdamW's
-    weight decay writes weights before it needs any gradient.
+    ``early`` are such nodes found in this attempt: they write a value that a later pass still reads. For
+    example, AdamW's weight decay writes weights before it needs any gradient.
     """
 
     def __init__(
@@ -159,16 +159,18 @@ class _Scheduler:
         return level
 
     def predecessors(self, node: Node) -> Sequence[Node]:
-        """What has to run before it by the order of reads and writes: nothing, if it takes a shape alone."""
+        """The nodes that must run before it in the order of reads and writes: none, if it only uses a
+        shape.
+        """
         return () if node in self.analysis.unread and not node.writes else node.after
 
     def reads_whole(self, node: Node, value: Value) -> bool:
-        """Whether a spread node reads a spread node's value as a whole, or a part of that."""
+        """Whether a spread node reads a spread node's value as a whole, or a part of the whole."""
         call = self.spread[node]
         return value in call.whole or value in self.analysis.gathers.get(node, ())
 
     def collect(self, value: Value, position: int) -> int:
-        """Have ``value`` whole for the node at ``position``; gives the level from which on it is."""
+        """Collect ``value`` for the node at ``position``; returns the level from which on it is available."""
         if value in self.ready:
             self.check_not_overwritten(value, position)
             return self.ready[value]
@@ -196,7 +198,7 @@ class _Scheduler:
         return level
 
     def check_not_overwritten(self, value: Value, position: int) -> None:
-        """Make sure that no piece has written the value since it was collected."""
+        """Check that no piece has written the value since it was collected."""
         base = self.base(value)
         if base in self.wanted:
             since = self.place[self.wanted[base].after]
@@ -213,7 +215,7 @@ class _Scheduler:
         return self.level[view]
 
     def weight_sum_level(self, node: Node) -> int:
-        """The pass in which a loss's weights can be summed: without its scores."""
+        """The pass in which the weights of a loss can be summed, without its scores."""
         level = 0
         for value in node.inputs[1:]:
             if value.node is not None and value.node in self.place:
@@ -221,11 +223,11 @@ class _Scheduler:
         return level
 
     def chain(self, reason: str) -> list[Blocker]:
-        """What makes pass after pass: the values that pieces have to wait for."""
+        """The reason for several passes: the values that pieces have to wait for."""
         found = dict.fromkeys(each.after for each in self.wanted.values() if self.ready[each.value] > 1)
         return [Blocker(node, reason) for node in found]
 
-    # --- which pass runs what -----------------------------------------------------------
+    # --- assigning nodes to passes ------------------------------------------------------
 
     def build_schedule(self) -> Schedule:
         levels = [self.ready[value] for value in self.wanted]
@@ -241,7 +243,7 @@ class _Scheduler:
                 running[earliest].update(self.nodes_needed_for(each, running[earliest]))
             else:
                 flexible.append(each)
-        for each in flexible:  # where most of what it needs runs anyway
+        for each in flexible:  # in the pass that runs most of what it needs anyway
             best, least = self.ready[each.value] - 1, len(self.nodes) + 1
             extra = self.nodes_needed_for(each, running[best])
             for number in range(self.ready[each.value] - 1, last_passes[each.value] + 1):
@@ -293,7 +295,7 @@ class _Scheduler:
         return value
 
     def nodes_needed_for(self, collected: Collected, running: set[Node]) -> set[Node]:
-        """The spread nodes a piece has to run for it, beyond those ``running``."""
+        """The spread nodes that a piece has to run for it, besides those in ``running``."""
         found: set[Node] = set()
         start = collected.after
         stack: list[Node] = []
@@ -323,7 +325,9 @@ class _Scheduler:
 
 
 def _order_of_draws(earlier: Node, node: Node) -> bool:
-    """Whether ``earlier`` has to run first only because it draws first, which drawing ahead makes good."""
+    """Whether ``earlier`` has to run first only because it draws first, which drawing in advance makes
+    unnecessary.
+    """
     if torch.Tag.nondeterministic_seeded not in earlier.op.tags:
         return False
     if torch.Tag.nondeterministic_seeded not in node.op.tags:

@@ -30,10 +30,10 @@ OWN_STATISTICS = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
 }
-"""Operators that move running statistics along while training: their results do not depend on them.
+"""Operators that update running statistics in training: their results do not depend on these.
 
 ``batch_norm_cpu_template`` (ATen's Normalization.cpp) and cuDNN's ``BatchNormalizationForwardTraining``
-take mean and variance from the batch.  Run again, they get copies of the statistics to write.
+compute mean and variance from the batch. When run again, they write to copies of the statistics.
 """
 
 _ADDING_IN_ANY_ORDER = frozenset(
@@ -44,8 +44,9 @@ _ADDING_IN_ANY_ORDER = frozenset(
         "_embedding_bag", "grid_sampler_2d", "grid_sampler_3d", "index_reduce", "_unsafe_index_put",
     )
 )  # fmt: skip
-"""Operators whose CUDA kernels may give other bits each time: those that the documentation of
-``torch.use_deterministic_algorithms`` lists, and their relatives."""
+"""Operators whose CUDA kernels may return different bits each time: those that the documentation of
+``torch.use_deterministic_algorithms`` lists, and similar ones.
+"""
 
 
 def repeatable(node: Node) -> bool:
@@ -63,12 +64,12 @@ def repeatable(node: Node) -> bool:
         return False
     moved = {value.storage.origin for value in statistics(node)}
     written = {storage.origin for storage in node.writes} - moved
-    # Writing memory anew, and returning something besides, would be done twice for the sake of one.
+    # If it writes memory and also returns a result, both would be repeated although only one is needed.
     return not written or (len(written) == 1 and all(value.node is not node for value in node.outputs))
 
 
 def statistics(node: Node) -> list[Value]:
-    """The running statistics that ``node`` moves along besides what it returns."""
+    """The running statistics that ``node`` updates besides computing its results."""
     names = OWN_STATISTICS.get(node.op._schema.name)
     if names is None or not node.writes:
         return []
@@ -82,7 +83,7 @@ def statistics(node: Node) -> list[Value]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether all results of ``node`` show memory that was there before it, which it does not change."""
+    """Whether all results of ``node`` are unchanged memory that existed before it."""
     before = {value.storage for value in node.inputs}
     return (
         bool(node.outputs)
@@ -97,13 +98,13 @@ class RecomputeSchedule:
     """A run in which some nodes run twice.
 
     Attributes:
-        groups: by position of a node, the positions of those that run again just before it, in order.
+        groups: by position of a node, the positions of the nodes that run again just before it, in order.
         drops: by position, the allocations that are dropped once that node has run.
-        made: the allocations that are made again, and before which node.
-        held: by position of a repeated node, the repeated one of its group until which its inputs stay.
+        made: the recomputed allocations, and the node before which each is recomputed.
+        held: by position of a repeated node, the repeated node of its group until which its inputs are kept.
         program: the whole run.
         order: the run's steps, by recorded position.
-        twins: which allocation each one that was added to the program is again.
+        duplicates: for each allocation that was added to the program, the original one.
     """
 
     groups: dict[int, list[int]] = field(default_factory=dict)
@@ -116,12 +117,12 @@ class RecomputeSchedule:
 
     @property
     def repeated(self) -> list[int]:
-        """Positions of what runs again, in the order in which it does."""
+        """Positions of the nodes that run again, in that order."""
         return [position for group in self.groups.values() for position in group]
 
 
 class Trace:
-    """What some nodes in a row do to the allocations of one device, and what of it could be done again."""
+    """The uses and allocations of consecutive nodes on one device, and which of them can be recomputed."""
 
     def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
         """``spans`` are those of one device; ``needs`` kernels' scratch memory by position."""
@@ -141,19 +142,19 @@ class Trace:
             for key in dict.fromkeys((*step.makes, *step.uses)):
                 self.touches[key].append(position)
         self._written: dict[Storage, list[int]] = {}
-        odd: set[Key] = set()  # whose values do not lead back to what makes them
+        odd: set[Key] = set()  # they cannot be traced back to the nodes that create them
         for position, node in enumerate(nodes):
             for storage in node.writes:
                 self._written.setdefault(storage.origin, []).append(position)
             for value in node.inputs:
                 if value.node not in self.position and (key := self.key(value)) is not None:
-                    odd.add(key)  # for example, seen again after a sync point
+                    odd.add(key)  # for example, read again after a sync point
             for value in node.outputs:
                 key = self.key(value) if value.node is node else None
                 if key is None or self.maker[key] == position or (is_view(node) and repeatable(node)):
                     continue
-                odd.add(key)  # an operator that changes the shape of its argument, say
-        # Who makes it, and who writes it then, in order.
+                odd.add(key)  # for example, an operator that changes the shape of its argument
+        # The node that creates it, and then the nodes that write it, in order.
         self.writers: list[list[int]] = [
             [self.maker[key], *(at for at in self._written.get(storage.origin, ()) if at != self.maker[key])]
             for key, storage in enumerate(program.storages)
@@ -170,7 +171,7 @@ class Trace:
         return keys.get(value.storage, keys.get(value.storage.origin))
 
     def _gap(self, key: Key) -> tuple[int, int] | None:
-        """Between which positions it only waits for the backward pass, if it may be dropped."""
+        """The positions between which it only waits for the backward pass, if it may be dropped."""
         if key in self.fixed or self.program.dtypes[key] is None:
             return None
         if self.nodes[self.maker[key]].phase in ("backward", "optimizer"):
@@ -185,11 +186,13 @@ class Trace:
         return None
 
     def repeats(self, key: Key, last: int, at: int) -> bool:
-        """Whether what ``key`` holds after ``last`` can be made again just before ``at``."""
+        """Whether the content of ``key`` after ``last`` can be recomputed just before ``at``."""
         return all(self.limit(writer) >= at for writer in self.writers[key] if writer <= last)
 
     def limit(self, position: int) -> float:
-        """Before which position the node can run again: -1 never, else until an input is written over."""
+        """The position before which the node can run again: -1 for never, else until an input is
+        overwritten.
+        """
         found = self._limits.get(position)
         if found is None:
             node = self.nodes[position]
@@ -218,9 +221,9 @@ class Trace:
     # --- a run with repetitions -------------------------------------------------------
 
     def schedule(self, dropped: Set[Key], anchors: Set[Key]) -> RecomputeSchedule:
-        """The run that drops ``dropped`` (of :attr:`gaps`) for the time of their gaps.
+        """The run in which each allocation in ``dropped`` (from :attr:`gaps`) does not exist during its gap.
 
-        ``anchors`` are kept rather than made again where something needs them that is.
+        ``anchors`` are kept rather than recomputed if a recomputed node needs them.
         """
         result = RecomputeSchedule()
         made: set[Value] = set()
@@ -248,7 +251,7 @@ class Trace:
         made: set[Value],
         repeated: set[int],
     ) -> set[int]:
-        """What has to run again before ``at`` so that the values ``needed`` are there."""
+        """The nodes that must run again before ``at`` so that the values ``needed`` exist."""
         group: set[int] = set()
         stack = list(needed)
 
@@ -288,11 +291,11 @@ class Trace:
                 recompute_storage(key)
             maker = self.position.get(value.node) if value.node is not None else None
             if value not in made and maker is not None and maker < returned[key]:
-                run(maker)  # a view: of memory that is new
+                run(maker)  # a view of recomputed memory
         return group
 
     def _must_recompute(self, key: Key, at: int, dropped: Set[Key], anchors: Set[Key]) -> bool:
-        """Whether ``key`` is not there at ``at``, and is to be made again rather than kept until then."""
+        """Whether ``key`` does not exist at ``at``, and must be recomputed rather than kept until then."""
         if key in self.fixed:
             return False
         if key in dropped:
@@ -304,12 +307,12 @@ class Trace:
         return self.gaps[key][0] if key in dropped else self.touches[key][-1]
 
     def _lay_out(self, schedule: RecomputeSchedule) -> None:
-        """Fill in what follows from the groups."""
+        """Compute the fields that follow from the groups."""
         base = self.program
         program = base.copy()
         program.steps = []
         mapping: dict[Key, Key] = {}
-        used: set[Key] = set()  # twins that something uses beyond the step that makes them
+        used: set[Key] = set()  # duplicates that are used after the step that creates them
         steps, order = program.steps, schedule.order
 
         def duplicate(key: Key) -> Key:
@@ -349,13 +352,13 @@ class Trace:
                 last = next(p for p in reversed(self.touches[key]) if p < at)
                 schedule.drops.setdefault(last, []).append(key)
             else:
-                del schedule.made[key]  # a result beside the one that was wanted
+                del schedule.made[key]  # another result of the same node, which is not needed
         schedule.program = program
 
     def _held(self, group: Sequence[int], made: Set[Key]) -> dict[int, int]:
-        """Where memory is made by several nodes, all of them keep their inputs until the last has run.
+        """If several nodes write recomputed memory, all of them keep their inputs until the last one has run.
 
-        If one of them fails, all can begin anew.
+        If one of them fails, all can start again.
         """
         held: dict[int, int] = {}
         inside = set(group)

@@ -29,9 +29,9 @@ from ..workspace.size import Need
 from .candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Into how many segments a forward pass is tried to be cut."""
-TRIED = 4  # of them, played through
-WORTHWHILE = 4096  # an allocation smaller than the peak by this factor is left alone
+"""The numbers of segments that are tried for a forward pass."""
+TRIED = 4  # of them, simulated
+WORTHWHILE = 4096  # allocations that are smaller than the peak by this factor are ignored
 
 FLOPS_PER_BYTE = {torch.float32: 12.5, torch.float16: 200.6, torch.bfloat16: 200.6}
 """Operations that take as long as moving a byte: 19.5 TFLOPS in float32 and 312 TFLOPS in half precision
@@ -65,7 +65,7 @@ class RecomputePlan:
 
     @property
     def ops(self) -> int:
-        """The number of operators that run again."""
+        """The number of ops that run again."""
         return len(self.nodes)
 
     def explain(self) -> str:
@@ -86,7 +86,7 @@ NOTHING_AGAIN = RecomputePlan()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A run that recomputes: ``schedule`` is ``None`` where nothing needs to, ``peak_bytes`` its peak."""
+    """A run with recomputation: ``schedule`` is ``None`` if none is needed; ``peak_bytes`` is its peak."""
 
     trace: Trace
     schedule: RecomputeSchedule | None
@@ -94,7 +94,7 @@ class Choice:
     plan: RecomputePlan
 
     def program(self, graph: Graph, needs: Mapping[int, Need]) -> RecomputeProgram:
-        """The run laid out, with ``needs`` kernels' scratch memory as recorded, by position."""
+        """The laid-out run, with ``needs``, the kernels' scratch memory as recorded, by position."""
         schedule, trace = self.schedule, self.trace
         assert schedule is not None
         spans = []
@@ -127,7 +127,9 @@ class Choice:
         )
 
     def projected(self) -> tuple[Peak, dict[Storage, Category]]:
-        """The peak as a run would measure it, and what each storage is for; a CPU's is of tensors alone."""
+        """The peak as a run would measure it, and the category of each storage; on a CPU, only
+        tensors count.
+        """
         schedule, trace = self.schedule, self.trace
         device = next((storage.device for storage in trace.spans), torch.device("cpu"))
         categories = {storage.origin: categorize(span) for storage, span in trace.spans.items()}
@@ -159,7 +161,7 @@ def _copy(storage: Storage) -> Storage:
 
 
 class Recomputation:
-    """What recomputing can do for a run of ``nodes``."""
+    """The possible savings of recomputation for a run of ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
         """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position."""
@@ -172,13 +174,13 @@ class Recomputation:
 
     @cached_property
     def _candidates(self) -> list[Key]:
-        """What may be dropped, cheapest for its size first."""
+        """The allocations that may be dropped, in order of recomputation cost per byte."""
         trace = self.trace
         big = [key for key in trace.gaps if trace.size[key] * WORTHWHILE >= self.whole]
         return sorted(big, key=lambda key: (round(self._cost(key) / trace.size[key], 3), trace.maker[key]))
 
     def _cost(self, key: Key) -> float:
-        """Work to make ``key`` again, where everything else that may be dropped is there."""
+        """The work to recompute ``key`` if all other candidates exist."""
         trace, seen, total = self.trace, set[int](), 0.0
         last = trace.gaps[key][0]
         at = trace.gaps[key][1]
@@ -248,7 +250,7 @@ class Recomputation:
         return result
 
     def _cuts(self, segments: int) -> list[int]:
-        """Positions that begin a segment: about equal bytes apart, where little crosses."""
+        """Positions at which segments begin: about equal bytes apart, where few bytes cross."""
         cuts: list[int] = []
         for span in self._ranges:
             sums = list(accumulate(self._made_at.get(position, 0) for position in span))
@@ -272,7 +274,7 @@ class Recomputation:
         return cuts
 
     def _anchors(self, cuts: Sequence[int]) -> set[Key]:
-        """What crosses a cut."""
+        """The allocations that cross a cut."""
         result = set()
         for key, (start, stop) in self._forward_span.items():
             if any(start < cut <= stop for cut in cuts):
@@ -281,7 +283,7 @@ class Recomputation:
 
     @cached_property
     def _partitions(self) -> list[_Partition]:
-        """The ways to cut that promise the lowest peaks, lowest first; each drops all that it can."""
+        """The partitions with the lowest expected peaks, lowest first; each drops everything that it can."""
         found: dict[tuple[int, ...], _Partition] = {}
         for segments in SEGMENTS:
             cuts = self._cuts(segments)
@@ -310,7 +312,7 @@ class Recomputation:
     # --- choosing -------------------------------------------------------------------------
 
     def cheapest_within(self, budget: int) -> Choice:
-        """The cheapest run found that peaks at ``budget`` at most; the lowest one if none does."""
+        """The cheapest run found whose peak is within ``budget``; the one with the lowest peak if none is."""
         if self.whole <= budget:
             return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
         if self.least >= self.whole:
@@ -334,7 +336,7 @@ class Recomputation:
         return self._choice(best[1], budget, "")
 
     def _cheapest_subset(self, partition: _Partition, budget: int) -> RecomputeSchedule:
-        """The cheapest part of what the cutting can drop that meets the budget."""
+        """The cheapest part of the partition's candidates that meets the budget."""
         trace, items, anchors = self.trace, partition.items, partition.anchors
 
         def schedule_if_it_fits(keys: Iterable[Key]) -> RecomputeSchedule | None:
@@ -351,7 +353,7 @@ class Recomputation:
             else:
                 low = middle
         best = best or trace.schedule(set(items[:high]), anchors)
-        # What the peak does not need: whole segments, from the last one on, which comes back first.
+        # Remove what the peak does not need: whole segments, from the last one, which is recomputed first.
         chosen = items[:high]
         starts = [0, *partition.cuts]
         for segment in reversed(range(max(len(starts) - PRUNED, 0), len(starts))):
@@ -393,10 +395,10 @@ class _Partition:
 
 
 def work(node: Node) -> float:
-    """What running ``node`` costs, in bytes moved: those of its operands and results, and its operations.
+    """The cost of running ``node``, in bytes moved: those of its operands and results, and its operations.
 
-    Operations are counted by ``torch.utils.flop_counter``; operators it does not know, which are not
-    products of matrices, are bound by the memory that they touch.
+    Operations are counted by ``torch.utils.flop_counter``; operators that it does not know, which are not
+    matrix products, are limited by memory bandwidth.
     """
     moved = 0
     for value in node.inputs:
@@ -438,9 +440,9 @@ def recomputed(
     target: Device | DeviceProfile,
     budget: int | str,
 ) -> tuple[DevicePlan, RecomputePlan]:
-    """The plan of a device, changed to stay within ``budget``, with ``"auto"`` so that it fits.
+    """The plan of a device, changed to stay within ``budget``; with ``"auto"``, changed to fit.
 
-    ``own`` is that without recomputation, of the same ``spans``.
+    ``own`` is the plan without recomputation, with the same ``spans``.
     """
     auto = budget == "auto"
     if auto and fits_with_margin(own) is not False:
@@ -468,7 +470,7 @@ def recomputed(
     for _ in range(ATTEMPTS - 1):
         if choice.plan.reason or fits_with_margin(found) is not False:
             break
-        limit = int(limit * 0.95)  # fragments: the allocator's simulation says more than the tensors
+        limit = int(limit * 0.95)  # fragmentation: the simulated allocator needs more than the tensors
         choice = recomputation.cheapest_within(limit)
         found = planned(choice)
     if fits_with_margin(found) is False and not choice.plan.reason:
@@ -478,4 +480,4 @@ def recomputed(
     return found, choice.plan
 
 
-ATTEMPTS = 6  # at what the allocator adds
+ATTEMPTS = 6  # attempts, because the allocator adds overhead

@@ -39,7 +39,7 @@ def _call(node: Node) -> cudnn_sizes.Recurrence:
 
 
 def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
-    """The tensors whose size is an estimate, each with it."""
+    """The tensors whose size is an estimate, each with that estimate."""
     found = []
     for span in spans:
         node = span.maker
@@ -53,7 +53,7 @@ def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
 
 
 def forward(node: Node, threads: int) -> Need:
-    """The input in the order of steps, and cuDNN's work space."""
+    """The input in the order of steps, and cuDNN's workspace."""
     return _plus(
         _call(node).workspace(node.args[12]), _contiguous_copy(node.args[0].meta, _is_batch_first(node))
     )
@@ -62,7 +62,7 @@ def forward(node: Node, threads: int) -> Need:
 def backward(node: Node, threads: int) -> Need:
     """Two passes: gradients of the data, then of the weights, from copies in the order of steps.
 
-    Gradients that nobody gave are zeros; those that nobody asked for are computed all the same.
+    Missing gradients are replaced by zeros; gradients that are not requested are computed nevertheless.
     """
     image, weights, flat, hx, cx, output = (node.args[at] for at in (0, 1, 3, 4, 5, 6))
     given, mask = node.args[7:10], node.args[21]
@@ -84,13 +84,13 @@ def backward(node: Node, threads: int) -> Need:
 
 
 def _is_batch_first(node: Node) -> bool:
-    """Whether the kernel turns a batch that comes first."""
+    """Whether the kernel transposes an input whose first dimension is the batch."""
     names = [argument.name for argument in node.op._schema.arguments]
     return bool(node.args[names.index("batch_first")]) and not node.args[names.index("batch_sizes")]
 
 
 def _contiguous_copy(meta: TensorMeta, turned: bool) -> int:
-    """Bytes of the copy that ``contiguous()`` makes, of the transpose if ``turned``."""
+    """Bytes of the copy that ``contiguous()`` makes, after a transpose if ``turned``."""
     shape, stride = list(meta.shape), list(meta.stride)
     if turned:
         shape[:2], stride[:2] = shape[1::-1], stride[1::-1]
