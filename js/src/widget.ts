@@ -1,4 +1,4 @@
-// The widget as anywidget wants it: drawn into an element for a model, anew when another picture comes.
+// The widget in anywidget's form: drawn into an element for a model, again when another picture arrives.
 
 import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
@@ -10,7 +10,7 @@ import { followTheme } from "./page/theme";
 
 export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
-  // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
+  // While the focus is in the widget, keys belong to it, not to the notebook's shortcuts.
   root.addEventListener("keydown", (event) => {
     event.stopPropagation();
     body.key(event);

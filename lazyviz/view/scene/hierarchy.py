@@ -28,14 +28,14 @@ from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 from .loops import name_loops
 from .small_ops import fold_small_ops, is_small_ops
 
-MAX_CHILDREN = 64  # children of one group; more are cut into runs
+MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
-MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
+MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
-MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
-BIG = 0.6  # of its ops, from which a module is the big one
+MODEL_BOXES = 40  # the parts of the large module of the forward pass are shown up to this many boxes
+BIG = 0.6  # share of its ops from which on a module is the large one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
-SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
+SEPARATE_INPUTS = 2  # outside tensors of one kind that are drawn individually for one consumer
 
 
 @paused()
@@ -44,7 +44,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
 
     ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
     """
-    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # which are never hidden
+    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # these are never hidden
     drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views, id(graph.raised))
     if drawn is not None and drawn.drawn_of == drawn_of:
         return drawn
@@ -145,7 +145,9 @@ def _place_refused(
     latest: dict[tuple[Box, object], Box],
     child: Callable[[Box, Step, str, str], Box],
 ) -> None:
-    """A box for the op that ended the recording, after all others; ``step``: of several, the last."""
+    """A box for the op that ended the recording, after all others; ``step``: the last one, if there are
+    several.
+    """
     refused = graph.raised.refused if graph.raised is not None else None
     if refused is None:
         return
@@ -164,15 +166,15 @@ def _place_refused(
 
 
 def _may_take(known: Box, parent: Box, phase: str, sources: Sequence[Box]) -> bool:
-    """Whether a node of ``phase`` may go into ``known``: what it reads has to stand before or at that box."""
-    if phase == "forward":  # a module called again is drawn again
+    """Whether a node of ``phase`` may go into ``known``: its inputs must come before or be in that box."""
+    if phase == "forward":  # a module that is called again is drawn again
         return known is parent.children[-1]
     here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
     return all(box.position <= known.position for box in here)
 
 
 def _below(box: Box, ancestor: Box) -> Box | None:
-    """The child of ``ancestor`` that holds ``box``, if it does."""
+    """The child of ``ancestor`` that contains ``box``, if any."""
     current: Box | None = box
     while current is not None and current.depth > ancestor.depth + 1:
         current = current.parent
@@ -180,7 +182,7 @@ def _below(box: Box, ancestor: Box) -> Box | None:
 
 
 class Step(NamedTuple):
-    """One box on the way from the root to an op; ``name`` and ``call`` are of a module's."""
+    """One box on the path from the root to an op; ``name`` and ``call`` are set for modules."""
 
     key: object
     kind: Kind
@@ -197,7 +199,7 @@ def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bo
     parts = [*outer, *(node.module.split(".") if node.module else [])]
     key, name = root_key(node.root), ""
     for at, part in enumerate(parts):
-        # An item of a list or a sequence has only a number for a name.
+        # An item of a list or a sequence has only a number as its name.
         label = f"{parts[at - 1]}.{part}" if at and part.isdigit() else part
         name = f"{name}.{part}" if name else part
         call = (key, ".".join(parts[len(outer) : at + 1])) if at >= len(outer) - 1 else None
@@ -243,11 +245,12 @@ def _simplify(root: Box) -> None:
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
-        if box.phase == "optimizer":  # the parameters' shapes differ, what is done to them does not
+        if box.phase == "optimizer":  # the shapes of parameters differ, but not the ops on them
             parts = [child.node.op if child.node is not None else child.shape_hash for child in box.children]
             box.shape_hash = hash(tuple(parts))
         else:
-            alike = _NUMBER.sub("*", box.name)  # layers of one list are, two models of one class are not
+            # Layers of one list are equal, two models of one class are not.
+            alike = _NUMBER.sub("*", box.name)
             box.shape_hash = hash((alike, *(child.shape_hash for child in box.children)))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box, only_model=box.parent in one_model)
@@ -264,17 +267,17 @@ def _models(lane: Box) -> set[object]:
 
 
 def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
-    """Calls of one module are one box, and what the backward pass does for them, too."""
+    """Merge calls of one module into one box, and likewise their backward passes."""
     for box in _bottom_up(root):
         if box.phase != "optimizer" and box.kind in ("lane", "module") and len(box.children) > 1:
             merge_calls(box, reads, box_of)
 
 
 def _open_models(root: Box) -> list[Box]:
-    """Let lanes show what is inside their models, as long as that stays a short list; returns what is open.
+    """Let lanes show the content of their models as long as that is a short list; returns the opened groups.
 
-    A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
-    Inside a model the parts of its biggest modules take their place.
+    A model is a frame around its parts; in the backward pass, its parts are shown without a frame. Inside of
+    a model, the parts of its largest modules replace these.
     """
     opened: list[Box] = []
     stack = [root]
@@ -315,20 +318,20 @@ def _open_lane(lane: Box) -> list[Box]:
         for part in chosen.children:
             part.parent = group
             named = part.kind == "module" and not is_small_ops(part)
-            # A number says nothing without what it counts.
+            # A number needs the name of what it counts.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
 
 
 def _most_boxes(lane: Box, module: Box, group: Box) -> int:
-    """How many boxes a lane may have once ``module``, in ``group``, is open."""
+    """The number of boxes that a lane may have once ``module``, in ``group``, is open."""
     big = group is lane and lane.phase == "forward" and module.ops >= BIG * lane.ops
     return MODEL_BOXES if big else LANE_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
-    """A box for each tensor from outside where it is first read, and for named results."""
+    """A box for each outside tensor at its first reader, and for named results."""
     box_of_value: dict[int, Box] = {}
     first: dict[int, tuple[Box, Value]] = {}
     wanted: dict[tuple[Box, Box, str], list[Value]] = {}  # (group, consumer in it, role) -> values
@@ -356,7 +359,8 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                     at = at.parent
                 wanted.setdefault((group, at, role), []).append(value)
     before: dict[Box, dict[Box, list[Box]]] = {}
-    # After a sync point its results come from outside: what has no name is called as the op that made it.
+    # After a sync point, its results are outside tensors: unnamed ones are named after the op that created
+    # them.
     ran = [node for node in graph.nodes if node.state == "done"] if graph.sync_points else []
     maker_of = {storage.id: op_name(node) for node in ran for storage in node.made}
     for (group, at, role), values in wanted.items():
@@ -368,7 +372,7 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                 or maker_of.get(part[0].storage.origin.id, role)
             )
             if group.name and role in ("parameter", "buffer"):
-                label = label.rpartition(".")[2]  # the module's own name is around it
+                label = label.rpartition(".")[2]  # the module's own name is in the box around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
             box = Box("input", label, group.phase, group)
             box.key = role
@@ -406,7 +410,7 @@ def _plural(role: str) -> str:
 
 
 def _cut_and_number(root: Box) -> None:
-    """Cut groups that are too long, then set parents, positions and depths anew."""
+    """Divide groups that are too long, then set parents, positions and depths again."""
     stack = [root]
     while stack:
         box = stack.pop()
@@ -418,7 +422,7 @@ def _cut_and_number(root: Box) -> None:
 
 
 def _join(hierarchy: Hierarchy) -> None:
-    """Edges: each value joins the two children of the innermost group that holds both its ends."""
+    """Edges: each value joins the two children of the innermost group that contains both its ends."""
     for index, found in enumerate(hierarchy.reads):
         reader = hierarchy.box_of[index]
         if reader is None:
@@ -431,8 +435,8 @@ def _join(hierarchy: Hierarchy) -> None:
                     and maker.key in ("parameter", "buffer")
                     and not _within(reader, maker.parent)
                 ):
-                    # A weight that every pass of a loop reads is drawn with the first: it does not flow
-                    # from one pass to the others.
+                    # A weight that every iteration of a loop reads is drawn with the first: it does not flow
+                    # from one iteration to the others.
                     continue
             else:
                 maker = hierarchy.box_of[producer]
@@ -486,7 +490,7 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
 
 
 def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
-    """``value`` goes into the group around ``box`` to it, or out of the group from it."""
+    """``value`` enters the group around ``box`` towards it, or leaves the group from it."""
     assert box.parent is not None
     ends = (box.parent.leaves if leaving else box.parent.enters).setdefault(box, [])
     if len(ends) < MAX_ENDS and value.id not in ends:
@@ -494,7 +498,9 @@ def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
 
 
 def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:
-    """What goes into a group first and out of it last, as it is seen there: ``views`` may stand between."""
+    """The first tensor that enters a group, and the last that leaves it, as seen there: there may be
+    ``views`` in between.
+    """
     if not views:
         for box in left:
             box.gives = value
@@ -517,7 +523,7 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
 
 
 def _order_syncs(syncs: list[Box]) -> None:
-    """A sync point stands after all that was recorded before it, and before all after it."""
+    """A sync point comes after everything that was recorded before it, and before everything after it."""
     for sync in syncs:
         group = sync.parent
         if group is None:
@@ -530,7 +536,7 @@ def _order_syncs(syncs: list[Box]) -> None:
 
 
 def _name(hierarchy: Hierarchy, opened: Sequence[Box]) -> None:
-    """Ids, and which groups are open from the start: models, and of several steps the longest run."""
+    """Ids, and the groups that are open at first: models, and the longest repetition of several steps."""
     groups = 0
     stack = [hierarchy.root]
     while stack:

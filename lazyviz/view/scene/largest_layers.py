@@ -14,12 +14,12 @@ from .boxes import Box, chain, module_facts
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6
-LONGEST = 26  # letters of a name with its count, which the list has room for
+LONGEST = 26  # characters of a name with its count that fit into the list
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:
-    """The innermost modules by what they hold at the peak, as JSON; those of one list are one row."""
+    """The innermost modules by their memory at the peak, as JSON; those of one list are one row."""
     rows: dict[tuple[str, str], list[tuple[Box, int]]] = {}
     for box, sizes in scene.held().items():
         if _is_layer(box) and (size := sum(sizes.values())):
@@ -30,14 +30,14 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _shared(names: list[str]) -> str:
-    """The path that all names begin with, which is left out; nothing of a single name."""
+    """The path that all names begin with, which is omitted; empty for a single name."""
     parts: list[str] = []
     for same in zip(*(name.split(".")[:-1] for name in names)):
         if len(set(same)) > 1:
             break
         parts.append(f"{same[0]}.")
     if any(name[len("".join(parts)) :].startswith("*") for name in names):
-        parts = parts[:-1]  # a number alone says nothing
+        parts = parts[:-1]  # a number alone is not informative
     return "".join(parts) if len(names) > 1 else ""
 
 
@@ -47,7 +47,7 @@ def _class(box: Box) -> str:
 
 
 def _is_layer(box: Box) -> bool:
-    """Whether ``box`` is a module, drawn by itself, with no module of the user's in it."""
+    """Whether ``box`` is a module, drawn as one box, that contains no user-defined module."""
     if box.kind != "module" or not box.name or box.phase == "optimizer":
         return False
     if box.repeats > 1 and box.calls == 1:
@@ -88,12 +88,14 @@ def _row(scene: Scene, label: str, row: list[tuple[Box, int]]) -> dict[str, Any]
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key by which ``layers.10`` comes after ``layers.9``."""
+    """A key that sorts ``layers.10`` after ``layers.9``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]
 
 
 def _ending(path: str, room: int) -> str:
-    """The path without as many of its first parts as it takes to fit: what tells layers apart comes last."""
+    """The path without as many of its first parts as necessary to fit, because the last parts distinguish
+    layers.
+    """
     rest = path
     while len(rest) > room and "." in rest:
         rest = rest.partition(".")[2].removeprefix("*.")
