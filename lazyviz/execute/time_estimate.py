@@ -13,11 +13,11 @@ from ..graph.ir import Node
 from ..plan.remat.selection import work
 
 BYTES_PER_SECOND = 5e9
-CALL_SECONDS = 8e-6  # of an op that does nothing
+CALL_SECONDS = 8e-6  # for an op that does nothing
 MOST_KNOWN = 20_000
-MOST_SEEN = 4_000  # nodes that are looked at; of more, some that are evenly spread
+MOST_SEEN = 4_000  # nodes that are examined; of more nodes, an evenly spaced sample
 
-_known: dict[Hashable, float] = {}  # seconds that an op on operands of these shapes took in this process
+_known: dict[Hashable, float] = {}  # seconds that an op with operands of these shapes took in this process
 
 
 def _key(node: Node) -> Hashable:
@@ -25,7 +25,7 @@ def _key(node: Node) -> Hashable:
 
 
 def learn(nodes: Sequence[Node]) -> None:
-    """Remember what ``nodes`` took, for runs to come."""
+    """Store the times of ``nodes``, for later runs."""
     if len(nodes) > MOST_KNOWN:
         return
     if len(_known) > MOST_KNOWN:
@@ -39,14 +39,14 @@ class Forecast:
     """The share of a run's time that its first ops take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        # An odd number apart: a loop's rounds are not to show the same op each time.
+        # An odd step, so that loops do not always contribute the same op.
         seen = nodes[:: (len(nodes) // MOST_SEEN) | 1]
         self._rate = len(seen) / max(len(nodes), 1)
         expected = (_known.get(_key(node)) or work(node) / BYTES_PER_SECOND + CALL_SECONDS for node in seen)
         self._sums = list(accumulate(expected, initial=0.0))
 
     def share(self, done: int) -> float:
-        """The part of the whole that is over once ``done`` ops have run, from 0 to 1."""
+        """The share of the total time after ``done`` ops, from 0 to 1."""
         sums, whole = self._sums, self._sums[-1]
         at, part = divmod(done * self._rate, 1)
         if at >= len(sums) - 1 or not whole:

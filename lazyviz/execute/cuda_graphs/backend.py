@@ -31,8 +31,8 @@ from .device import CaptureDevice, CudaCaptures
 from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
-MOST_FORMS = 4  # of one program: models of one structure in turn
-MOST_CAPTURES = 16  # of one program; if it differs more often, capturing does not pay
+MOST_FORMS = 4  # per program: several models of one structure
+MOST_CAPTURES = 16  # per program; if it differs more often, capturing is not worthwhile
 PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
 WARM_UP = "a new program runs op by op the first time and is captured the second time"
 
@@ -41,14 +41,14 @@ STAYING = ("parameter", "buffer", "optimizer")
 
 
 class CudaGraphsBackend:
-    """Captures segments as CUDA Graphs and launches them; results are eager's to the last bit.
+    """Captures segments as CUDA Graphs and launches them; results are bit-equal to eager's.
 
     Args:
-        captures: what captures; default: CUDA.
-        most: programs that are kept, the least recently used dropped first.
+        captures: the capture device; default: CUDA.
+        most: number of programs that are kept; the least recently used is dropped first.
     """
 
-    draws = True  # segments may hold random operators
+    draws = True  # segments may contain random operators
 
     def __init__(self, captures: CaptureDevice | None = None, *, most: int = MOST_PROGRAMS) -> None:
         self.programs: Programs[Known] = Programs(most)
@@ -56,14 +56,14 @@ class CudaGraphsBackend:
             dict.fromkeys(("warm-ups", "captures", "failed captures", "replays"), 0)
         )
         self.captures = captures if captures is not None else CudaCaptures()
-        self.lock = threading.RLock()  # graphs share the memory that they work in
+        self.lock = threading.RLock()  # graphs share the memory that they use
 
     def refuses(self, node: Node) -> str | None:
         """Why ``node`` cannot be in a segment, or None."""
         return refused(node)
 
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor]) -> Compiled:
-        """What runs the segment: op by op, capturing it, or by what was captured.
+        """The callable that runs the segment: op by op, with a capture, or by launching what was captured.
 
         Raises:
             lazyviz.execute.backend.Refused: nothing of it can be captured; the message says why.
@@ -84,7 +84,7 @@ class CudaGraphsBackend:
             reason = ""
             if variant is None:
                 reason = self.programs.difference(program, inner.nodes)
-                every = tuple([(at,) for at in range(len(program.scalars))])  # any numbers
+                every = tuple([(at,) for at in range(len(program.scalars))])  # with any numbers
                 variant = Variant(program, every, Known(self, segment, first, modes))
                 self.programs.add(variant)
             elif (variant.compiled.first, variant.compiled.modes) != (first, modes):
@@ -93,7 +93,7 @@ class CudaGraphsBackend:
             return variant.compiled.compile(segment, inputs, reason)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """What was captured of ``segment`` is wrong: it is not to be launched or captured again."""
+        """The capture of ``segment`` is wrong: it must not be launched or captured again."""
         with self.lock:
             variant = self.programs.find(program_of(cut_first(segment).nodes, ()))
             if variant is not None:
@@ -125,11 +125,11 @@ class SegmentOutputs:
         self._makers = {storage: layout.made[storage][0] for storage in self.made}
 
     def captured(self, form: CapturedForm) -> list[int]:
-        """Those of the storages made here that captured nodes make."""
+        """The storages created here by captured nodes."""
         return [storage for storage, at in self._makers.items() if at not in form.alone]
 
     def results(self, segment: Segment, memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """The segment's outputs, of the tensors on their storages."""
+        """The segment's outputs, as tensors on their storages."""
         return [
             memory[storage] if number == self._base[storage] else _view_of(value, memory[storage])
             for value, number, storage in zip(segment.outputs, self.values, self.storages)
@@ -137,9 +137,10 @@ class SegmentOutputs:
 
 
 class Known:
-    """A program that was met before: what is known of its nodes, and its forms, the last one used first.
+    """A program that has run before: the known facts about its nodes, and its captured forms, the last used
+    one first.
 
-    ``first`` are its cuts of inputs, ``modes`` the modes that its nodes were recorded in.
+    ``first`` are its slices of inputs, ``modes`` the modes in which its nodes were recorded.
     """
 
     def __init__(
@@ -150,38 +151,38 @@ class Known:
         self.forms: list[Form] = []
         self.layout = Layout(segment, first)
         self.lock, self.counters, self.captures = backend.lock, backend.counters, backend.captures
-        self.why_not = ""  # it is captured
+        self.why_not = ""  # empty if it is captured
         self.places: list[Place] = places_of_scalars(segment.nodes)
         self._moving = [
             at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
         ]
-        self._scalars: list[Any] = []  # of the last examined run
+        self._scalars: list[Any] = []  # in the last examined run
         self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
-        self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
-        self._on_other_device: set[int] = set()  # values that are on another device than the record has it
-        self._handed: Collection[int] = ()  # storages, when it ran node by node
-        self._unsupported: dict[int, str] = {}  # storages that are not as the record has them, and how
-        self._memory_of: dict[int, int] = {}  # by storage, where it was when it ran node by node
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # in which it has run
-        self._moved: Counter[int] = Counter()  # how often each storage was elsewhere
+        self.alone: dict[int, str] = {}  # nodes that turned out not to be capturable
+        self._on_other_device: set[int] = set()  # values that are on another device than recorded
+        self._handed: Collection[int] = ()  # by storage, from the run node by node
+        self._unsupported: dict[int, str] = {}  # storages that differ from the record, and how
+        self._memory_of: dict[int, int] = {}  # by storage, its address when it ran node by node
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads in which it has run
+        self._moved: Counter[int] = Counter()  # how often each storage had another address
         self._tries = 0
         self.device = self._single_device()
 
     def _single_device(self) -> torch.device | None:
-        """The device of most of its nodes, of those that capture."""
+        """The device of most of its nodes, if it can capture."""
         metas = [self.layout.metas[number] for line in self.layout.lines for _, number in line.outputs]
         devices = Counter(meta.device for meta in metas if self.captures.takes(meta))
         return devices.most_common(1)[0][0] if devices else None
 
     def refuse(self, why: str) -> None:
-        """It is not captured from now on."""
+        """Do not capture it from now on."""
         self.why_not = why
         self.forms.clear()
 
-    # --- finding a form, or making one -------------------------------------------------------
+    # --- finding or creating a captured form ---------------------------------------------------
 
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor], reason: str) -> Compiled:
-        """What runs a recording of it; as :meth:`CudaGraphsBackend.compile`."""
+        """The callable that runs a recording of it; like :meth:`CudaGraphsBackend.compile`."""
         if self.device is None:
             self.refuse("CUDA Graphs: no op is on a CUDA device")
         if self.why_not:
@@ -190,7 +191,7 @@ class Known:
         scalars = scalars_at(segment.nodes, self.places)
         self._note(scalars)
         if threading.current_thread() not in self._threads:
-            # What is made once is made for each thread.
+            # One-time initialization happens once for each thread.
             reason = reason or "its first run in this thread"
             return self._compiled(segment, segment_outputs, self._warm_up, reason)
         self._check_unsupported(segment_outputs, ())
@@ -225,7 +226,7 @@ class Known:
         self._scalars = scalars
 
     def _moved_of(self, form: Form, segment_run: SegmentRun) -> str:
-        """Why the form cannot take these tensors here and now, or ""."""
+        """Why the form cannot be launched with these tensors now, or ""."""
         if form.settings != self.captures.settings():
             return "PyTorch settings that affect kernels changed"
         try:
@@ -272,9 +273,10 @@ class Known:
         return Form(self, captured, nodes, scalars, feeds)
 
     def _feeds(self, segment: Segment) -> set[int]:
-        """The storages from outside that are copied: what is read alone, as a batch is, and what moves.
+        """The outside storages that are copied: those that are only read, such as a batch, and those that
+        move.
 
-        Parameters, an optimizer's states and what is written are used where they are while they stay there.
+        Parameters, optimizer states and written memory are used directly as long as they do not move.
         """
         layout, feeds = self.layout, set()
         cut = {layout.storage_of[number] for at in layout.first for number in layout.lines[at].inputs}
@@ -286,9 +288,10 @@ class Known:
         return feeds
 
     def _joint_nodes(self, alone: dict[int, str]) -> list[frozenset[int]]:
-        """Nodes of which all are captured or none, for they hand on what a capture keeps elsewhere.
+        """Groups of nodes that are captured together or not at all, because they pass on values that a
+        capture places elsewhere.
 
-        The state that attention draws its dropout from is on the CPU in eager mode, on the GPU in a capture.
+        The random state of attention's dropout is on the CPU in eager mode, and on the GPU in a capture.
         """
         groups = []
         lines = self.layout.lines
@@ -302,13 +305,13 @@ class Known:
         return groups
 
     def moves(self, nodes: Sequence[Node]) -> list[Any]:
-        """The arguments of its nodes that say where in a tensor something is."""
+        """The arguments of its nodes that are positions in a tensor."""
         return [nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)]
 
     # --- running -----------------------------------------------------------------------------
 
     def _warm_up(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
-        """Run node by node, where it will be captured."""
+        """Run node by node, in the context in which it will be captured."""
         assert self.device is not None
         self.counters["warm-ups"] += 1
         self._handed, segment_run.holds = segment_outputs.made, frozenset(segment_outputs.values)
@@ -326,7 +329,7 @@ class Known:
         return list(results), len(segment_run.nodes), [WARM_UP]
 
     def _check_against_record(self, number: int, tensor: torch.Tensor) -> None:
-        """Compare a value with the record, by which results are told that captured nodes make."""
+        """Compare a value with the record, which describes the results of captured nodes."""
         layout = self.layout
         meta, storage = layout.metas[number], layout.storage_of[number]
         if tensor.device != meta.device:
@@ -347,7 +350,7 @@ class Known:
             )
 
     def _check_unsupported(self, segment_outputs: SegmentOutputs, loose: Container[int]) -> None:
-        """Raises :class:`Refused` where a tensor is told by a record that its kernel does not keep to."""
+        """Raise :class:`Refused` if a tensor is described by a record that its kernel did not follow."""
         for storage, why in self._unsupported.items():
             views = [
                 each for each, on in zip(segment_outputs.values, segment_outputs.storages) if on == storage
@@ -356,10 +359,10 @@ class Known:
                 raise Refused(f"CUDA Graphs: {why}")
 
     def launch(self, forms: Sequence[Form], segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
-        """Run the first of ``forms`` that takes these tensors.
+        """Run the first of ``forms`` that can be launched with these tensors.
 
         Raises:
-            Moved: none does; nothing has run.
+            Moved: there is none; nothing has run.
         """
         why = "the captured graph no longer exists"
         for form in forms:
@@ -371,7 +374,7 @@ class Known:
 
 
 class Form:
-    """A captured form of a program, and which of its recordings it is for."""
+    """A captured form of a program, and the recordings that it is valid for."""
 
     def __init__(
         self,
@@ -389,7 +392,7 @@ class Form:
         alone = captured.alone
         reasons = [f"{named(nodes[at])} {alone[at]}" for at in sorted(alone) if alone[at] != TOO_FEW]
         self._fallbacks = list(dict.fromkeys(reasons))
-        # Nodes that run by themselves have the numbers of each run.
+        # Nodes that are not captured get the numbers of each run.
         self._places = known.places
         self._fixed = [at for at, place in enumerate(known.places) if place[0] not in alone]
         self._scalars = [scalars[at] for at in self._fixed]
@@ -398,7 +401,7 @@ class Form:
     def difference(
         self, nodes: Sequence[Node], scalars: Sequence[Any], segment_outputs: SegmentOutputs
     ) -> str:
-        """Why a recording is not what was captured, as far as the record tells; or ""."""
+        """Why a recording differs from what was captured, as far as the record shows; or ""."""
         values = [scalars[at] for at in self._fixed]
         if (values != self._scalars or 0 in values) and (exact := list(map(str, values))) != self._exact:
             at = next(at for at, (was, now) in enumerate(zip(self._exact, exact)) if was != now)
@@ -432,7 +435,7 @@ class Form:
         return self._results(segment_run, segment_outputs), len(segment_run.nodes), [why]
 
     def run(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
-        """Launch it on tensors that were checked."""
+        """Launch it with tensors that have been checked."""
         self._counters["replays"] += 1
         if self.captured.run(segment_run):
             return self._ran(segment_run, segment_outputs)
@@ -443,7 +446,7 @@ class Form:
         return self._results(segment_run, segment_outputs), len(self.captured.alone), self._fallbacks
 
     def _results(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> list[torch.Tensor]:
-        """What is handed out, none of it in memory that a later run writes."""
+        """The outputs, none of which is in memory that a later run writes."""
         kept = self.captured.kept
         storages = [
             storage
@@ -479,12 +482,14 @@ class Run:
             return results
 
     def left(self) -> tuple[int, Sequence[str]]:
-        """How many ops the run left to run by themselves, and why."""
+        """How many ops the run had to run separately, and why."""
         return self._left
 
 
 class Reuse:
-    """Finds what runs further recordings of one structure; it keeps no recording and no graph alive."""
+    """Finds the callable for further recordings of one structure; it keeps no recording and no graph
+    alive.
+    """
 
     def __init__(self, known: Known, segment_outputs: SegmentOutputs) -> None:
         self._known, self._handed = weakref.ref(known), segment_outputs

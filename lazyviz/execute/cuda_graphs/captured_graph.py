@@ -23,14 +23,14 @@ from ..compiler.fx_lowering import views_of
 from .device import Captured, CaptureDevice
 from .partition import Layout, Part
 
-WORD = 16  # bytes: the most that a kernel reads at once; the order of sums of integers does not matter
+WORD = 16  # bytes: the largest access of a kernel; the order of sums of integers does not matter
 
 _address: Callable[[torch.Tensor], int] = private_api.TensorBase.data_ptr
 _storage: Callable[[torch.Tensor], torch.UntypedStorage] = private_api.TensorBase.untyped_storage
 
 
 class Moved(RuntimeError):
-    """Memory that was pinned is elsewhere, or is cut otherwise; nothing has run.
+    """Pinned memory has another address, or another slice of it is used; nothing has run.
 
     ``storages`` are the numbers of those that moved.
     """
@@ -41,10 +41,10 @@ class Moved(RuntimeError):
 
 
 class SegmentRun:
-    """One run of a segment, with the tensors that it is given.
+    """One run of a segment, with its input tensors.
 
-    ``values`` has the tensors known so far by the number of their value, ``memory`` one on each storage.
-    ``keeps`` are the storages made here of which that has to be known to the end, ``holds`` such values.
+    ``values`` has the known tensors by the number of their value, ``memory`` one tensor on each storage.
+    ``keeps`` are the storages created here whose tensor must be kept until the end, ``holds`` such values.
     """
 
     def __init__(self, layout: Layout, segment: Segment, given: Sequence[torch.Tensor]) -> None:
@@ -55,8 +55,8 @@ class SegmentRun:
             self.memory.setdefault(layout.storage_of[number], tensor)
         self.keeps: Collection[int] = ()
         self.holds: Collection[int] = ()
-        self.seen: Callable[[int, torch.Tensor], None] | None = None  # is told of each result
-        for at in sorted(layout.first):  # views of what was given: nothing is computed
+        self.seen: Callable[[int, torch.Tensor], None] | None = None  # called with each result
+        for at in sorted(layout.first):  # views of the inputs: nothing is computed
             self.call(at)
 
     def call(self, at: int) -> None:
@@ -83,7 +83,7 @@ class SegmentRun:
                     self.values.pop(number, None)
 
     def tensor(self, value: Value, number: int) -> torch.Tensor:
-        """The tensor of a value, on its true memory: captured nodes may know it as a view of a buffer."""
+        """The tensor of a value, on its real memory: captured nodes may use a view of a buffer instead."""
         found = self.values.get(number)
         if found is None:
             whole = self.memory[self.layout.storage_of[number]]
@@ -92,7 +92,7 @@ class SegmentRun:
 
 
 def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torch.Tensor]) -> Sequence[Any]:
-    """The results of ``node``'s kernel on the tensors of its inputs, which have these numbers."""
+    """The results of ``node``'s kernel for the tensors of its inputs, which have these numbers."""
     given = {value: tensor(value, number) for value, number in zip(node.inputs, numbers)}
 
     def real(item: Any) -> Any:
@@ -109,11 +109,11 @@ def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torc
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory of the form's own that is filled before the kernels which use it.
+    """Private memory of the form that is filled before the kernels that use it.
 
-    ``values`` are those that the kernels use of it: the node and the argument that each is found by, its
-    number, and where it begins in ``content``.  ``residue`` is what the address that is copied from has to
-    leave, divided by ``alignment``: kernels are chosen by that, and the order of sums.
+    ``values`` are the values in it that the kernels use: the node and the argument that lead to it, its
+    number, and its offset in ``content``. ``residue`` is the required remainder of the source address divided
+    by ``alignment``, because it affects the selection of kernels, and with it the order of sums.
     """
 
     content: torch.Tensor  # bytes
@@ -122,7 +122,7 @@ class Buffer:
     alignment: int
 
     def source(self, segment_run: SegmentRun) -> torch.Tensor | None:
-        """What it is to be filled with; None if that is not cut from its memory as it was."""
+        """The source of its content; None if that is not the same slice of its memory as before."""
         tensors = [
             segment_run.tensor(segment_run.nodes[at].inputs[arg], number)
             for at, arg, number, _ in self.values
@@ -136,7 +136,7 @@ class Buffer:
 
 
 def as_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Tensor:
-    """Bytes of a storage, as long integers where they are at such an address: copies are quicker."""
+    """Bytes of a storage, as long integers if the address is aligned for them, which is faster to copy."""
     dtype = torch.int64 if start % 8 == 0 and nbytes % 8 == 0 else torch.uint8
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     return tensor.set_(storage, start // dtype.itemsize, (nbytes // dtype.itemsize,), (1,))
@@ -144,7 +144,7 @@ def as_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Te
 
 @dataclass(slots=True)
 class Step:
-    """A part with its kernels, if it is captured, and what they work on from elsewhere.
+    """A part, with its kernels if it is captured, and the outside memory that they use.
 
     ``fed`` is by storage; ``pinned`` are values with their addresses.
     """
@@ -159,10 +159,10 @@ class CapturedForm:
     """A segment captured for certain addresses, and for the numbers that its captured nodes are called with.
 
     Attributes:
-        alone: the nodes that run by themselves, and why.
-        failed: the node that could not be captured, if it is known, and what was said.  The form is of
-            no use then.
-        kept: the storages made by captured nodes that can be handed out, each with a tensor on it.
+        alone: the nodes that are not captured, and why.
+        failed: the node that could not be captured, if it is known, and the error. The form cannot be used
+            then.
+        kept: the storages created by captured nodes that can be returned, each with a tensor on it.
     """
 
     def __init__(
@@ -178,23 +178,23 @@ class CapturedForm:
         self.failed: tuple[int | None, str] | None = None
         self.kept: dict[int, torch.Tensor] = {}
         self._steps = [Step(part) for part in parts]
-        self._pool: dict[int, torch.Tensor] = {}  # what later parts read of what captured nodes make
-        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # all that are given to a run
+        self._pool: dict[int, torch.Tensor] = {}  # results of captured nodes that later parts read
+        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # all inputs of a run
         self._given = {number for at in layout.first for _, number in layout.lines[at].outputs}
         self._given.update(range(layout.inputs))
-        self._loose: frozenset[int] = frozenset()  # storages made in other memory each time, or fed
+        self._loose: frozenset[int] = frozenset()  # storages that are in other memory in each run, or fed
         self._keeps = frozenset(layout.made) if alone else frozenset()
         read = {number for part in parts for numbers in part.direct.values() for number in numbers}
         for at in alone:
             read.update(layout.lines[at].inputs)
-        self._read = read  # by another part than the one that makes it, it may be
+        self._read = read  # possibly by another part than the one that creates it
 
     # --- the first run ---------------------------------------------------------------------
 
     def capture(self, segment_run: SegmentRun, feeds: Collection[int], needed: Collection[int]) -> None:
-        """Capture each part and launch it; ``feeds`` are storages from outside that are copied.
+        """Capture each part and launch it; ``feeds`` are outside storages that are copied.
 
-        Where a part cannot be captured, ``failed`` says why, and it and all after it run node by node.
+        If a part cannot be captured, ``failed`` says why, and it and all later nodes run one by one.
         """
         made_alone = {storage for storage, (at, _) in self.layout.made.items() if at in self.alone}
         self._loose = frozenset(made_alone | set(feeds))
@@ -237,7 +237,7 @@ class CapturedForm:
         self._pinned = tuple(number for number, _ in ready), tuple(address for _, address in ready)
 
     def _in_pool(self, number: int) -> bool:
-        """Whether a value is in memory that captured nodes have made."""
+        """Whether a value is in memory that captured nodes have created."""
         storage = self.layout.storage_of[number]
         return storage in self.layout.made and storage not in self._loose
 
@@ -246,7 +246,7 @@ class CapturedForm:
         return storage not in self.layout.made and storage not in self._loose
 
     def _prepare(self, step: Step, segment_run: SegmentRun, made: dict[int, torch.Tensor]) -> None:
-        """Memory for what is fed to a part, and the addresses of what is not."""
+        """Allocate memory for the inputs that are fed to a part, and store the addresses of the others."""
         layout, part = self.layout, step.part
         found: dict[int, tuple[int, int]] = {}
         for at in range(part.start, part.stop):
@@ -309,7 +309,7 @@ class CapturedForm:
                 try:
                     results = call(segment_run.nodes[at], line.inputs, tensor)
                 except Exception as error:
-                    # Without memory for the whole it is no op's fault.
+                    # If there is not enough memory for the whole part, no single op is the cause.
                     self.failed = None if _is_out_of_memory(error) else at, first_line(error)
                     raise
                 for index, number in line.outputs:
@@ -326,7 +326,7 @@ class CapturedForm:
     # --- every run -------------------------------------------------------------------------
 
     def check(self, segment_run: SegmentRun) -> None:
-        """Raises :class:`Moved` unless this turn can be run; nothing runs here."""
+        """Raise :class:`Moved` unless this run can be launched; nothing runs here."""
         numbers, addresses = self._pinned
         values = segment_run.values
         storages: set[int] = set()
@@ -345,7 +345,7 @@ class CapturedForm:
             raise Moved(f"{len(storages)} {are} laid out otherwise in memory than at capture", ())
 
     def run(self, segment_run: SegmentRun) -> bool:
-        """Run it on a turn that was checked; False if a part has had to run node by node."""
+        """Run it with inputs that have been checked; False if a part had to run node by node."""
         segment_run.values.update(self._pool)
         segment_run.keeps = self._keeps
         for step in self._steps:
@@ -371,7 +371,7 @@ class CapturedForm:
         return found if len(found) == len(sources) else None
 
     def copies(self, storages: Sequence[int]) -> list[torch.Tensor]:
-        """Tensors on memory of their own with the content of these, which are ``kept``."""
+        """Tensors on their own memory with the content of these, which are ``kept``."""
         sources, targets, results = [], [], []
         for storage in storages:
             kept = self.kept[storage]
@@ -403,7 +403,7 @@ def feed(step: Step, sources: Sequence[torch.Tensor]) -> None:
 
 
 def launch(step: Step, sources: Sequence[torch.Tensor]) -> None:
-    """Launch the kernels of a part that was fed; what they write of that is written back."""
+    """Launch the kernels of a part after feeding it; written inputs are copied back."""
     assert step.captured is not None
     step.captured.replay()
     written = [number for number, storage in enumerate(step.fed) if storage in step.part.writes]
@@ -412,7 +412,7 @@ def launch(step: Step, sources: Sequence[torch.Tensor]) -> None:
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each of ``sources`` to its target, those of one type with one kernel."""
+    """Copy each of ``sources`` to its target, with one kernel for all of one dtype."""
     by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         into, out_of = by_type.setdefault(target.dtype, ([], []))

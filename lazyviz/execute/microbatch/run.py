@@ -54,7 +54,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 class SplitRun:
     """A split run, from its first op to its last; after an interrupt, ``run`` continues.
 
-    ``pieces`` become more where memory did not suffice for one.
+    The number of ``pieces`` increases if one did not fit into memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SplitRun:
         sizes: Sequence[int],
     ) -> None:
         self.tape, self.nodes, self.analysis, self.schedule = tape, nodes, analysis, schedule
-        # What the plan has is what was recorded: nodes and values with their tensors.
+        # The plan refers to recorded objects: nodes and values with their tensors.
         self._whole = cast("list[list[TrackedNode]]", schedule.whole)
         bounds = [0]
         for size in sizes:
@@ -76,20 +76,20 @@ class SplitRun:
         ]
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
-        self._level = self.next_piece = 0  # the pass, and its piece at hand
-        self._begun = self._over = -1  # the last pass that was begun, and that was handed over
-        self.piece = 0  # that the last op was run for, from 1; 0: for all
+        self._level = self.next_piece = 0  # the pass, and its current piece
+        self._begun = self._over = -1  # the last pass that has begun, and the last that was handed over
+        self.piece = 0  # the piece of the last op, from 1; 0: a whole node
         self.draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
-        self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
-        self._divided: set[TrackedValue] = set()  # sums that are means already
+        self._added: dict[TrackedValue, int] = {}  # the sample up to which each sum is complete
+        self._divided: set[TrackedValue] = set()  # sums that are already means
         self._last = self._last_levels()
         self._programs = [compile_pass(each, analysis) for each in schedule.passes]
 
     @property
     def total(self) -> int:
-        """Runs of nodes, from first to last."""
+        """The number of node runs in total."""
         in_pieces = sum(len(each.steps) for each in self._programs) * len(self.pieces)
         return sum(map(len, self.schedule.whole)) + in_pieces
 
@@ -167,14 +167,14 @@ class SplitRun:
         self.report(node)
 
     def _run_view(self, node: TrackedNode) -> None:
-        """Give collected values to the user and to whole nodes; spread nodes read them differently."""
+        """Give collected values to the user and to whole nodes; spread nodes read them in another way."""
         args, kwargs = _whole(node.args), {name: _whole(item) for name, item in node.kwargs.items()}
         result = node.op(*args, **kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         deliver({value: results[value.index] for value in node.outputs}, self._memory)
 
     def _last_levels(self) -> dict[TrackedNode, tuple[int, bool]]:
-        """When a spread node is done with: the level, and whether before its pass."""
+        """When a spread node is last needed: the level, and whether before its pass."""
         last: dict[TrackedNode, tuple[int, bool]] = {}
         for level, each in enumerate(self.schedule.passes):
             for node in cast("list[TrackedNode]", each.nodes):
@@ -192,7 +192,7 @@ class SplitRun:
 
     def _finish(self, node: TrackedNode) -> None:
         if node.state != "done":
-            if node.draws is not None:  # the generator, if nothing else draws
+            if node.draws is not None:  # resets the generator, if nothing else draws
                 self.draws.finish(node)
             node.error = None
             call_atomically(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
@@ -257,7 +257,7 @@ class SplitRun:
             self.next_piece += 1
 
     def halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
-        """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
+        """Halve this piece, and the ``coming`` ones of the same size; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
         if not half:
@@ -276,7 +276,7 @@ class SplitRun:
         return True
 
     def mask(self, node: TrackedNode, draw: Draw, shard: Shard, piece: Piece) -> torch.Tensor | None:
-        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
+        """The piece's slice of a mask of zeros and ones; ``None`` if a dropout needs none."""
         samples = piece.start, piece.stop
         kept = self._masks.take(node, samples)
         if kept is not None:
@@ -294,7 +294,9 @@ class SplitRun:
         return parts[samples]
 
     def collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
-        """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
+        """Add a piece's summand, or copy its samples to their place; returns whether ``part`` has become the
+        sum.
+        """
         placement = self.analysis.placements[value]
         whole = self._sums.get(value)
         meta = value.meta
@@ -307,7 +309,7 @@ class SplitRun:
             target.copy_(part.reshape(target.shape))
             return False
         if self._added.get(value, 0) >= piece.stop:
-            return False  # before memory ran out, or an interruption
+            return False  # from before an out-of-memory error, or an interrupt
         if whole is None:
             dtype = torch.float32 if meta.dtype in _HALVES else meta.dtype
             if part.dtype == dtype and part.stride() == meta.stride and _alone(part):
@@ -327,7 +329,9 @@ class SplitRun:
         return whole is part
 
     def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
-        """Add a piece's product to the sum without a tensor of its own; whether there is a sum yet."""
+        """Add a piece's product to the sum without a separate tensor; returns whether a sum exists
+        already.
+        """
         whole = self._sums.get(value)
         piece = run.piece
         if whole is None or not isinstance(self.analysis.placements[value], Partial):
@@ -340,7 +344,9 @@ class SplitRun:
         return True
 
     def _hand_over(self, work: Pass) -> None:
-        """All pieces have run: what was collected is whole.  May be called again where it was stopped."""
+        """All pieces have run, so collected values are complete. May be called again if it was
+        interrupted.
+        """
         results: dict[TrackedValue, torch.Tensor] = {}
         for each in work.collected:
             value = cast(TrackedValue, each.value)
@@ -370,7 +376,7 @@ class _PieceHere(PieceRun):
     def __init__(self, run: SplitRun, piece: Piece, program: PassProgram) -> None:
         super().__init__(piece, program.changes(piece))
         self._values, self._nodes = program.values, program.nodes
-        self._own: dict[Storage, list[int]] = {}  # bytes, and how many values on it
+        self._own: dict[Storage, list[int]] = {}  # bytes, and number of values on it
         self._split, self._memory, self.draws = run, run._memory, run.draws
 
     def run(self, number: int, step: Step) -> None:
@@ -431,7 +437,7 @@ class _PieceHere(PieceRun):
             self._memory.beside(storage, size)
 
     def given(self, key: int) -> None:
-        """The tensor is no longer the piece's own."""
+        """The tensor no longer belongs to the piece."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
@@ -452,7 +458,7 @@ class _PieceHere(PieceRun):
                     self._memory.beside(storage, -mine[0])
 
     def drop(self) -> None:
-        """The piece has run, or failed: nothing of it stays."""
+        """The piece has run, or failed: drop all its tensors."""
         for storage, (size, _) in self._own.items():
             if size:
                 self._memory.beside(storage, -size)
