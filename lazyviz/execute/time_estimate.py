@@ -39,7 +39,7 @@ class Forecast:
     """The share of a run's time that its first ops take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        # An odd step, so that loops do not always contribute the same op.
+        # An odd number apart: a loop's rounds are not to show the same op each time.
         seen = nodes[:: (len(nodes) // MOST_SEEN) | 1]
         self._rate = len(seen) / max(len(nodes), 1)
         expected = (_known.get(_key(node)) or work(node) / BYTES_PER_SECOND + CALL_SECONDS for node in seen)

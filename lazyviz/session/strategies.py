@@ -154,7 +154,7 @@ class Strategy:
             return
         if self.compiler is not None:
             if nodes:
-                self.subgraph = repeats.structure_of(tape, nodes, self.compiler)
+                self.subgraph = repeats.look_at(tape, nodes, self.compiler)
                 self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
         elif self.choice is None and not (self.cuda and self.wanted.timings):
             self.subgraph = program_cache.replays.structure_of(tape, nodes, self.wanted.graph is not None)

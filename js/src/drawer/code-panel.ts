@@ -87,7 +87,7 @@ export class CodePanel {
     if (first) this.#bring(first);
   }
 
-  /** Scrolls a row into view, only vertically. */
+  /** Scrolls a row into view, up and down only. */
   #bring(row: HTMLElement): void {
     const top = row.offsetTop;
     const { scrollTop, clientHeight } = this.#body;

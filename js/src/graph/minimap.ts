@@ -1,4 +1,4 @@
-// The whole picture, small, with the visible part marked; drawn only if not all of it is visible.
+// The whole picture, small, with the part that is seen; drawn only where not all of it is seen.
 
 import type { Camera } from "./camera";
 import { svg } from "../page/dom";

@@ -44,7 +44,7 @@ class Repeats:
     def __init__(self) -> None:
         self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
 
-    def structure_of(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
+    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be cached."""
         subgraph = replays.structure_of(tape, nodes, id(backend))  # the entry keeps the backend alive
         return None if subgraph is None or subgraph.later else subgraph

@@ -279,7 +279,7 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
 
 @rule("_cudnn_rnn _cudnn_rnn_backward")
 def cudnn_rnn(call: Call) -> Outputs | None:
-    """Weights are whole; cuDNN's state for the backward pass belongs to one piece."""
+    """Weights are whole; what cuDNN keeps for the backward pass is of the piece alone."""
     found = Shard(0 if call["batch_first"] else 1)
     spread = [each for each in ("input", "output", "grad_output") if call.has(each)]
     states = [each for each in ("hx", "cx", "grad_hy", "grad_cy") if call.has(each)]
@@ -420,7 +420,7 @@ def ctc_loss(call: Call) -> Outputs | None:
 def ctc_loss_backward(call: Call) -> Placement | None:
     shard = call.shard(call["log_probs"])
     if shard is None:
-        shard = Shard(1)  # everything else that is spread has the batch in its first dimension
+        shard = Shard(1)  # whatever else is spread is so by its first dimension
     _ctc(call, shard)
     for name in ("grad", "neg_log_likelihood", "log_alpha"):
         call.take(call[name], Shard(0))

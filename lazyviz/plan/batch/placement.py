@@ -27,7 +27,7 @@ class Shard:
         return self if dim == self.dim else Shard(dim, self.outer, self.unit, self.group)
 
     def like(self, other: Shard) -> bool:
-        """Whether both cut their dimension at the same places."""
+        """Whether both cut their dimension in the same places."""
         return (self.outer, self.unit, self.group) == (other.outer, other.unit, other.group)
 
     def size(self, samples: int) -> int:

@@ -308,7 +308,7 @@ class _Pass:
         if node is not None and can_make_part(node) and not is_view(node) and node.outputs[0] is written:
             self.more[written] = wanted
             return True
-        for base, path in self.factory_paths(written):
+        for base, path in self.paths(written):
             blocks = wanted.outer * (self.result.size // wanted.group)
             sizes = [wanted] if base is written else []
             sizes += [
@@ -322,7 +322,7 @@ class _Pass:
                     return True
         return False
 
-    def factory_paths(self, value: Value) -> Iterator[tuple[Value, list[Node]]]:
+    def paths(self, value: Value) -> Iterator[tuple[Value, list[Node]]]:
         """The factory tensors that ``value`` is computed from, with the nodes in between."""
         stack: list[tuple[Value, list[Node]]] = [(value, [])]
         for _ in range(_MOST_STEPS):
@@ -356,7 +356,7 @@ SEPARABLE = named(
     """native_dropout bernoulli rand_like randn_like randint_like uniform normal exponential random cauchy
     log_normal geometric"""
 )
-"""Operators whose random numbers can be drawn for the whole batch and then sliced."""
+"""Operators whose draws can be made for the whole batch and cut."""
 
 
 def draws_nothing(node: Node) -> bool:

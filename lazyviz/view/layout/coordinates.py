@@ -19,8 +19,7 @@ LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
 BESIDE = 12.0  # at both ends of text along an edge
 MOST_ENDS = 3  # of one line, in an open group
-# Higher lanes stay side by side, because they would be out of sight below one another.
-STACKED_HEIGHT = 1600.0
+STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
 
 
 @dataclass(slots=True)
@@ -108,9 +107,9 @@ def arrange(
 ) -> Arrangement:
     """Coordinates of the picture with the groups of ``opened`` (ids) open.
 
-    ``room`` is the width in pixels that the lanes of a step should fit into. With ``lanes``, only those of
-    these phases are drawn, if a step has any of them. ``across``: data flows to the right instead of down;
-    then lanes are below one another, with their own widths, and edges are labeled with shapes only.
+    ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
+    these phases are drawn, if a step has any of them.  ``across``: data flows to the right instead of down;
+    then lanes are below one another, as wide as they are, and edges tell shapes alone.
     """
 
     def size_of(box: Box) -> tuple[float, float]:
@@ -163,7 +162,7 @@ def arrange(
     at = {frame.box: frame for frame in frames}
     reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
     made = Arrangement(frames, reaching, width, height)
-    return _transposed(made) if across else made
+    return _turned(made) if across else made
 
 
 def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
@@ -174,7 +173,7 @@ def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
     return (above, below, side, side) if across else (side, side, above, below)
 
 
-def _transposed(made: Arrangement) -> Arrangement:
+def _turned(made: Arrangement) -> Arrangement:
     """If data flows across, everything is laid out with widths and heights exchanged, and transposed at the
     end.
     """

@@ -11,7 +11,7 @@ from ..layout.text_width import width
 from .boxes import Box, module_facts
 from .small_ops import is_small_ops
 
-SMALL = 0.01  # share of the peak below which a module's card has no bar
+SMALL = 0.01  # of the peak, below which a module's card has no bar
 CARD = (190.0, 296.0)  # least and most width
 CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
 

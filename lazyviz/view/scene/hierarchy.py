@@ -35,7 +35,7 @@ LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to 
 MODEL_BOXES = 40  # the parts of the large module of the forward pass are shown up to this many boxes
 BIG = 0.6  # share of its ops from which on a module is the large one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
-SEPARATE_INPUTS = 2  # outside tensors of one kind that are drawn individually for one consumer
+SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
 
 @paused()
@@ -276,8 +276,8 @@ def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
 def _open_models(root: Box) -> list[Box]:
     """Let lanes show the content of their models as long as that is a short list; returns the opened groups.
 
-    A model is a frame around its parts; in the backward pass, its parts are shown without a frame. Inside of
-    a model, the parts of its largest modules replace these.
+    A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
+    Inside a model the parts of its biggest modules take their place.
     """
     opened: list[Box] = []
     stack = [root]
@@ -325,7 +325,7 @@ def _open_lane(lane: Box) -> list[Box]:
 
 
 def _most_boxes(lane: Box, module: Box, group: Box) -> int:
-    """The number of boxes that a lane may have once ``module``, in ``group``, is open."""
+    """How many boxes a lane may have once ``module``, in ``group``, is open."""
     big = group is lane and lane.phase == "forward" and module.ops >= BIG * lane.ops
     return MODEL_BOXES if big else LANE_BOXES
 
@@ -422,7 +422,7 @@ def _cut_and_number(root: Box) -> None:
 
 
 def _join(hierarchy: Hierarchy) -> None:
-    """Edges: each value joins the two children of the innermost group that contains both its ends."""
+    """Edges: each value joins the two children of the innermost group that holds both its ends."""
     for index, found in enumerate(hierarchy.reads):
         reader = hierarchy.box_of[index]
         if reader is None:

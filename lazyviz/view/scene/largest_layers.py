@@ -14,12 +14,12 @@ from .boxes import Box, chain, module_facts
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6
-LONGEST = 26  # characters of a name with its count that fit into the list
+LONGEST = 26  # letters of a name with its count, which the list has room for
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:
-    """The innermost modules by their memory at the peak, as JSON; those of one list are one row."""
+    """The innermost modules by what they hold at the peak, as JSON; those of one list are one row."""
     rows: dict[tuple[str, str], list[tuple[Box, int]]] = {}
     for box, sizes in scene.held().items():
         if _is_layer(box) and (size := sum(sizes.values())):
@@ -37,7 +37,7 @@ def _shared(names: list[str]) -> str:
             break
         parts.append(f"{same[0]}.")
     if any(name[len("".join(parts)) :].startswith("*") for name in names):
-        parts = parts[:-1]  # a number alone is not informative
+        parts = parts[:-1]  # a number alone says nothing
     return "".join(parts) if len(names) > 1 else ""
 
 

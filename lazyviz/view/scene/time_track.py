@@ -85,7 +85,7 @@ def known_text(time: Projection) -> str:
 
 
 def _phases(scene: Scene, time: Projection) -> list[str]:
-    """The time of each phase, in the order of the chart's axis: a phase that occurs again is listed again."""
+    """The time of each phase, in the order of the chart's axis: a phase that comes again is another one."""
     known = {each.node.index: each.seconds for each in time.ops}
     sums: list[float] = []
     before = None
