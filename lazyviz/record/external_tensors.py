@@ -93,7 +93,7 @@ class ExternalTensors:
                 raise Unexamined
             storage.foreign = holder is not None  # if it is not known and only read, a copy is enough
             if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
-                self._runs.sync("use of memory that is another storage's, too", pending)
+                self._runs.sync("use of memory that also belongs to another storage", pending)
             # The node reads the snapshot instead, and the original address may pass to other memory.
             if not storage.foreign:
                 self._tensors.storages[address] = storage

@@ -197,7 +197,7 @@ class Recorder:
             refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
         ):
             if not kernel_probes.on_absent_gpu(values, new_kwargs):
-                return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
+                return self.run_now(op, info, args, kwargs, f"{op} rejects these arguments")
             if info.name in CHECKED_EVERYWHERE:
                 raise refused
         written: Sequence[TrackedStorage] = ()
@@ -277,14 +277,14 @@ class Recorder:
         if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
             return self._with_bits(op, args, kwargs, bits)
         if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
-            return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
+            return self.run_now(op, info, args, kwargs, f"{op} has no gradient formula of its own")
         return _NO_ANSWER
 
     def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
         """Store a sparse gradient as the engine would: in the same memory."""
         with self._recording.paused():
             result = sharing_memory(gradient)
-        fallback.note_region(self._tape, "sparse gradient taken over", (), result)
+        fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result)
         return result
 
     def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -385,7 +385,7 @@ class Recorder:
             if info.metadata_write:  # pending nodes have their own alias of the memory
                 self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
-            return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
+            return self.run_now(op, info, args, kwargs, f"{info.name} changes the metadata of an outside tensor")
         shared = [tensors[at] for at, _ in inferred.restructured if _shares_its_value(tensors[at])]
         if shared:
             for tensor in shared:
@@ -573,7 +573,7 @@ class Recorder:
             holder = self._memory_holders.holder(tensor)
             if holder is not None:
                 name = self._storage_of(tensor).name or "a tensor"
-                cause = f"write to {name}, whose memory {holder} shows; {workaround_for(holder)}"
+                cause = f"write to {name}, whose memory {holder} shares; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
                     return unrecorded_ops.dispatch(self._tape, op, args, kwargs)

@@ -25,7 +25,7 @@ FORGOTTEN = NodeError(
 )
 """``Node.error`` of a node that will never run."""
 PARTIAL_WRITE = (
-    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be half written; "
+    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be partially written; "
     "overwrite each of them whole (copy_, zero_, load_state_dict), or drop all that is pending (%lazy reset)"
 )
 """The beginning of ``Node.error`` of nodes whose kernel or compiled segment failed while it wrote.

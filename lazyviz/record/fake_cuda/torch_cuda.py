@@ -410,7 +410,7 @@ def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
     if answer is None:
         tape.runs.sync("tolist", needed, a_number=True)
-        raise AssertionError("a value that is out of reach has been read")
+        raise AssertionError("a value was read that only the absent GPU could compute")
     return answer.value
 
 

@@ -155,7 +155,7 @@ class ShapeCache:
         if info.name in _MAKE_SPARSE:  # the rules would check the content of indices
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
-            raise DataDependent(f"{info.name} makes a quantized tensor")
+            raise DataDependent(f"{info.name} creates a quantized tensor")
         known = known_shapes.find(self.metadata, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
@@ -189,7 +189,7 @@ class ShapeCache:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             if info.counts_writes:
-                raise DataDependent(f"{op} may stop in the middle of its list") from error
+                raise DataDependent(f"{op} may fail partway through its list") from error
             result = None
             if call is not None and not info.is_view and kernel_probes.on_absent_gpu(inputs, kwargs):
                 with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
@@ -217,7 +217,7 @@ class ShapeCache:
         outputs = [self._output(call, at, item, container) for at, item in enumerate(results)]
         returned = {spec.source for spec in outputs if isinstance(spec, OutputSpec) and spec.itself}
         if any(position not in returned for position, _ in restructured):
-            raise DataDependent(f"{op} restructures a tensor that it does not return")
+            raise DataDependent(f"{op} changes the metadata of a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, together, outputs, restructured, from_cpu)
 

@@ -159,7 +159,7 @@ def ask(
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
         if refused is not None and info.counts_writes:
-            raise DataDependent(f"{op} may stop in the middle of its list")
+            raise DataDependent(f"{op} may fail partway through its list")
         if refused is not None:
             raise refused.with_traceback(None) from None
     if may_differ_from_rule(info.name, info.mutates, arguments, inputs):
@@ -176,7 +176,7 @@ def ask(
         answered, refused = trial(op, args, kwargs, inputs)
         if refused is not None:
             # The kernel raises the error, at this line.
-            raise DataDependent(f"{op} may not take these arguments")
+            raise DataDependent(f"{op} may reject these arguments")
         return None if info.mutates else answered
     return None
 

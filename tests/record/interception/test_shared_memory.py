@@ -894,7 +894,7 @@ def test_the_sync_point_names_the_tensor_who_shows_it_and_what_helps():
     with lazyviz.lazy() as graph:
         three_steps(model, optimizer)
     assert {point.cause for point in graph.sync_points} == {
-        "write to 2.weight, whose memory a NumPy array shows; "
+        "write to 2.weight, whose memory a NumPy array shares; "
         "drop the array, or give it a copy (.numpy().copy())"
     }
     assert shown.shape == (2, 8)

@@ -286,7 +286,7 @@ def test_measured_times_of_all_pieces_are_not_shown_as_those_of_one(cut, tmp_pat
     cut.evaluate()
     cut.save(tmp_path / "trace.json")
     found = json.loads((tmp_path / "trace.json").read_text())
-    assert found["otherData"]["time"].startswith("one microsecond a node")
+    assert found["otherData"]["time"].startswith("one microsecond per node")
 
 
 def test_model_explorer_is_told_the_pieces_and_the_most_of_each_node(cut, tmp_path):
