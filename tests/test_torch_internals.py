@@ -433,7 +433,7 @@ def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
     assert len(read) >= 2
 
 
-def test_what_nobody_else_has_is_referred_to_alone():
+def test_a_tensor_without_other_references_is_alone():
     array = np.zeros(4)
     tensor = torch.from_numpy(array)
     memory = memory_of(tensor)
@@ -503,7 +503,7 @@ def test_our_own_inference_mode_is_torchs():
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
+def test_a_gradient_that_only_the_engine_holds_is_distinguished_from_one_with_other_references():
     found = []
 
     class Watch(private_api.TorchDispatchMode):
@@ -663,7 +663,7 @@ def test_what_a_frame_returns_is_not_learnt_where_profilers_have_all_places():
         sys.setprofile(None)
 
 
-def test_ops_without_autograd_of_their_own_are_told():
+def test_ops_without_their_own_autograd_formula_are_recognized():
     library = torch.library.Library("lazyviz_private", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -735,7 +735,7 @@ def test_a_view_keeps_the_tensor_it_is_of():
     assert private_api.base_of(tensor) is None
 
 
-def test_the_kernel_of_a_convolution_is_told_from_sizes_alone():
+def test_the_kernel_of_a_convolution_follows_from_sizes_alone():
     def backend(shape, weight, dtype=torch.float32, transposed=False):
         return kernel_selection.conv_backend(
             shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype

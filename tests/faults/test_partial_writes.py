@@ -203,7 +203,7 @@ def test_what_writes_all_of_it_or_fails_before_is_run_again():
     lazyviz.reset()
 
 
-def test_an_operator_of_somebody_else_may_fail_midway(way):
+def test_a_third_party_operator_may_fail_midway(way):
     @torch.library.custom_op("lazyviz_tests::adds_twice", mutates_args=("x",))
     def adds_twice(x: torch.Tensor) -> None:
         x.add_(1)

@@ -625,7 +625,7 @@ READS = {
 
 @compiled
 @pytest.mark.parametrize("name", READS)
-def test_a_real_tensor_that_is_owed_a_write_is_read_with_it(name):
+def test_a_real_tensor_with_a_pending_write_is_read_after_it(name):
     x = torch.tensor(1.0)
     with lazyviz.lazy():
         x.add_(1)

@@ -162,7 +162,7 @@ def test_the_engine_adds_gradients_in_place():
     assert sums_of(program) == ["aten.add_.Tensor"] * 2
 
 
-def test_a_gradient_that_somebody_holds_is_not_added_to():
+def test_a_gradient_with_another_reference_is_not_added_to():
     kept = []
 
     class Keep(torch.autograd.Function):
