@@ -134,7 +134,7 @@ def test_limit_threads_older_than_the_block_are_guarded_only_on_lazy_tensors():
     go.set()
     thread.join()
     assert result[0] == [2, 2]
-    assert result[1] == [1, 1]  # the limit: a real tensor's owed write is not seen from such a thread
+    assert result[1] == [1, 1]  # the limit: a real tensor's pending write is not seen from such a thread
     assert x.tolist() == [2, 2]
 
 

@@ -323,10 +323,10 @@ export class GraphView {
       return;
     }
     const { grow } = bandOf(this.camera.view.k);
-    const rail = frame.box.kind === "lane"; // the lane of the optimizer if there is little room
+    const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
     const words = rail ? "▲ Peak" : `▲ Peak ${text}`;
     const wide = (words.length * 7.3 + 10) * grow;
-    // Incoming tensors are labeled at the right; above the first row of a lane, its title is at the left.
+    // What flows in is told at the right; above the first row of a lane its title is at the left.
     const lane = this.#frames.get(frame.parent);
     const x = rail ? frame.x + (frame.width - wide) / 2 : lane?.box.kind === "lane" && frame.y - lane.y < 70 ? frame.x + frame.width - wide : frame.x;
     const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
