@@ -89,8 +89,8 @@ def _check_loop(options: Any, *, is_absent: bool) -> None:
         )
     if is_absent:
         raise UsageError(
-            f"%%lazy: --loop evaluates each iteration, which is not possible for {options.device}, because it is not "
-            "on this machine: leave out --loop to plan the cell."
+            f"%%lazy: --loop evaluates each iteration, which is not possible for {options.device}, "
+            "because it is not on this machine: leave out --loop to plan the cell."
         )
 
 

@@ -385,7 +385,7 @@ class Recorder:
             if info.metadata_write:  # pending nodes have their own alias of the memory
                 self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
-            return self.run_now(op, info, args, kwargs, f"{info.name} changes the metadata of an outside tensor")
+            return self.run_now(op, info, args, kwargs, f"{info.name} changes an outside tensor's metadata")
         shared = [tensors[at] for at, _ in inferred.restructured if _shares_its_value(tensors[at])]
         if shared:
             for tensor in shared:

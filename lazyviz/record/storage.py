@@ -25,8 +25,9 @@ FORGOTTEN = NodeError(
 )
 """``Node.error`` of a node that will never run."""
 PARTIAL_WRITE = (
-    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be partially written; "
-    "overwrite each of them whole (copy_, zero_, load_state_dict), or drop all that is pending (%lazy reset)"
+    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be partially "
+    "written; overwrite each of them completely (copy_, zero_, load_state_dict), or drop all pending ops "
+    "(%lazy reset)"
 )
 """The beginning of ``Node.error`` of nodes whose kernel or compiled segment failed while it wrote.
 
