@@ -10,7 +10,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():

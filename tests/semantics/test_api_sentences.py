@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def data():

@@ -13,7 +13,7 @@ from torch import nn
 import lazyviz
 
 from ..bits import difference
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def test_a_loop_of_a_thousand_iterations():

@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 PROGRAMS = {}
 NOT_RECORDED = {}  # with the causes of their sync points

@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 calls: list[str] = []
 

@@ -9,7 +9,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
 

@@ -14,7 +14,7 @@ from lazyviz.plan.liveness.allocation_trace import program_of
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.remedies.remedy import KINDS, cheapest
 
-from ..foreseen import check_autocast, unfolds_in_bfloat16
+from ..remedy_checks import check_autocast, unfolds_in_bfloat16
 
 
 class Block(nn.Module):

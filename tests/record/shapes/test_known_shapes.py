@@ -18,7 +18,7 @@ from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
 from ...bits import difference
-from ...both_ways import both
+from ...eager_and_lazy import both
 
 
 class Attention(nn.Module):
