@@ -673,7 +673,7 @@ export class Body {
           this.#graph.point(id);
         },
         mark: (lifetime) => {
-          this.#chart?.glance(lifetime);
+          this.#chart?.preview(lifetime);
         },
       });
       offerHelp(this.#root);

@@ -118,7 +118,7 @@ class ResidentMemory:
         self._freed_bytes.append(-nbytes)
         self.now -= nbytes
 
-    def beside(self, storage: Storage, size: int) -> None:
+    def add_extra(self, storage: Storage, size: int) -> None:
         """Add (or subtract) ``size`` bytes in addition to ``storage``: for a piece, or for a
         recomputed copy.
         """

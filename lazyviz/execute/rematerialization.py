@@ -134,9 +134,9 @@ class RecomputeRun:
                 given.add(value)
             elif fresh and value.storage not in beside:
                 beside[value.storage] = private_api.TensorBase.untyped_storage(real).nbytes()
-                self.memory.beside(value.storage, beside[value.storage])
+                self.memory.add_extra(value.storage, beside[value.storage])
         for storage, size in beside.items():
-            self.memory.beside(storage, -size)
+            self.memory.add_extra(storage, -size)
 
     # --- the end ------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from .device_plan import (
 )
 from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
-from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, lifetimes, with_most
+from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
 from .liveness.live_set import CATEGORIES, Category, categorize, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
@@ -90,7 +90,7 @@ def _counted(
     device: DeviceLike | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
     """The device whose tensors are counted, and the planned device."""
-    recorded = with_most(everywhere)
+    recorded = device_with_most(everywhere)
     target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
         for storage_device in everywhere:
@@ -100,7 +100,7 @@ def _counted(
 
     on_cards = {there: spans for there, spans in everywhere.items() if there.type == "cuda"}
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
-        recorded = with_most(on_cards)
+        recorded = device_with_most(on_cards)
     return recorded, target
 
 

@@ -310,13 +310,13 @@ class _Walk:
             for reader in writer.after:
                 # It would miss what is overwritten now, so it is computed as well if nothing else is needed
                 # for it.
-                if reader.writes or not self._is_at_hand(reader):
+                if reader.writes or not self._is_available(reader):
                     continue
                 if not self._reach_node(reader, stack):
                     self._nodes.discard(reader)
         return True
 
-    def _is_at_hand(self, node: TrackedNode) -> bool:
+    def _is_available(self, node: TrackedNode) -> bool:
         if node.folded or node.state == "done":
             return False
         for value in node.inputs:

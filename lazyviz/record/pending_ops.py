@@ -193,7 +193,7 @@ class PendingOps:
         for node in self.nodes.keys() - set(wanted):
             node.state = "done"  # for the storages that still list it as a reader
             self._withdraw(node)
-        self._generators.hand_back()
+        self._generators.restore_finished()
         self.release_unused()
 
 

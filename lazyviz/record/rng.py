@@ -112,7 +112,7 @@ class Generators:
         scratch.set_state(tail[1].earlier_state)
         return _seed_of(scratch)
 
-    def hand_back(self) -> None:
+    def restore_finished(self) -> None:
         """Give generators their state back once all of their draws have run or been dropped."""
         for key, (marker, sequence) in list(self._tails.items()):
             last = sequence.newest

@@ -29,7 +29,7 @@ export class MemoryChart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
-  #glance: [number, number][] | null = null; // of the box under the pointer, shown instead
+  #preview: [number, number][] | null = null; // of the box under the pointer, shown instead
   #failure: Failure | null = null;
   #far = ""; // bytes of the device beyond that
   #views: Points[] = []; // zoomed parts of the run, each inside the one before
@@ -193,8 +193,8 @@ export class MemoryChart {
   }
 
   /** Marks them while the pointer is on a box; null ends that. */
-  glance(lifetime: [number, number][] | null): void {
-    this.#glance = lifetime;
+  preview(lifetime: [number, number][] | null): void {
+    this.#preview = lifetime;
     this.#draw();
   }
 
@@ -394,7 +394,7 @@ export class MemoryChart {
 
   #lives(plot: Plot): SVGElement[] {
     const { start, stop, top, bottom } = plot;
-    return (this.#glance ?? this.#lifetime)
+    return (this.#preview ?? this.#lifetime)
       .filter(([first, last]) => last > start && first < stop)
       .flatMap(([first, last]) => {
         const from = plot.x(Math.max(first, start));

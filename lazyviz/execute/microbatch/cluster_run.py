@@ -111,7 +111,7 @@ class _PassElsewhere:
             while run.next_piece < len(run.pieces):
                 where = f"after {run.next_piece} of {len(run.pieces)} pieces"
                 check_interrupts(run.interrupted, run.cancelled, where)
-                self._hand_out(shared)
+                self._assign_work(shared)
                 if not self.jobs:
                     raise NoWorkersError(_NOBODY.format(reason=self.reason))
                 for job in self.cluster.finished(list(self.jobs), POLL_SECONDS):
@@ -161,7 +161,7 @@ class _PassElsewhere:
 
     # --- assigning work ---------------------------------------------------------------------
 
-    def _hand_out(self, shared: Any) -> None:
+    def _assign_work(self, shared: Any) -> None:
         """Assign work to every idle worker; a worker gets the program before its first piece."""
         run = self.owner
         left = len(run.pieces) - run.next_piece

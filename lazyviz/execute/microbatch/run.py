@@ -203,7 +203,7 @@ class SplitRun:
     def _drop_mask(self, node: TrackedNode) -> None:
         if nbytes := self._masks.nbytes(node):
             self._masks.drop(node)
-            self._memory.beside(node.outputs[-1].storage, -nbytes)
+            self._memory.add_extra(node.outputs[-1].storage, -nbytes)
 
     def report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
@@ -222,7 +222,7 @@ class SplitRun:
                 cluster_run.run_pass(self, program, self._cluster)
             else:
                 self._run_pieces(program)
-        self._hand_over(self.schedule.passes[level])
+        self._publish_collected(self.schedule.passes[level])
         self._over = level
         for each in self.schedule.passes[level].collected:
             self._sums.pop(cast(TrackedValue, each.value), None)
@@ -290,7 +290,7 @@ class SplitRun:
         parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
         if len(parts) > 1:
             self._masks.keep(node, parts)
-            self._memory.beside(node.outputs[-1].storage, self._masks.nbytes(node))
+            self._memory.add_extra(node.outputs[-1].storage, self._masks.nbytes(node))
         return parts[samples]
 
     def collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
@@ -343,7 +343,7 @@ class SplitRun:
         call_atomically(add, partial(self._added.__setitem__, value, piece.stop))
         return True
 
-    def _hand_over(self, work: Pass) -> None:
+    def _publish_collected(self, work: Pass) -> None:
         """All pieces have run, so collected values are complete. May be called again if it was
         interrupted.
         """
@@ -434,14 +434,14 @@ class _PieceHere(PieceRun):
         size = 0 if view else private_api.TensorBase.untyped_storage(result).nbytes()
         self._own[storage] = [size, 1]
         if size:
-            self._memory.beside(storage, size)
+            self._memory.add_extra(storage, size)
 
     def given(self, key: int) -> None:
         """The tensor no longer belongs to the piece."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
-            self._memory.beside(storage, -own[0])
+            self._memory.add_extra(storage, -own[0])
         own[0] = 0
 
     def free(self, keys: Sequence[int]) -> None:
@@ -455,13 +455,13 @@ class _PieceHere(PieceRun):
             if not mine[1]:
                 del own[storage]
                 if mine[0]:
-                    self._memory.beside(storage, -mine[0])
+                    self._memory.add_extra(storage, -mine[0])
 
     def drop(self) -> None:
         """The piece has run, or failed: drop all its tensors."""
         for storage, (size, _) in self._own.items():
             if size:
-                self._memory.beside(storage, -size)
+                self._memory.add_extra(storage, -size)
         self._own.clear()
         self.env.clear()
 

@@ -93,7 +93,7 @@ def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple
     otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
     if otherwise < _same(nearest.steps, key.steps):
         return f"{place(nodes[otherwise])}: it has other inputs"
-    return first_difference(nearest, key, nodes, _steps_differ) or _beside_wiring(nearest, key)
+    return first_difference(nearest, key, nodes, _steps_differ) or _other_difference(nearest, key)
 
 
 def _wiring(key: Key) -> list[int]:
@@ -152,7 +152,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
     return low
 
 
-def _beside_wiring(old: Key, new: Key) -> str:
+def _other_difference(old: Key, new: Key) -> str:
     """The differences between subgraphs with the same ops."""
     for was, form in zip(old.outside, new.outside):
         if form != was:

@@ -393,7 +393,7 @@ class Replay:
         _, variables, has_run, _ = stopped
         finished = len(times) - 1
         if has_run:  # the kernel of one more node
-            self._hand_over(nodes[finished], variables)
+            self._store_results(nodes[finished], variables)
             finished += 1
         seconds = array("d", [*times, perf_counter()]) if timed else None
         finish(tape, subgraph, nodes[:finished], seconds, stage)
@@ -402,7 +402,7 @@ class Replay:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
 
-    def _hand_over(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
+    def _store_results(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
         """Complete the bookkeeping of ``node``, whose kernel has run."""
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)

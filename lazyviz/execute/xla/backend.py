@@ -149,7 +149,7 @@ class Code:
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         count = self.program.inputs
-        parts = xla_program.handed(self.program.arguments, given[:count])
+        parts = xla_program.argument_tensors(self.program.arguments, given[:count])
         numbers = [number.item() for number in given[count:]]
         with self.settings():
             made, right = self.call(numbers, [to_jax(part, self.device) for part in parts])

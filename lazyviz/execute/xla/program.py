@@ -124,7 +124,7 @@ def _spec(argument: Argument, inputs: Sequence[Value]) -> functionalization.Spec
     return shape, stride, value.meta.dtype, value.meta.device
 
 
-def handed(given: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def argument_tensors(given: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The arrays for ``given``, as tensors, from the inputs ``tensors``."""
     parts = []
     for argument in given:

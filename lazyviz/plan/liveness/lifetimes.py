@@ -93,10 +93,10 @@ def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
 
 def main_device(spans: Iterable[Lifetime]) -> torch.device:
     """The device that holds most of the bytes; the CPU if there are none."""
-    return with_most(by_device(spans))
+    return device_with_most(by_device(spans))
 
 
-def with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
+def device_with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
     """:func:`main_device` of the result of :func:`by_device`."""
     if len(found) < 2:
         return next(iter(found), torch.device("cpu"))

@@ -87,7 +87,7 @@ class Moment(Tabular):
         size = format_bytes(self.nbytes)
         return f"<Moment {self.position}: {size} in {len(self.alive)} tensors, {where(self.node)}>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         named = {str(category): size for category, size in self.by_category.items()}

@@ -51,10 +51,10 @@ def install(patches: Patches) -> None:
         reset(parameter)
 
     patches.set(fsdp, "reset_sharded_param", reset_sharded_param)
-    _tell_gradients(patches, fsdp)
+    _patch_gradients(patches, fsdp)
 
 
-def _tell_gradients(patches: Patches, fsdp: Any) -> None:
+def _patch_gradients(patches: Patches, fsdp: Any) -> None:
     """The tensor that FSDP2 stores in the ``grad`` of a sharded parameter: a part of a reduce-scatter's
     output.
     """

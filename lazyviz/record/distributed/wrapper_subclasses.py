@@ -12,20 +12,20 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import process_groups
-from ..fake_cuda.wrapper_subclasses import tell_device
+from ..fake_cuda.wrapper_subclasses import report_planned_device
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
 
 
 def install(patches: Patches, tape: Tape) -> None:
-    _tell_parameters(patches)
+    _patch_parameters(patches)
     if not torch_cuda.STAND_INS:
         return
     _install_propagation(patches, tape)
     _install_draws(patches)
 
     for cls in process_groups.wrapper_classes():
-        tell_device(patches, cls)
+        report_planned_device(patches, cls)
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
@@ -56,7 +56,7 @@ def _install_draws(patches: Patches) -> None:
     patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
 
 
-def _tell_parameters(patches: Patches) -> None:
+def _patch_parameters(patches: Patches) -> None:
     """A DTensor becomes a parameter by a mark: its local tensor is this rank's part of the parameter."""
 
     def get(tensor: torch.Tensor) -> bool:

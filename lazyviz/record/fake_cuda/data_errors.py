@@ -135,14 +135,14 @@ def meshgrid(original: Call) -> Call:
     return checked
 
 
-def in_own_words(original: Call) -> Call:
+def with_cuda_messages(original: Call) -> Call:
     """``original`` with errors that name a planned card's tensors like Python does."""
 
-    def worded(*args: Any, **kwargs: Any) -> Any:
+    def renamed_call(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except TypeError as error:
             error.args = tuple([str(item).replace(*_C_NAMES) for item in error.args])
             raise
 
-    return worded
+    return renamed_call

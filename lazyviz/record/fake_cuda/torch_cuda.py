@@ -293,7 +293,7 @@ class AbsentCards:
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
         replace(private_api.VF, "meshgrid", data_errors.meshgrid(meshgrid))
-        replace(torch.Tensor, "__setitem__", data_errors.in_own_words(torch.Tensor.__setitem__))
+        replace(torch.Tensor, "__setitem__", data_errors.with_cuda_messages(torch.Tensor.__setitem__))
         replace(*torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*torch_cuda.GROUP_TENSORS, _group_tensors)
 

@@ -38,16 +38,16 @@ def install(patches: Patches) -> None:
                 kwargs["device"] = below
                 if args[0] not in told:
                     told.add(args[0])
-                    tell_device(patches, args[0])
+                    report_planned_device(patches, args[0])
         return original(*args, **kwargs)
 
     patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
     for cls in list(_seen):
         told.add(cls)
-        tell_device(patches, cls)
+        report_planned_device(patches, cls)
 
 
-def tell_device(patches: Patches, cls: type) -> None:
+def report_planned_device(patches: Patches, cls: type) -> None:
     """Let tensors of a class report that they are on the planned card; the class's own answer has
     precedence.
     """

@@ -210,7 +210,7 @@ class Scopes:
         else:
             self._parameters[id(tensor)] = (weakref.ref(tensor), "", "kv_cache", "")
 
-    def hand_over(self, graph: Graph) -> None:
+    def keep_forward_nodes(self, graph: Graph) -> None:
         """The block has ended: from now on, its forward nodes are remembered as long as ``graph`` exists."""
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
         self._earlier.add(graph)

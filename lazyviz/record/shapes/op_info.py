@@ -75,7 +75,7 @@ class OpInfo:
         self.argument_names = [argument.name for argument in schema.arguments]
         self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
         self._note_writes(schema)
-        self._note_what_is_asked()
+        self._note_key_properties()
         self._note_kinds()
         # An op that returns nothing is a check, which can also fail when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
@@ -119,7 +119,7 @@ class OpInfo:
             and all(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         )
 
-    def _note_what_is_asked(self) -> None:
+    def _note_key_properties(self) -> None:
         """What its results and its cache key depend on."""
         op, names = self.op, self.argument_names
         schema = op._schema

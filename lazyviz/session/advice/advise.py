@@ -68,7 +68,7 @@ class Advice(Tabular):
         fitting = sum(bool(row.fits) for row in self.rows)
         return f"<Advice: {len(self.rows)} rows, {fitting} fit>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
