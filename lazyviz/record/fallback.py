@@ -59,8 +59,8 @@ def note_operator(
     written: Sequence[torch.Tensor],
     before: Sequence[tuple[int, int] | None],
 ) -> None:
-    """An operator has run and returned ``result``; ``before`` has the addresses of the tensors in
-    ``written``.
+    """An operator has run and returned ``result``; ``before`` has the addresses and
+    sizes that the memory of ``written`` had before.
     """
     if not _is_recording(tape):
         return

@@ -33,7 +33,7 @@ WeakTensor: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 storage_address = torch._C._storage_address  # type: ignore[attr-defined]
 
 
-_OWN_REFERENCES = 3  # to a Python storage in a function that has just created it
+_OWN_REFERENCES = 3  # to a Python storage in a function that has just obtained it
 
 
 class Memory(NamedTuple):

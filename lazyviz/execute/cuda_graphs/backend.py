@@ -160,7 +160,7 @@ class Known:
         self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
         self.alone: dict[int, str] = {}  # nodes that turned out not to be capturable
         self._on_other_device: set[int] = set()  # values that are on another device than recorded
-        self._handed: Collection[int] = ()  # by storage, from the run node by node
+        self._handed: Collection[int] = ()  # storages of the outputs in the run node by node
         self._unsupported: dict[int, str] = {}  # storages that differ from the record, and how
         self._memory_of: dict[int, int] = {}  # by storage, its address when it ran node by node
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads in which it has run

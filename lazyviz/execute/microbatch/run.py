@@ -192,7 +192,7 @@ class SplitRun:
 
     def _finish(self, node: TrackedNode) -> None:
         if node.state != "done":
-            if node.draws is not None:  # resets the generator, if nothing else draws
+            if node.draws is not None:  # after the last draw, sets the final generator state
                 self.draws.finish(node)
             node.error = None
             call_atomically(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))

@@ -206,7 +206,7 @@ def run_piece(token: str, work: bytes) -> bytes:
             run.env.clear()
         return protocol.dumps(Done(_joined(collected), seconds))
     except Exception as error:
-        if ONEDNN_FAILED in str(error) and token in _passes:  # in the order of a run in one process
+        if ONEDNN_FAILED in str(error) and token in _passes:  # continue like a run in one process
             _passes[token].without_onednn = True
         return _failed(number, error)
 

@@ -18,7 +18,7 @@ from .. import write_rollback
 from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .program_key import Step, Steps, Subgraph, values_in
 
-NODES_IN_ONE = 1000  # lines per function: compiling one takes many times the memory of the result
+NODES_IN_ONE = 1000  # nodes per function: compiling one takes many times the memory of the result
 _PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
 _LITERALS = (int, bool, type(None))
 

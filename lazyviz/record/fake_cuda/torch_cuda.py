@@ -418,7 +418,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "print": _shown,
     "format": data_errors.formatted,
     "deepcopy": _deep_copy,
-    "share_memory_": lambda tape, tensor: tensor,  # GPU memory is left uninitialized
+    "share_memory_": lambda tape, tensor: tensor,  # GPU memory is left unchanged
     "tolist": _list,
 }
 """Replacements for tensor methods that read values, by their cause, if only an absent GPU could compute the

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-MOST_CATEGORIES = 2**24  # the dtypes that a draw may be from
+MOST_CATEGORIES = 2**24  # that a draw may choose from
 
 
 def _does_not_expand(arguments: dict[str, Any]) -> bool:
@@ -46,7 +46,7 @@ def _no_groups_backward(arguments: dict[str, Any]) -> bool:
 
 def _not_of_one_softmax(arguments: dict[str, Any]) -> bool:
     gradient = arguments["grad_output"]
-    other_dtype = gradient.dtype != arguments["input_dtype"]  # the dtypes that GPUs have kernels for
+    other_dtype = gradient.dtype != arguments["input_dtype"]  # GPUs have kernels for this
     return gradient.shape != arguments["output"].shape or (other_dtype and gradient.device.type == "cpu")
 
 

@@ -210,7 +210,7 @@ def _layer_norm(call: Call) -> Made:
 
 
 def _convolution(call: Call) -> Made:
-    """For plain tensors, which do not decide between memory formats."""
+    """Only for plain tensors, for which no memory format has to be chosen."""
     arguments = call.arguments
     source, weight = call.meta("input"), call.meta("weight")
     if (dtype := one_dtype([value.meta for value in call.inputs])) is None:

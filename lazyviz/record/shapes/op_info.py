@@ -49,7 +49,7 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
 # Namespaces of ops that communicate with other ranks, and of FSDP2's ops that prepare this.
 _COMMUNICATION = {*NAMESPACES, "fsdp"}
 # Ops that check the content of their integers, usually constants of the program: the error belongs to their
-# line.
+# line. The kernels of every device check the first, only the CPU's kernels the others.
 CHECKED_EVERYWHERE = {"segment_reduce"}
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 
@@ -132,7 +132,7 @@ class OpInfo:
             or self.name == "pow"
             or self.name.removesuffix("_") in argument_checks.CHECKED_NUMBERS
         ):
-            pass  # sizes, integers to negative integer powers (an error), and other possible exponents
+            pass  # sizes, integers to negative integer powers (an error), and other numbers that may be one
         elif works_by_element(op) or self.name.startswith("_foreach"):
             # An int that is not an operand is part of the program: ``round(decimals=2)``.
             counts = any(str(argument.type) == "int" for argument in schema.arguments)

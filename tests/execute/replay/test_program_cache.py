@@ -385,7 +385,7 @@ def test_why_ops_of_two_modes_are_not_recognized():
 
 def test_few_ops_are_recognized_when_they_come_again():
     if not node_passes.active:
-        pytest.skip("the look that they are known by is compiled")
+        pytest.skip("the fingerprint pass is compiled only")
     reports, source = [], torch.ones(2)
     for _ in range(5):
         source += 1
