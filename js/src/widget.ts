@@ -10,7 +10,7 @@ import { followTheme } from "./page/theme";
 
 export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
-  // While the focus is in the widget, keys belong to it, not to the notebook's shortcuts.
+  // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
   root.addEventListener("keydown", (event) => {
     event.stopPropagation();
     body.key(event);

@@ -243,7 +243,7 @@ GROUP_TENSORS = (torch._C, "_group_tensors_by_device_and_dtype")
 compatible_tensors = torch._has_compatible_shallow_copy_type
 COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 
-# The function with which FSDP2 gets the device type of its mesh.
+# What FSDP2 asks for the kind of card that its mesh is of.
 GET_ACCELERATOR = (torch._C, "_get_accelerator")
 # The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order

@@ -323,7 +323,7 @@ def inference_mode(enabled: bool) -> Iterator[None]:
 
 # --- compilers --------------------------------------------------------------------
 
-# Tensors of torch.export and torch.compile, which their own modes handle.
+# Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 
 

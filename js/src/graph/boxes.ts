@@ -80,9 +80,9 @@ export class BoxDrawing {
   readonly #third: SVGTextElement | null = null; // for a module's card
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
-  readonly #done: SVGRectElement | null = null; // its width shows the share of ops that have run
-  #number = ""; // as text, with the bar
-  #chosen = false; // another number than the usual one, which has precedence if there is little room
+  readonly #done: SVGRectElement | null = null; // as wide as its ops have run
+  #number = ""; // in words, with the bar
+  #chosen = false; // another number than is usual, which comes first where there is little room
   readonly #alarm = svg("g", { class: "lz-alarm" });
   #band: Band | null = null;
 
@@ -164,7 +164,7 @@ export class BoxDrawing {
 
   place(frame: Frame): void {
     this.#frame = frame;
-    this.#band = null; // its text may have changed
+    this.#band = null; // what it says may have changed
     this.element.setAttribute("transform", at(frame));
   }
 

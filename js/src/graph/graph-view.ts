@@ -373,7 +373,7 @@ export class GraphView {
       if (element) last.set(layer, element);
     }
     this.#drawings = next;
-    // The Tab key's box and the focus stay, or move to the group that was closed around them.
+    // The Tab key's box and the focus stay, or go to the group that has closed over them.
     const near = (id: string | null): string | null => {
       let at = id ?? undefined;
       while (at !== undefined && !next.has(at)) at = this.#scene.parentOf(at);

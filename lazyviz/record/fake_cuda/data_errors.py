@@ -20,7 +20,7 @@ from ..tape import Tape
 from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
-_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: C++ sees a planned card's tensors as these
+_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned card's tensors for
 Call = Callable[..., Any]
 
 

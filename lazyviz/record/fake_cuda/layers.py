@@ -30,7 +30,7 @@ def _unsupported(what: str) -> AbsentDeviceError:
 
 
 class _Graph:
-    """Replaces ``torch.cuda.CUDAGraph``."""
+    """In the place of ``torch.cuda.CUDAGraph``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise _unsupported("torch.cuda.CUDAGraph")

@@ -66,15 +66,11 @@ class LateImports(MetaPathFinder):
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             action = AFTER.get(name)
-            spec.loader = (
-                _UnrecordedLoader(spec.loader, self._mode)
-                if action is None
-                else _CallbackLoader(spec.loader, action)
-            )
+            spec.loader = _Aside(spec.loader, self._mode) if action is None else _Then(spec.loader, action)
         return spec
 
 
-class _WrappedLoader(Loader):
+class _For(Loader):
     """Replaces ``loader`` until the module is executed."""
 
     def __init__(self, loader: Loader) -> None:
@@ -90,7 +86,7 @@ class _WrappedLoader(Loader):
         self._loader.exec_module(module)
 
 
-class _UnrecordedLoader(_WrappedLoader):
+class _Aside(_For):
     """Runs ``loader`` without any of our patches and modes."""
 
     def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
@@ -102,7 +98,7 @@ class _UnrecordedLoader(_WrappedLoader):
             super().exec_module(module)
 
 
-class _CallbackLoader(_WrappedLoader):
+class _Then(_For):
     """Runs ``loader``, and then ``action``."""
 
     def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:
