@@ -32,8 +32,8 @@ MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
-MODEL_BOXES = 40  # the parts of the large module of the forward pass are shown up to this many boxes
-BIG = 0.6  # share of its ops from which on a module is the large one
+MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
+BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
 
