@@ -124,7 +124,7 @@ def test_the_table_shows_what_is_not_met_in_bold_and_what_is_missing_as_such():
     assert "small: —" in text
 
 
-def test_a_part_that_runs_out_of_time_is_told_and_is_not_a_success(tmp_path):
+def test_a_part_that_runs_out_of_time_is_reported_and_is_not_a_success(tmp_path):
     target = tmp_path / "speed.json"
     command = [sys.executable, BENCHMARKS / "run.py", "chain", "--quick", "--limit", "0.2", "--json", target]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -95,7 +95,7 @@ def test_all_are_here_where_they_can_be_compiled(source):
 
 
 @pytest.mark.parametrize(("checkout", "command"), [(True, "build_native.py"), (False, "lazyviz compile")])
-def test_the_warning_names_the_command_that_makes_it_anew(module, checkout, command, monkeypatch, tmp_path):
+def test_the_warning_names_the_command_that_rebuilds_it(module, checkout, command, monkeypatch, tmp_path):
     if checkout:
         (tmp_path / "scripts").mkdir()
         (tmp_path / "scripts" / "build_native.py").touch()

@@ -935,7 +935,7 @@ def test_loading_twice_changes_nothing_and_unloading_leaves_nothing(shell, capsy
     assert snapshot(shell) == before
 
 
-def test_unloading_evaluates_what_is_owed_and_leaves_pytorch_as_it_was(run):
+def test_unloading_evaluates_pending_ops_and_restores_pytorch(run):
     numpy_before = torch.Tensor.numpy
     run("%%lazy\ny = torch.ones(3) + 1")
     y = run["y"]
@@ -961,7 +961,7 @@ def test_the_extension_loads_unloads_and_reloads_by_name(shell, capsys):
     assert not run("%lazy status").success
 
 
-def test_between_cells_the_session_is_told(run, monkeypatch):
+def test_the_session_is_reported_between_cells(run, monkeypatch):
     calls = []
     monkeypatch.setattr(lazy_graph, "cell_boundary", lambda: calls.append(1))
     run("a = 1")

@@ -89,7 +89,7 @@ def test_on_a_card_what_is_compared_is_reserved_memory_and_the_context(model):
             step(model, x)
 
 
-def test_a_limit_within_the_range_of_what_is_needed_is_told_as_such():
+def test_a_limit_within_the_range_of_the_need_is_reported_as_such():
     def train():
         net = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]).cuda()
         net(torch.randn(32, 64, 64, 64, device="cuda")).mean().backward()

@@ -106,7 +106,7 @@ def test_a_node_that_is_too_old_is_passed_over(js_build, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="makes shell scripts")
-def test_a_failing_npm_is_an_error_with_npms_own_words(js_build, tree, tmp_path):
+def test_a_failing_npm_is_an_error_with_npms_message(js_build, tree, tmp_path):
     program = tmp_path / "npm"
     program.write_text("#!/bin/sh\necho the moon is in the way\nexit 3\n")
     program.chmod(0o755)

@@ -67,7 +67,7 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def method(tensor):
-            read.append((name, tensor_memory.past_modes()))
+            read.append((name, tensor_memory.bypasses_modes()))
             return original(tensor)
 
         return method
@@ -257,8 +257,8 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
             seen.append(func)
             if types:
                 return dispatch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
-            if dispatch_handlers.makes_views_by_others(func):
-                return dispatch_handlers.by_others(self, func, args, kwargs or {})
+            if dispatch_handlers.makes_views_by_decomposition(func):
+                return dispatch_handlers.call_decomposed(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     class Unwraps(Wrapper):
@@ -276,9 +276,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
     assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
     assert view._is_view() and view._base is plain
     made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
-    assert all(map(dispatch_handlers.makes_views_by_others, made))
+    assert all(map(dispatch_handlers.makes_views_by_decomposition, made))
     tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
-    assert not any(map(dispatch_handlers.makes_views_by_others, tracked))
+    assert not any(map(dispatch_handlers.makes_views_by_decomposition, tracked))
 
 
 def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
@@ -433,7 +433,7 @@ def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
     assert len(read) >= 2
 
 
-def test_what_nobody_else_has_is_referred_to_alone():
+def test_a_tensor_without_other_references_is_alone():
     array = np.zeros(4)
     tensor = torch.from_numpy(array)
     memory = memory_of(tensor)
@@ -503,7 +503,7 @@ def test_our_own_inference_mode_is_torchs():
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_gradient_that_only_the_engine_holds_is_told_from_one_that_is_held():
+def test_a_gradient_that_only_the_engine_holds_is_distinguished_from_one_with_other_references():
     found = []
 
     class Watch(private_api.TorchDispatchMode):
@@ -663,7 +663,7 @@ def test_what_a_frame_returns_is_not_learnt_where_profilers_have_all_places():
         sys.setprofile(None)
 
 
-def test_ops_without_autograd_of_their_own_are_told():
+def test_ops_without_their_own_autograd_formula_are_recognized():
     library = torch.library.Library("lazyviz_private", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -735,7 +735,7 @@ def test_a_view_keeps_the_tensor_it_is_of():
     assert private_api.base_of(tensor) is None
 
 
-def test_the_kernel_of_a_convolution_is_told_from_sizes_alone():
+def test_the_kernel_of_a_convolution_follows_from_sizes_alone():
     def backend(shape, weight, dtype=torch.float32, transposed=False):
         return kernel_selection.conv_backend(
             shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype
@@ -814,7 +814,7 @@ def test_the_quickest_call_of_an_operator_is_the_same_call():
 
 def test_compilers_see_no_autocast_and_no_default_device():
     with torch.autocast("cpu"), torch.device("meta"):
-        with dynamo.nothing_to_build_in():
+        with dynamo.without_compile_context():
             assert not torch.is_autocast_enabled("cpu")
             assert torch.empty(2).device.type == "cpu"
         assert torch.is_autocast_enabled("cpu") and torch.empty(2).device.type == "meta"

@@ -53,7 +53,7 @@ def test_a_group_has_the_backend_that_was_asked_for_by_name_alone(world):
     assert dist.get_backend(dist.new_group([0, 1])) == "gloo"
 
 
-def test_operators_take_groups_that_can_be_told():
+def test_operators_take_groups_that_are_known():
     boxed = dist.distributed_c10d.ProcessGroup(dist.HashStore(), 0, 2)
     assert process_groups.unboxed(boxed) is boxed
     assert process_groups.unboxed(boxed.boxed()).size() == 2

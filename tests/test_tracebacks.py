@@ -228,7 +228,7 @@ def test_several_failed_ops_stop_only_what_needs_them():
     assert len(lazyviz.sync().left) == 3
 
 
-def test_an_op_that_failed_for_lack_of_something_runs_with_all_the_rest_once_it_is_there():
+def test_an_op_that_failed_because_something_was_missing_runs_with_the_rest_once_it_exists():
     missing = [True]
 
     @torch.library.custom_op("lazyviz_tests::needs_something", mutates_args=())

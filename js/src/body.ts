@@ -1,5 +1,5 @@
-// One drawing of the widget: toolbar, graph, code, details and memory chart, and what passes between them and Python.
-// Python's side is lazyviz/view/widget/widget.py; a message to it names an action and an id.
+// One drawing of the widget: toolbar, graph, code, details and memory chart, and their communication with Python
+// (lazyviz/view/widget/widget.py). A message to Python names an action and an id.
 
 import { Announcer, keepingFocus } from "./page/announcer";
 import { CodePanel } from "./drawer/code-panel";
@@ -26,7 +26,7 @@ import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memo
 
 const ALIVE = "Alive at peak";
 const MOST_BOXES = 2000;
-const PATIENCE = 120; // milliseconds: who opens group after group is not to wait for the details of each
+const PATIENCE = 120; // milliseconds: opening several groups quickly does not wait for the details of each
 
 export class Body {
   readonly #data: SceneData;
@@ -55,17 +55,17 @@ export class Body {
   readonly #observer: ResizeObserver;
   readonly #waiting = new Set<string>();
   #selected: string | null = null;
-  #moment: number | null = null; // the position that was asked for
+  #moment: number | null = null; // the requested position
   #expanding = false;
-  #read: number | undefined; // a position, in the chart
-  #asked: number | undefined; // what is alive there
+  #read: number | undefined; // a position in the chart
+  #asked: number | undefined; // storages that are alive there
   #stopped = false;
   #telling: ReturnType<typeof setTimeout> | undefined;
   readonly #listeners: [string, Callback][] = [];
 
   readonly #model: Model;
   readonly #root: HTMLElement;
-  readonly #fetch: () => void; // of the second part
+  readonly #fetch: () => void; // from the second part
 
   constructor(
     model: Model,
@@ -222,7 +222,7 @@ export class Body {
     this.#observer.observe(strip);
     this.#listen("change:state", () => {
       this.#showState();
-      this.#controls?.refresh(); // what was measured belongs to the plan
+      this.#controls?.refresh(); // measurements belong to the plan
     });
     for (const name of ["report", "summary"]) {
       this.#listen(`change:${name}`, () => {
@@ -260,7 +260,7 @@ export class Body {
     for (const [event, callback] of this.#listeners) this.#model.off(event, callback);
   }
 
-  /** A key pressed anywhere in the widget. */
+  /** A key was pressed in the widget. */
   key(event: KeyboardEvent): void {
     if (this.run.key(event) || secondPart()?.press(event, this.#root)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
@@ -367,7 +367,7 @@ export class Body {
     }
   }
 
-  /** Bars follow what is read in the chart: one question under way, then the newest. */
+  /** Bars follow the position that is read in the chart: one request at a time, then the newest. */
   #follow(position?: number): void {
     this.#read = position;
     if (position === undefined) this.#graph.holding(null);
@@ -377,7 +377,7 @@ export class Body {
     }
   }
 
-  /** Groups that were asked for have come. */
+  /** Requested groups have arrived. */
   #opened(ids: string[]): void {
     if (this.#expanding) {
       this.#expanding = false;
@@ -392,13 +392,13 @@ export class Body {
     this.#graph.draw(this.#selected ?? undefined);
   }
 
-  /** Lines and rows, after a run or with another plan. */
+  /** Lines and rows have changed, after a run or with another plan. */
   #refresh(): void {
     this.#code.refresh();
     this.#table?.refresh();
   }
 
-  /** A line of the code was chosen: its ops light up, and the first of them comes into view. */
+  /** A line of the code was chosen: its ops are highlighted, and the first of them scrolls into view. */
   #showLine(details: Details, lit: string[]): void {
     this.#selected = null;
     this.#leaveMoment();
@@ -419,7 +419,7 @@ export class Body {
     const close = this.#scene.closable(id);
     const ask = box.group && open && !close && !this.#scene.known(id);
     if (ask) {
-      // Before its details are asked for: those of a large group take longer.
+      // Before requesting its details, because those of a large group take longer.
       this.#waiting.add(id);
       this.#send("open", id);
     }
@@ -431,7 +431,7 @@ export class Body {
     this.#announcer.say(`${box.label} ${close ? "closed" : "opened"}`);
   }
 
-  /** Selects a box; its details are asked for after `wait` milliseconds, if it is selected still. */
+  /** Selects a box; its details are requested after `wait` milliseconds if it is still selected. */
   #select(id: string, wait = 0): void {
     this.#selected = id;
     this.#leaveMoment();
@@ -466,7 +466,7 @@ export class Body {
     this.#table?.select(null);
   }
 
-  /** What is alive at a point of the chart: its op is selected, or the nearest box around it that is drawn. */
+  /** Storages alive at a point of the chart: selects its op, or the nearest drawn box around it. */
   #showMoment(moment: Moment): void {
     this.#leaveSelection();
     this.#selected = this.#scene.visible(moment.chain);
@@ -497,7 +497,7 @@ export class Body {
     this.#graph.center(last);
   }
 
-  /** A plan of another size, or cut otherwise, was asked for and has come. */
+  /** A requested plan with another size or split has arrived. */
   #showPlan(message: PlanMessage): void {
     const { memory, batch } = message;
     if (memory.verdict !== this.memory?.verdict) this.#announcer.say(memory.verdictText);
@@ -522,7 +522,7 @@ export class Body {
         writer.showPeak(memory);
       });
       this.#drawer.titleAlive(ALIVE);
-    } else this.#send("select", this.#selected); // its sizes are others, and its lifetime may be
+    } else this.#send("select", this.#selected); // its sizes differ, and its lifetime may differ
 
   }
 
@@ -545,7 +545,7 @@ export class Body {
     this.#drawer.raise("alive");
   }
 
-  /** How many things the badge of the toolbar stands for. */
+  /** The number of findings that the badge of the toolbar counts. */
   #countFindings(open = false): void {
     const listed = [this.run.note, ...this.run.findings.children, ...(this.#controls?.findings ?? [])];
     const told = listed.filter((each) => each.textContent.trim()).length;
@@ -557,7 +557,7 @@ export class Body {
     this.#chart?.forget();
   }
 
-  /** Lights up the boxes that made what is alive. */
+  /** Highlights the boxes that created the storages that are alive. */
   #light(allocations: Alive[]): void {
     const lit = new Map<string, string>();
     for (const alive of allocations) {
@@ -573,7 +573,7 @@ export class Body {
     this.run.showFindings((this.#model.get("findings") as Finding[] | undefined) ?? []);
   }
 
-  /** Boxes have run, or have begun to. */
+  /** Boxes have run, or have started to. */
   #showStates({ boxes }: StatesMessage): void {
     for (const [id, [state, seconds, alarm, share]] of Object.entries(boxes)) {
       const box = this.#scene.boxes.get(id);
@@ -620,10 +620,12 @@ export class Body {
     this.#toolbar.showError(failed ? failure : null);
     this.#chart?.fail(failed ? failure : null);
     this.#drawer.offer("error", failed, failed && !failure.recording);
-    if (failed) this.#drawer.show("error"); // in a narrow widget not over the op that failed
+    if (failed) this.#drawer.show("error"); // in a narrow widget, not over the op that failed
   }
 
-  /** What the second part has: the path of the selected box, the table, the save menu, the list of sync points. */
+  /**
+   * The content of the second part: the path of the selected box, the table, the save menu, the list of sync points.
+   */
   #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
     on(tableButton, "click", () => {
       whenHere(() => {
@@ -671,7 +673,7 @@ export class Body {
           this.#graph.point(id);
         },
         mark: (lifetime) => {
-          this.#chart?.glance(lifetime);
+          this.#chart?.preview(lifetime);
         },
       });
       offerHelp(this.#root);
@@ -699,7 +701,7 @@ export class Body {
     });
   }
 
-  /** Python saves files of the drawing as it stands. */
+  /** Python saves files of the drawing in its current state. */
   #tellDrawing(): void {
     clearTimeout(this.#telling);
     this.#telling = setTimeout(() => {
@@ -708,7 +710,7 @@ export class Body {
     }, 100);
   }
 
-  /** The second part cannot be had: why. */
+  /** The second part is not available: why. */
   refuse(why: string): void {
     this.run.refuse(why);
   }

@@ -1,4 +1,4 @@
-// The widget's second part: what the first picture does without.  See page/second-part.ts.
+// The widget's second part, which the first picture does not need. See page/second-part.ts.
 
 export { headTitles } from "./drawer/head-titles";
 export { failureBlock, Writer } from "./drawer/details";

@@ -1,4 +1,4 @@
-// The widget as anywidget wants it: drawn into an element for a model, anew when another picture comes.
+// The widget in anywidget's form: drawn into an element for a model, again when another picture arrives.
 
 import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";

@@ -56,7 +56,7 @@ def examine(*, gpu: bool) -> int:
         "Devices": _devices(diagnosis),
         "Widget": _widget(),
         "Fonts for pictures": _fonts(),
-        "Possible improvements": _faster(diagnosis),
+        "Possible improvements": _improvements(diagnosis),
         "Left behind in this process": [str(each) for each in diagnosis.leftovers] or ["nothing"],
     }.items():
         to.print(f"{title}:", style="bold")
@@ -136,7 +136,7 @@ def _fonts() -> list[str]:
     return lines
 
 
-def _faster(diagnosis: Diagnosis) -> list[str]:
+def _improvements(diagnosis: Diagnosis) -> list[str]:
     lines = []
     if not all(diagnosis.compiled.values()) and not os.environ.get("LAZYVIZ_PURE_PYTHON"):
         compiler = (

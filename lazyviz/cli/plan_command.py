@@ -81,7 +81,7 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
         recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if recorded.result is not None:
         found = recorded.result.table()
         console().print(table(found.title, found.columns, found.rows, found.numbers))
@@ -105,7 +105,7 @@ def plan(script: Script, options: PlanOptions) -> int:
         )
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if is_silent():
         return code
     data = {
@@ -120,14 +120,14 @@ def plan(script: Script, options: PlanOptions) -> int:
     if options.json_file != "-":
         if data["ops"]:
             show_plan(data, to)
-        for sentence in _how_far(script, recorded, options):
+        for sentence in _recording_extent(script, recorded, options):
             to.print(sentence)
     if options.annotate and data["ops"]:
         print("\n".join(github_lines(data, options.budget)), file=to.file, flush=True)
-    return code if code != FINE else _judged(data, recorded, options)
+    return code if code != FINE else _compare_with_budget(data, recorded, options)
 
 
-def told_end(recorded: Recorded[Any]) -> int:
+def report_exit(recorded: Recorded[Any]) -> int:
     """Show the script's exception, if any, as Python does; return the exit code."""
     if recorded.error is not None and recorded.how in ("failed", "interrupted"):
         show(recorded.error)
@@ -135,7 +135,7 @@ def told_end(recorded: Recorded[Any]) -> int:
     return FAILED if recorded.exit_code else FINE
 
 
-def _how_far(script: Script, recorded: Recorded[Data], options: PlanOptions) -> list[str]:
+def _recording_extent(script: Script, recorded: Recorded[Data], options: PlanOptions) -> list[str]:
     """Sentences that say where recording stopped, if that was before the requested number of steps."""
     steps = f"{recorded.steps:,} of {options.steps:,} optimizer steps"
     if not recorded.result["ops"]:
@@ -164,7 +164,7 @@ def _of_command_line(sentence: str) -> str:
     return f"{before} To continue, give the value: --assume LINE=VALUE, or --assume '*=VALUE' for any line."
 
 
-def _judged(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
+def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
     """Compare the plan with the budget, if there is one; return the exit code, and say if it is exceeded."""
     if options.budget is None:
         return FINE
@@ -229,7 +229,7 @@ def view(
         raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot write the picture: {error}") from None
-    code = told_end(recorded)
+    code = report_exit(recorded)
     if is_silent():
         return code
     to = console(sys.stderr)

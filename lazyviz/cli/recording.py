@@ -133,7 +133,7 @@ def record(
         code = 0 if finished else exit_code(left)
     except BaseException as raised:
         if not finished:
-            trouble, how = raised, _how(raised)
+            trouble, how = raised, _end_kind(raised)
     if finished:
         how = "stopped"
     else:
@@ -145,7 +145,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _how(error: BaseException) -> How:
+def _end_kind(error: BaseException) -> How:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return "out of reach" if isinstance(error, AbsentDeviceError) else "failed"

@@ -1,10 +1,9 @@
 """Eager backend: runs the recorded kernels op by op, in program order, on the user's real tensors.
 
-Nodes run exactly where recording met them, below autograd and autocast, so the
-kernels, their order and their inputs are those of eager PyTorch and results are equal
-to the last bit.  A value's memory is freed after its last use; a tensor the user still
-holds becomes real as soon as its node has run, so that an interruption between two
-nodes loses nothing.
+Nodes run exactly at the level at which they were recorded, below autograd and autocast, so the kernels, their
+order and their inputs are those of eager PyTorch, and results are equal to the last bit. A value's memory is
+freed after its last use. A tensor that the user still holds becomes real as soon as its node has run, so that
+an interruption between two nodes loses nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class AroundNodes(AbstractContextManager[Any], Protocol):
 
 
 class Interrupted(RuntimeError):
-    """Evaluation was cancelled between two ops; finished ops are finished, the others pending."""
+    """Evaluation was cancelled between two ops; ops that have run are done, the others are pending."""
 
 
 def run(
@@ -108,11 +107,11 @@ def run(
             else:
                 tape.pending_ops.finished(node)
             if progress is not None:
-                tell(arrived, progress, done, total, node)
+                report_progress(arrived, progress, done, total, node)
 
 
 def spent_on(seen: Summaries | None) -> float:
-    """The seconds that were spent on looking at values."""
+    """The seconds that were spent on computing value statistics."""
     return seen.seconds if seen is not None else 0.0
 
 
@@ -123,7 +122,7 @@ def _cuda_event() -> Any:
 
 
 class kernel_level:
-    """Context in which recorded calls run where they were recorded; yields the signals that arrive meanwhile.
+    """Context in which calls run at the level at which they were recorded; yields the signals that arrive.
 
     ``drawing``: the nodes, at least those that draw random numbers; ``ran``: all of them, if their run
     touches nothing else.  Every sync point enters one.
@@ -151,7 +150,7 @@ class kernel_level:
         self._arrived.leave = partial(self._leave, BaseException)
         try:
             shutdown.enter(self._arrived)
-            if torch.is_inference_mode_enabled():  # each node runs in the mode of its record
+            if torch.is_inference_mode_enabled():  # each node runs in its recorded mode
                 self._inference = private_api.inference_mode(False)
                 self._inference.__enter__()
             tape.runs.running = threading.get_ident()
@@ -193,14 +192,16 @@ class kernel_level:
                     self._signals.__exit__()
 
     def _note_done(self) -> None:
-        """What has run is no longer pending, wherever an exception came between the two."""
+        """Remove nodes that have run from the pending nodes, even after an exception in between."""
         for node in self._drawing if self._ran is None else self._ran:
             if node.state == "done" and not node.is_rematerialized and node in self._tape.pending:
                 self._tape.pending_ops.finished(node)
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """The level around: user code that is called in the midst of a run finds PyTorch as it left it."""
+        """Temporarily restore the outer level, so that user code called during a run finds PyTorch's state
+        unchanged.
+        """
         tape = self._tape
         grad_mode, inference, running = (
             torch.is_grad_enabled(),
@@ -212,7 +213,7 @@ class kernel_level:
         level = self._level
         assert level is not None
 
-        def go_on() -> None:
+        def reenter() -> None:
             level.__enter__()
             tape.runs.running = running
             torch.set_grad_enabled(grad_mode)
@@ -224,7 +225,7 @@ class kernel_level:
             with mode:
                 yield
         finally:
-            complete(go_on)
+            complete(reenter)
 
 
 def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:
@@ -240,8 +241,8 @@ def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, wh
         raise Interrupted(f"cancelled {where}")
 
 
-def tell(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:
-    """Call ``progress``, which is the user's; what it raises stops the run between two nodes."""
+def report_progress(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:
+    """Call the user's ``progress``; an exception that it raises stops the run between two nodes."""
     try:
         with arrived.level():
             progress(done, total, node)
@@ -251,7 +252,7 @@ def tell(arrived: Deferred, progress: Progress, done: int, total: int, node: Tra
 
 
 def recorded_modes(node: TrackedNode) -> ExitStack:
-    """Context with the modes that ``node`` was recorded under; :func:`kernel_level` puts grad mode back."""
+    """Context with the recorded modes of ``node``; :func:`kernel_level` restores the grad mode."""
     stack = ExitStack()
     if node.inference_mode != torch.is_inference_mode_enabled():
         stack.enter_context(private_api.inference_mode(node.inference_mode))
@@ -266,26 +267,26 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 _called = partial.__call__
 
 
-def together(*steps: partial[Any]) -> None:
-    """Call ``steps``, functions of C, one after another: nothing of Python's comes between two of them."""
+def call_atomically(*steps: partial[Any]) -> None:
+    """Call ``steps``, C functions, one after another, without Python code in between."""
     deque(map(_called, steps), maxlen=0)
 
 
 def call(node: TrackedNode) -> list[Any]:
-    """The results of ``node``'s kernel on its inputs, which have to be there.
+    """The results of ``node``'s kernel for its inputs, which must exist.
 
-    The state that it draws from is not moved on: it may have to run once more.
+    The state that it draws from does not advance, because it may have to run again.
     """
     ran: list[Any] = []
     _start(node, ran, [])
-    return _listed(ran[0])
+    return _as_list(ran[0])
 
 
 def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     """Run ``node``'s kernel; ``ran`` has its result as soon as it has run.
 
-    Nothing of Python's comes between the two, so neither does an exception from elsewhere.  ``begun`` has an
-    item where the kernel has failed and left memory half written.
+    No Python code runs in between, so no asynchronous exception can occur there. ``begun`` has an item if the
+    kernel has failed and left memory partially written.
     """
     draws = node.draws
     args = [item if type(item) in _PLAIN else _real(item) for item in node.args]
@@ -305,14 +306,14 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
     ran[:] = map(_called, (kernel,))
 
 
-def _listed(result: Any) -> list[Any]:
+def _as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
 def _without_statistics(
     node: TrackedNode, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Copies in place of running statistics, which have been moved along already."""
+    """Use copies in place of running statistics, which have already been updated."""
     moved = statistics(node)
     if not moved:
         return list(args), kwargs
@@ -337,11 +338,11 @@ def run_node(node: TrackedNode, memory: ResidentMemory, seen: Summaries | None =
 
 
 def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summaries | None) -> None:
-    """``node``'s kernel has run, with the result in ``ran``; may be called again where it was stopped."""
+    """``node``'s kernel has run, with the result in ``ran``; may be called again if it was interrupted."""
     if len(ran) == 1:
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)
-        results = _listed(ran[0])
+        results = _as_list(ran[0])
         node.state = "done"
         node.error = None
         if seen is not None:
@@ -350,7 +351,7 @@ def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summa
         if node.writes:
             for value in own:
                 memory.resized(value.storage, results[value.index])
-        # A kernel may leave out a gradient that nobody needs and that its shape rule has.
+        # A kernel may omit a gradient that is not needed, although its shape rule includes it.
         deliver({value: results[value.index] for value in own if results[value.index] is not None}, memory)
         ran[1:] = map(node_passes.note_used, ((node,),))
         ran[0] = None
@@ -358,7 +359,7 @@ def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summa
 
 
 def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory) -> None:
-    """Give each computed value its tensor: to later nodes, and to the user where one is held."""
+    """Store each computed tensor in its value, for later nodes, and in the user's tensor, if there is one."""
     fresh: set[TrackedStorage] = set()
     for value, real in results.items():
         storage, node = value.storage, value.node
@@ -376,7 +377,7 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
 
 
 def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
-    """Make the user's tensor real, if it is still there; a kernel may leave out a result."""
+    """Make the user's tensor real, if it still exists; a kernel may omit a result."""
     if real is None or codegen.store_result(value, real):
         return
     for ref in list(value.refs()):
@@ -388,7 +389,7 @@ def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
 
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
-    """``node`` has run: free what it was the last to need."""
+    """``node`` has run: free the values that only it still needed."""
     node_passes.note_used((node,))
     free(node, memory)
 

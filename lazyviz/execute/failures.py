@@ -11,7 +11,9 @@ STAYS = (
 
 
 def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> None:
-    """The kernel of ``node`` raised ``error``; ``midway``: after it started writes that cannot be undone."""
+    """The kernel of ``node`` raised ``error``; ``midway``: after it started writes that cannot be rolled
+    back.
+    """
     if midway:
         where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
         node.state = "failed"
@@ -24,7 +26,7 @@ def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> No
 
 
 def name_line(error: Exception, node: TrackedNode) -> None:
-    """Add where the op was recorded to the error's message, and what becomes of it."""
+    """Add the source line of the op, and the state of the remaining ops, to the error's message."""
     lines = []
     if node.source is not None:
         lines.append(f"{node.op} was recorded at {node.source}: {node.source.text}")

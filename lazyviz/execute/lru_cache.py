@@ -11,13 +11,14 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Values by key, as many as ``limit`` says, or of so much ``size`` together.
+    """Values by key, at most ``limit`` of them, or with a total ``size`` of at most ``limit``.
 
     Args:
         on_drop: called with the key and the value that are dropped because the cache is full; True keeps
             them for another round.
 
-    Every step is one of the dictionary's own, so that an exception from elsewhere leaves it whole.
+    Every step is a single dictionary operation, so that an asynchronous exception cannot leave it
+    inconsistent.
     """
 
     def __init__(
@@ -39,18 +40,18 @@ class LRUCache(Generic[K, V]):
         return key in self._values
 
     def peek(self, key: K) -> V | None:
-        """The value, which does not count as used."""
+        """The value, without marking it as used."""
         return self._values.get(key)
 
     def get(self, key: K) -> V | None:
-        """The value, which is the last now to be dropped."""
+        """The value, which becomes the most recently used."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def use(self, key: K) -> None:
-        """The value under ``key``, if there is one, is the last now to be dropped."""
+        """The value under ``key``, if there is one, becomes the most recently used."""
         if key in self._values:
             self._values.move_to_end(key)
 

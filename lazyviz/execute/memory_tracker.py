@@ -21,41 +21,44 @@ _storage_of = private_api.TensorBase.untyped_storage
 _nbytes_of = torch.UntypedStorage.nbytes
 
 Timelines = Mapping[int, Sequence[tuple[int, int]]]
-"""By id of a graph: positions of its nodes as they ran, each with the most bytes held while it did."""
+"""By id of a graph: positions of its nodes in the order in which they ran, each with the most bytes held
+during it.
+"""
 
 
 class ResidentMemory:
-    """Bytes of the storages that the run holds, on all devices; what else kernels take is not seen."""
+    """Bytes of the storages that the run holds, on all devices; other memory of kernels is not included."""
 
     def __init__(self, nodes: Sequence[TrackedNode]) -> None:
         there = dict.fromkeys(
             [value.storage for node in nodes for value in node.inputs if value.real is not None]
         )
-        self._sizes: dict[Storage, int] = {}  # by origin: of memory met again after a sync point once
-        # The record's storages for each origin, where it has others than itself.
+        # By origin, so that memory that is used again after a sync point counts once.
+        self._sizes: dict[Storage, int] = {}
+        # The recorded storages of each origin, if there are others besides itself.
         self._names: dict[Storage, set[Storage]] = {}
         for storage in there:
             origin = storage.origin
             self._sizes[origin] = storage.nbytes
             if origin is not storage:
                 self._names.setdefault(origin, {origin} if origin in there else set()).add(storage)
-        # What came and went: whose memory, how much, and where each step begins (before the first node runs
-        # is one, too).  Few containers: the garbage collector counts them, and looks at all there are.
+        # Allocations and frees: the storage, the bytes, and where each step begins (including one before the
+        # first node). Few containers, because the garbage collector counts them, and visits all that exist.
         self._storages: list[Storage] = list(self._sizes)
         self._bytes: list[int] = list(self._sizes.values())
         self._begins: list[int] = [0]
-        self._freed: list[Storage] = []  # at the step that is to come
+        self._freed: list[Storage] = []  # to be noted with the next step
         self._freed_bytes: list[int] = []
         self.now = sum(self._bytes)
         self.peak = self.now
-        self._steps: list[TrackedNode | None] = []  # of the timeline, and the most held during each
+        self._steps: list[TrackedNode | None] = []  # of the timeline, and the most bytes held during each
         self._marks: list[int] = []
         self._high = self.now
 
     def step(self, node: TrackedNode | None = None, *, shown: bool = True) -> None:
-        """The next node runs: what was freed before is gone.
+        """The next node runs: memory freed before it no longer counts.
 
-        The timeline leaves out one that is not ``shown``; without a ``node`` it counts to the next one.
+        The timeline omits a node that is not ``shown``; without ``node``, the memory counts for the next one.
         """
         self._begins.append(len(self._storages))
         if self._freed:
@@ -70,12 +73,12 @@ class ResidentMemory:
             self._high = self.now
 
     def timeline(self) -> list[tuple[TrackedNode, int]]:
-        """The nodes in the order in which they ran, each with the most bytes held while it did."""
+        """The nodes in the order in which they ran, each with the most bytes held during it."""
         marks = zip(self._steps, [*self._marks, self._high])
         return [(node, nbytes) for node, nbytes in marks if node is not None]
 
     def timelines(self) -> Timelines:
-        """The timeline of each graph that nodes are of."""
+        """The timeline of each graph that the nodes belong to."""
         graphs = dict.fromkeys([node.graph for node in self._steps if node is not None])
         if len(graphs) == 1 and None not in self._steps:
             positions = [node.index for node in self._steps if node is not None]
@@ -86,7 +89,7 @@ class ResidentMemory:
         return result
 
     def levels(self, storages: Sequence[TrackedStorage]) -> Levels:
-        """What came and went, for another run of the same subgraph, whose storages these are."""
+        """The allocations and frees, for another run of the same subgraph, whose storages these are."""
         places: dict[Storage, int] = {}
         for place, storage in enumerate(storages):
             places.setdefault(storage, place)
@@ -96,12 +99,12 @@ class ResidentMemory:
         sums = [0, *accumulate(self._bytes)]
         after = []
         for end, stop in pairwise(ends):
-            # What is freed after a node is noted with the next one.
+            # Memory freed after a node is noted with the next one.
             after.append(sums[end] + sum([nbytes for nbytes in self._bytes[end:stop] if nbytes < 0]))
         after.append(sums[-1] + sum(self._freed_bytes))
         return Levels(whose, list(self._bytes), ends, [*self._marks, self._high], after, self.peak)
 
-    def _came(self, storage: Storage, nbytes: int) -> None:
+    def _note_allocated(self, storage: Storage, nbytes: int) -> None:
         self._storages.append(storage)
         self._bytes.append(nbytes)
         now = self.now = self.now + nbytes
@@ -110,36 +113,36 @@ class ResidentMemory:
             if now > self.peak:
                 self.peak = now
 
-    def _went(self, storage: Storage, nbytes: int) -> None:
+    def _note_freed(self, storage: Storage, nbytes: int) -> None:
         self._freed.append(storage)
         self._freed_bytes.append(-nbytes)
         self.now -= nbytes
 
-    def beside(self, storage: Storage, size: int) -> None:
-        """Add ``size`` bytes (or subtract) in addition to ``storage``: of a piece, or of a recomputed
-        copy.
+    def add_extra(self, storage: Storage, size: int) -> None:
+        """Add (or subtract) ``size`` bytes in addition to ``storage``: for a piece, or for a
+        recomputed copy.
         """
         if size > 0:
-            self._came(storage, size)
+            self._note_allocated(storage, size)
         else:
-            self._went(storage, -size)
+            self._note_freed(storage, -size)
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
         size = _nbytes_of(_storage_of(real))
-        before = self._sizes.get(storage, 0)  # a sum of pieces is there before it is handed over
+        before = self._sizes.get(storage, 0)  # a sum of pieces exists before it is handed over
         self._sizes[storage] = size
         if self._names:
             self._names.pop(storage, None)
-        self._came(storage, size - before)
+        self._note_allocated(storage, size - before)
 
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
-        """``out=`` may have grown what it was given."""
+        """``out=`` may have resized its argument."""
         origin = storage.origin
         if (before := self._sizes.get(origin)) is None:
             return
         size = self._sizes[origin] = _nbytes_of(_storage_of(real))
         if size != before:
-            self._came(origin, size - before)
+            self._note_allocated(origin, size - before)
 
     def freed(self, storage: Storage) -> None:
         origin = storage.origin
@@ -150,21 +153,22 @@ class ResidentMemory:
                 return
         size = self._sizes.pop(origin, 0)
         if size:
-            self._went(origin, size)
+            self._note_freed(origin, size)
 
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
-        """The peak of one device, and what it was for."""
+        """The peak of one device, and its categories."""
         ends = [*self._begins[1:], len(self._storages)]
         return _highest(device, self._storages, self._bytes, ends, categories)
 
 
 @dataclass(frozen=True)
 class Levels:
-    """What a run of a subgraph held, with its storages by number.
+    """The memory that a run of a subgraph held, with its storages by number.
 
-    ``places`` are the storages that came and went, one after another, and ``nbytes`` how much; ``ends`` are
-    where that ends which came before the first node, and at each of them.  ``marks`` are the most that was
-    held during each node, ``after`` what was left after it (first: before all of them), ``peak`` the most.
+    ``places`` are the storages that were allocated and freed, one after another, and ``nbytes`` the bytes.
+    ``ends`` are the positions in these lists before the first node, and after each node. ``marks`` are the
+    most bytes held during each node, ``after`` those left after it (first: before all nodes), ``peak`` is the
+    maximum.
     """
 
     places: Sequence[int]
@@ -174,18 +178,18 @@ class Levels:
     after: Sequence[int]
     peak: int
 
-    def kept_otherwise(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
-        """The levels of a run in which storages in ``freed`` are freed, too, and those in ``kept`` are not.
+    def with_other_live(self, deaths: Mapping[int, int], freed: Set[int], kept: Set[int]) -> Levels | None:
+        """The levels of a run in which storages in ``freed`` are also freed, and those in ``kept`` are not.
 
-        ``deaths`` are the positions of the nodes after which they are or were. ``None``: one is not freed as
-        a storage of its own.
+        ``deaths`` are the positions of the nodes after which they are freed. ``None`` if one of them is not
+        freed as a separate storage.
         """
         places, nbytes = list(self.places), list(self.nbytes)
         ends, marks, after = list(self.ends), list(self.marks), list(self.after)
         for place in (*freed, *kept):
             size = sum([came for each, came in zip(self.places, self.nbytes) if each == place and came > 0])
             death = deaths[place]
-            last = death + 1 == len(marks)  # what is freed after the last node is in no step
+            last = death + 1 == len(marks)  # memory freed after the last node belongs to no step
             start = ends[death + 1]
             if place in kept:
                 step = range(start, start if last else ends[death + 2])
@@ -209,14 +213,14 @@ _index_of = operator.attrgetter("index")
 
 
 def timeline_of(nodes: Sequence[TrackedNode], held: Sequence[int]) -> Timeline:
-    """The timeline of ``nodes`` of one graph, in program order, with what is ``held`` while each runs."""
+    """The timeline of ``nodes`` of one graph, in program order, with the bytes ``held`` during each."""
     first, count = nodes[0].index, len(nodes)
     in_a_row = nodes[-1].index - first == count - 1
     return Timeline(range(first, first + count) if in_a_row else list(map(_index_of, nodes)), held)
 
 
 class KnownMemory:
-    """What a run holds of which every allocation is known; as :class:`ResidentMemory`, which see."""
+    """The memory of a run whose allocations are all known; same interface as :class:`ResidentMemory`."""
 
     def __init__(self, levels: Levels, subgraph: Subgraph, held: Peak | None) -> None:
         self._levels, self._subgraph, self._held = levels, subgraph, held
@@ -225,11 +229,11 @@ class KnownMemory:
         self.now = levels.after[0]
 
     def reach(self, count: int) -> None:
-        """So many nodes have run."""
+        """That many nodes have run."""
         self.now = self._levels.after[count]
 
     def stop(self, count: int) -> None:
-        """At most this many nodes have run; the next one may have been tried."""
+        """At most this many nodes have run; the next one may have been started."""
         self._finished = count + 1
         self.reach(count)
         self.peak = max([self._levels.after[0], *self._levels.marks[: count + 1]])
@@ -258,7 +262,9 @@ def _highest(
     ends: Sequence[int],
     categories: Mapping[Storage, Category],
 ) -> Peak:
-    """The most of what came (above 0) and went on ``device``, at the end of a step, and what it was for."""
+    """The maximum of the sum of allocations (positive) and frees on ``device`` at the end of a step, and its
+    categories.
+    """
     devices = [storage.device for storage in storages]
     if any(each != device for each in {id(each): each for each in devices}.values()):
         sizes = [nbytes if each == device else 0 for nbytes, each in zip(sizes, devices)]

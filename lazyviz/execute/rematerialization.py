@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
-from ..plan.remat.candidates import Again, Trace, statistics
+from ..plan.remat.candidates import RecomputeSchedule, Trace, statistics
 from ..process.transaction import complete
 from ..record.storage import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tape import Tape
@@ -27,15 +27,17 @@ from .memory_tracker import ResidentMemory
 
 
 class RecomputeRun:
-    """What a run that recomputes does between its nodes; a context that leaves what is pending in order."""
+    """What a run with recomputation does between its nodes; a context that leaves pending nodes
+    consistent.
+    """
 
-    def __init__(self, tape: Tape, trace: Trace, again: Again, memory: ResidentMemory) -> None:
-        self.tape, self.trace, self.recomputed, self.memory = tape, trace, again, memory
-        # What the plan has is what was recorded: nodes and values with their tensors.
+    def __init__(self, tape: Tape, trace: Trace, schedule: RecomputeSchedule, memory: ResidentMemory) -> None:
+        self.tape, self.trace, self.recomputed, self.memory = tape, trace, schedule, memory
+        # The plan refers to recorded objects: nodes and values with their tensors.
         self.nodes = cast("Sequence[TrackedNode]", trace.nodes)
-        self.count = 0  # nodes run again so far
-        self._left = set(again.repeated)
-        self._values: dict[Key, list[TrackedValue]] = {key: [] for key in again.made}
+        self.count = 0  # nodes that have run again so far
+        self._left = set(schedule.repeated)
+        self._values: dict[Key, list[TrackedValue]] = {key: [] for key in schedule.made}
         self._states: dict[TrackedNode, torch.Tensor] = {}
         self._sequences: dict[TrackedNode, DrawSequence] = {}
 
@@ -53,12 +55,12 @@ class RecomputeRun:
                     value.uses += 1
                     storage = value.storage
                     storage.uses += 1
-                    if storage.external or storage.live:  # who writes it has to wait
+                    if storage.external or storage.live:  # nodes that write it have to wait
                         storage.readers.append(self.nodes[at])
         return self
 
     def before(self, position: int) -> None:
-        """Run again what the node at ``position`` needs."""
+        """Recompute the values that the node at ``position`` needs."""
         group = self.recomputed.groups.get(position)
         if group is not None:
             self._run(group, position)
@@ -67,7 +69,7 @@ class RecomputeRun:
             self._states[node] = node.draws.state
 
     def after(self, position: int) -> None:
-        """The node at ``position`` has run: drop what only waits from here on."""
+        """The node at ``position`` has run: drop values that are only needed later."""
         node = self.nodes[position]
         if position in self._left:
             node.is_rematerialized = True
@@ -78,7 +80,7 @@ class RecomputeRun:
             self._drop(key)
 
     def finished(self, position: int) -> None:
-        """Tell the record that the node has run, for good or not yet."""
+        """Mark the node as run, permanently or for now."""
         self.tape.pending_ops.finished(self.nodes[position], for_good=position not in self._left)
 
     def _drop(self, key: Key) -> None:
@@ -87,7 +89,8 @@ class RecomputeRun:
         self.memory.freed(self._values[key][0].storage)
 
     def _run(self, group: Sequence[int], at: int) -> None:
-        waiting: dict[int, list[int]] = {}  # by the node of the group until which they keep their inputs
+        # By the last node of the group that needs them, the inputs that are kept.
+        waiting: dict[int, list[int]] = {}
         node = self.nodes[group[0]]
         try:
             for position in group:
@@ -106,7 +109,7 @@ class RecomputeRun:
                     consumed(self.nodes[each], self.memory)
                     self.tape.pending_ops.finished(self.nodes[each])
         except BaseException as error:
-            # Memory that several nodes make, and that some have made: all of them begin anew.
+            # If several nodes write recomputed memory, and some have run, all of them start again.
             for each in (each for several in waiting.values() for each in several):
                 for value in self.nodes[each].outputs:
                     key = self.trace.key(value)
@@ -117,8 +120,8 @@ class RecomputeRun:
             raise
 
     def _deliver(self, node: TrackedNode, results: list[Any], given: set[TrackedValue]) -> None:
-        """May be called again where it was stopped, with the same ``given``."""
-        beside: dict[Storage, int] = {}  # memory that is there already, made once more
+        """May be called again with the same ``given`` if it was interrupted."""
+        beside: dict[Storage, int] = {}  # memory that exists already, computed once more
         for value in node.outputs:
             if value.node is not node or results[value.index] is None or value in given:
                 continue
@@ -131,9 +134,9 @@ class RecomputeRun:
                 given.add(value)
             elif fresh and value.storage not in beside:
                 beside[value.storage] = private_api.TensorBase.untyped_storage(real).nbytes()
-                self.memory.beside(value.storage, beside[value.storage])
+                self.memory.add_extra(value.storage, beside[value.storage])
         for storage, size in beside.items():
-            self.memory.beside(storage, -size)
+            self.memory.add_extra(storage, -size)
 
     # --- the end ------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class RecomputeRun:
         self.tape.pending.update(dict.fromkeys(pending))
 
     def _needed(self) -> set[int]:
-        """What has to run again so that the nodes that are still pending can run."""
+        """The nodes that must run again so that the nodes that are still pending can run."""
         found: set[int] = set()
         stack = [value for node in self.nodes if node.state != "done" for value in node.inputs]
         while stack:
@@ -174,7 +177,7 @@ class RecomputeRun:
         node.state = "pending"
         for value in cast("list[TrackedValue]", statistics(node)):
             if value.storage.writer is node:
-                value.storage.writer = None  # they have been moved along, once and for all
+                value.storage.writer = None  # they have been updated, permanently
         storages: set[TrackedStorage] = {value.storage for value in node.inputs}
         for storage in storages:
             if node not in storage.readers and storage.writer is not node:

@@ -176,7 +176,7 @@ class Report(Tabular):
         return report
 
     @classmethod
-    def of_read(
+    def for_sync_point(
         cls, ops_run: int, seconds: float, peak_bytes: int, cause: str, timeline: Sequence[tuple[int, int]]
     ) -> Report:
         """:meth:`brief` for a cached subgraph whose values were read."""
@@ -190,14 +190,14 @@ class Report(Tabular):
     def __repr__(self) -> str:
         return f"<Report: {str(self).partition(chr(10))[0]}>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """The report as a table, with one row per figure."""
         peak = "" if self.peak_bytes is None else format_bytes(self.peak_bytes)
         rows = [
             ("ops run", f"{self.ops_run:,}"),
-            ("seconds", f"{self.seconds:.3f}{self._time_beside}"),
+            ("seconds", f"{self.seconds:.3f}{self._projected_text}"),
             ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
             ("backend", self.backend + (f", {self.share:.0%} of the ops" if self.share < 1 else "")),
             ("pieces", str(self.pieces) if self.pieces > 1 else ""),
@@ -241,7 +241,7 @@ class Report(Tabular):
         return f"{text}: {', '.join(named)}"
 
     @property
-    def _time_beside(self) -> str:
+    def _projected_text(self) -> str:
         """`` (projected 0.012, +3 %)``; "" if no time is known."""
         projected = self.projected_seconds
         if projected is None or not self.seconds:

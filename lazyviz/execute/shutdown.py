@@ -19,24 +19,24 @@ from ..torch_internals import dynamo
 SECONDS = 60.0
 """How long the process waits for a kernel that runs on a daemon thread."""
 
-_PATIENCE = 0.3  # seconds before a run is stopped wherever it is in Python, as in a compiler
-_REST = 0.5  # seconds that a thread outside of lazyviz is given to end, from where it was seen last
-_LONGEST_REST = 2.0  # and from when it was there first
-_AROUND = ("guarded_run",)  # around all of any thread, see record/interception/instrumentation.py
+_PATIENCE = 0.3  # seconds before a run is interrupted anywhere in Python, for example in a compiler
+_REST = 0.5  # seconds that a thread outside of lazyviz gets to end, since it last moved
+_LONGEST_REST = 2.0  # and since it was first seen there
+_AROUND = ("guarded_run",)  # the same for all threads, see record/interception/instrumentation.py
 _TICK = 0.002
 
 _main = threading.main_thread().ident
 _threads: weakref.WeakSet[threading.Thread] = (
     weakref.WeakSet()
 )  # other than the main one, that have used lazyviz
-_runs: dict[int, list[Arrived]] = {}  # by thread: what arrives at its runs, the outermost first
+_runs: dict[int, list[Arrived]] = {}  # by thread: the signals of its runs, the outermost first
 _ends = False
 
 
 def uses() -> None:
-    """This thread is about to record or to evaluate; ``SystemExit`` if the process ends.
+    """This thread is about to record or to evaluate; ``SystemExit`` if the process is ending.
 
-    A thread that starts after the others were stopped is not waited for.
+    The process does not wait for a thread that starts after the others were stopped.
     """
     if threading.get_ident() != _main:
         _threads.add(threading.current_thread())
@@ -45,7 +45,7 @@ def uses() -> None:
 
 
 def enter(arrived: Arrived) -> None:
-    """A run begins on this thread; what is put into ``arrived`` stops it.  Raises as :func:`uses`."""
+    """A run begins on this thread; an entry in ``arrived`` stops it. Raises like :func:`uses`."""
     if (thread := threading.get_ident()) != _main:
         _threads.add(threading.current_thread())
         _runs.setdefault(thread, []).append(arrived)
@@ -54,7 +54,7 @@ def enter(arrived: Arrived) -> None:
 
 
 def leave(arrived: Arrived) -> None:
-    """The run that ``enter`` announced has ended."""
+    """The run that called ``enter`` has ended."""
     if (levels := _runs.get(threading.get_ident())) is not None:
         levels[:] = [each for each in levels if each is not arrived]
         if not levels:
@@ -62,16 +62,17 @@ def leave(arrived: Arrived) -> None:
 
 
 def stop_all(seconds: float = SECONDS) -> None:
-    """Stop what runs or records on other threads, and wait until they have left lazyviz and ended."""
+    """Stop runs and recording on other threads, and wait until they have left lazyviz and ended."""
     global _ends
     _ends = True
     own, begin = threading.get_ident(), time.monotonic()
-    told: dict[int, float] = {}  # threads that were interrupted, with when
-    seen: dict[int, tuple[object, float, float]] = {}  # threads outside of lazyviz: where, and since when
+    told: dict[int, float] = {}  # interrupted threads, with the time
+    # Threads outside of lazyviz: their position, and since when.
+    seen: dict[int, tuple[object, float, float]] = {}
     while (now := time.monotonic()) - begin < seconds:
         frames = sys._current_frames()
         waits = False
-        # One that waits for another's run has noted nothing yet.
+        # A thread that waits for another thread's run has stored nothing yet.
         ours = {thread for thread, frame in frames.items() if _is_ours(frame)}
         for thread in ours | {thread.ident for thread in list(_threads) if thread.is_alive()}:
             if thread is None or thread == own or thread not in frames:
@@ -97,10 +98,10 @@ def stop_all(seconds: float = SECONDS) -> None:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether a thread that is at ``frame`` was called by lazyviz."""
+    """Whether a thread whose current frame is ``frame`` was called by lazyviz."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        # Threads that look after pictures only may end where they are.
+        # Threads that only update pictures may end anywhere.
         ours = name.startswith("lazyviz.") and not name.startswith("lazyviz.view.")
         if ours and frame.f_code.co_name not in _AROUND:
             return True
@@ -109,7 +110,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def forget_in_child() -> None:
-    """A forked process has none of the other threads, and the one that forked is its main thread."""
+    """A forked process has none of the other threads, and the thread that forked is its main thread."""
     global _main
     _main = threading.get_ident()
     _threads.clear()

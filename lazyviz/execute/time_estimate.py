@@ -12,11 +12,11 @@ from itertools import accumulate
 from ..graph.ir import Node
 
 BYTES_PER_SECOND = 5e9
-CALL_SECONDS = 8e-6  # of an op that does nothing
+CALL_SECONDS = 8e-6  # for an op that does nothing
 MOST_KNOWN = 20_000
-MOST_SEEN = 4_000  # nodes that are looked at; of more, some that are evenly spread
+MOST_SEEN = 4_000  # nodes that are examined; of more nodes, an evenly spaced sample
 
-_known: dict[Hashable, float] = {}  # seconds that an op on operands of these shapes took in this process
+_known: dict[Hashable, float] = {}  # seconds that an op with operands of these shapes took in this process
 
 
 def _key(node: Node) -> Hashable:
@@ -24,7 +24,7 @@ def _key(node: Node) -> Hashable:
 
 
 def learn(nodes: Sequence[Node]) -> None:
-    """Remember what ``nodes`` took, for runs to come."""
+    """Store the times of ``nodes``, for later runs."""
     if len(nodes) > MOST_KNOWN:
         return
     if len(_known) > MOST_KNOWN:
@@ -47,7 +47,7 @@ class Forecast:
         self._sums = list(accumulate(expected, initial=0.0))
 
     def share(self, done: int) -> float:
-        """The part of the whole that is over once ``done`` ops have run, from 0 to 1."""
+        """The share of the total time after ``done`` ops, from 0 to 1."""
         sums, whole = self._sums, self._sums[-1]
         at, part = divmod(done * self._rate, 1)
         if at >= len(sums) - 1 or not whole:

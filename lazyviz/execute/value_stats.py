@@ -27,10 +27,10 @@ from .report import NonFinite
 
 CHUNK = 1 << 19  # elements
 SCRATCH_BYTES = 16 << 20
-SAMPLE = 1 << 13  # elements that a histogram counts, evenly spread, at most
+SAMPLE = 1 << 13  # maximum number of elements in a histogram, evenly spaced
 
 _log = logging.getLogger(__name__)
-# What these return is still to be written.
+# The results of these operators have not been written yet.
 BLANK = {
     "empty",
     "empty_like",
@@ -43,9 +43,9 @@ BLANK = {
 
 
 def summarize(tensor: torch.Tensor) -> Summary | None:
-    """What is in ``tensor``; ``None`` if it has no numbers that can be read.
+    """The statistics of ``tensor``; ``None`` if it has no readable numbers.
 
-    Works below autograd and every mode; on a GPU it waits for it.
+    Works below autograd and every mode; on a GPU, waits for the tensor.
     """
     if (
         tensor.layout != torch.strided
@@ -55,7 +55,7 @@ def summarize(tensor: torch.Tensor) -> Summary | None:
     ):
         return None
     count = tensor.numel()
-    for dim, step in enumerate(tensor.stride()):  # an expanded tensor's copies of one number count as one
+    for dim, step in enumerate(tensor.stride()):  # the copies of one number in an expanded tensor count once
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     if not tensor.numel():
@@ -93,7 +93,7 @@ def summarize(tensor: torch.Tensor) -> Summary | None:
 
 
 def _numbers(chunk: torch.Tensor) -> torch.Tensor:
-    """``chunk`` in a type that reductions know."""
+    """``chunk`` in a dtype that reductions support."""
     dtype = chunk.dtype
     if dtype.is_complex:
         return chunk.abs()
@@ -120,7 +120,7 @@ def _histogram(tensor: torch.Tensor, least: float, largest: float, *, clean: boo
     width = largest - least
     if not (0 < width < math.inf):
         return ()
-    while tensor.numel() > SAMPLE:  # an odd number apart, so as not to meet the same column in each row
+    while tensor.numel() > SAMPLE:  # an odd step, so that samples are not always from the same column
         dim = max(range(tensor.dim()), key=lambda each: tensor.shape[each])
         step = min(-(-tensor.numel() // SAMPLE), tensor.shape[dim]) | 1
         tensor = tensor[(slice(None),) * dim + (slice(None, None, step),)]
@@ -176,7 +176,7 @@ def readable(node: TrackedNode) -> bool:
 
 
 def summarize_now(node: TrackedNode) -> None:
-    """Note what the outputs of ``node`` hold that are still there."""
+    """Store the statistics of those outputs of ``node`` that still exist."""
     found: list[Summary | None] = list(node.summaries) or [None] * len(node.outputs)
     with private_api.kernels_only():
         for index, value in enumerate(node.outputs):
@@ -189,7 +189,7 @@ def summarize_now(node: TrackedNode) -> None:
 
 
 def _alive(value: TrackedValue) -> torch.Tensor | None:
-    """The tensor of ``value`` as it is now, if the user still has it."""
+    """The current tensor of ``value``, if the user still has it."""
     memory = value.memory.storage() if value.memory is not None else None
     meta = value.meta
     if memory is None or memory.nbytes() < meta.storage_nbytes or meta.flags:
@@ -200,33 +200,33 @@ def _alive(value: TrackedValue) -> torch.Tensor | None:
 
 
 class Summaries:
-    """What is noted in one run; ``seconds`` is the time that it took."""
+    """The statistics of one run; ``seconds`` is the time that they took."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.first: dict[str, NonFinite] = {}  # by kind, in program order
         self._order: dict[str, int] = {}
-        self._known: dict[Storage, dict[TrackedValue, Summary]] = {}  # since each was last written
-        self._meant: set[Storage] = set()  # infinities in it are what the program means
+        self._known: dict[Storage, dict[TrackedValue, Summary]] = {}  # since each storage was last written
+        self._meant: set[Storage] = set()  # storages with intended infinities
         self._infinite: set[Storage] = set()
 
     def node(self, node: TrackedNode, results: Sequence[torch.Tensor | None]) -> None:
-        """``node`` has run; its inputs are still there."""
+        """``node`` has run; its inputs still exist."""
         start = time.perf_counter()
         try:
             self._node(node, results)
-        except Exception:  # the run itself has done nothing wrong
+        except Exception:  # the run itself did not cause the error
             _log.exception("lazyviz: the results of %s could not be summarized", node.name)
         self.seconds += time.perf_counter() - start
 
     def part(self, value: TrackedValue, part: torch.Tensor, placement: Placement | None) -> None:
-        """A piece of the batch has made its part of ``value``."""
+        """A piece of the batch has computed its part of ``value``."""
         node = value.node
         if node is None or not isinstance(placement, Shard):
             return
         known = node.summaries[value.index] if value.index < len(node.summaries) else None
         if known is not None and known.count >= math.prod(value.meta.shape):
-            return  # the pieces are run again
+            return  # the pieces run again
         start = time.perf_counter()
         summary = _summary_of(node, part)
         if summary is not None:
@@ -235,7 +235,7 @@ class Summaries:
         self.seconds += time.perf_counter() - start
 
     def whole(self, value: TrackedValue, tensor: torch.Tensor) -> None:
-        """All pieces have given what ``value`` is the sum of."""
+        """All pieces have computed their summands of ``value``."""
         if value.node is not None:
             summary = _summary_of(value.node, tensor)
             if summary is not None:
@@ -258,7 +258,7 @@ class Summaries:
         self._judge(node)
 
     def _of_view(self, node: TrackedNode, value: TrackedValue) -> Summary | None:
-        """What is known of a view that shows all of what it is of."""
+        """The statistics of a view that covers its whole base."""
         if not node.op.is_view or not node.inputs:
             return None
         source = node.inputs[0]
@@ -271,7 +271,7 @@ class Summaries:
         known[index] = summary
         node.summaries = known
 
-    # --- what is wrong ----------------------------------------------------------------
+    # --- alarms -----------------------------------------------------------------------
 
     def _judge(self, node: TrackedNode) -> None:
         """Whether the outputs raise an alarm, and whether it is the first of its kind."""
@@ -283,7 +283,7 @@ class Summaries:
                 continue
             storage = node.outputs[index].storage
             self._infinite.discard(storage)
-            if summary.inf and not self._is_meant(node, summary, given):
+            if summary.inf and not self._is_intended_infinity(node, summary, given):
                 self._infinite.add(storage)
                 node.alarm = node.alarm or "inf"
                 self._first(node, index, "inf", summary)
@@ -293,8 +293,8 @@ class Summaries:
                 node.alarm = "nan"
                 self._first(node, index, "nan", summary)
 
-    def _is_meant(self, node: TrackedNode, summary: Summary, given: Set[Storage]) -> bool:
-        """Whether infinities are those that the program writes, or that its masks bring along."""
+    def _is_intended_infinity(self, node: TrackedNode, summary: Summary, given: Set[Storage]) -> bool:
+        """Whether infinities are intended: the program writes them, or they come from its masks."""
         if any(_is_infinite(item) for item in (*node.args, *node.kwargs.values())):
             return True
         if not self._infinite.isdisjoint(given):
@@ -327,7 +327,7 @@ def _summary_of(node: Node, tensor: torch.Tensor) -> Summary | None:
         return None
     try:
         return summarize(tensor)
-    except (RuntimeError, NotImplementedError):  # a type that reductions do not know
+    except (RuntimeError, NotImplementedError):  # a dtype that reductions do not support
         return None
 
 

@@ -27,8 +27,9 @@ MOST_COPIED = 1 << 16  # bytes, before a kernel runs; running statistics always 
 _ELEMENTWISE = frozenset(
     {"abs_", "absolute_", "gelu_", "hardswish_", "masked_fill_", "mish_", "negative_", "relu6_", "threshold_"}
     | {f"{name}_" for name in ("eq", "ge", "gt", "heaviside", "le", "lt", "ne", "tril", "triu")}
-)  # that PyTorch has no tag on
-_DIVIDES = frozenset({"div_", "floor_divide_", "fmod_", "remainder_"})  # integers by zero: an error midway
+)  # that have no tag in PyTorch
+# Integers divided by zero: an error midway.
+_DIVIDES = frozenset({"div_", "floor_divide_", "fmod_", "remainder_"})
 
 _fails_midway: dict[OpOverload, bool] = {}
 
@@ -47,7 +48,9 @@ def _may_fail_midway(op: OpOverload) -> bool:
 
 
 def _at_risk(node: TrackedNode) -> list[TrackedValue]:
-    """What ``node``'s kernel may have left half written, and cannot write again, when it fails."""
+    """The arguments that ``node``'s kernel may leave partially written when it fails, and cannot
+    write again.
+    """
     if not node.writes or not _may_fail_midway(node.op):
         return []
     schema = node.op._schema
@@ -63,7 +66,7 @@ def _at_risk(node: TrackedNode) -> list[TrackedValue]:
         values = [item for item in items if isinstance(item, TrackedValue)]
         if argument.is_out or (name in OVERWRITES and position == 0):
             memory = [value.storage for value in node.inputs]
-            values = [value for value in values if memory.count(value.storage) > 1]  # it may read it, too
+            values = [value for value in values if memory.count(value.storage) > 1]  # it may also read it
         found += values
     if name in _DIVIDES and all(_is_floating(value) for value in found):
         return []
@@ -77,22 +80,22 @@ def _is_floating(value: TrackedValue) -> bool:
 def copied(node: TrackedNode) -> Sequence[TrackedValue]:
     """The tensors to copy before the kernel of ``node`` runs."""
     values = _at_risk(node)
-    return values if _is_little(node, values) else ()
+    return values if _is_small(node, values) else ()
 
 
 def is_refused(node: TrackedNode) -> bool:
-    """Whether what ``node`` writes is half written if its kernel fails."""
+    """Whether the memory that ``node`` writes is partially written if its kernel fails."""
     values = _at_risk(node)
-    return bool(values) and not _is_little(node, values)
+    return bool(values) and not _is_small(node, values)
 
 
-def _is_little(node: TrackedNode, values: Sequence[TrackedValue]) -> bool:
-    # Memory with holes in it is copied without these, and put back so.
+def _is_small(node: TrackedNode, values: Sequence[TrackedValue]) -> bool:
+    # Memory with gaps is copied and restored without these.
     return not node.op._schema.is_mutable or sum(value.meta.nbytes for value in values) <= MOST_COPIED
 
 
 def guarded(tensors: Sequence[torch.Tensor], kernel: Callable[[], Any]) -> Any:
-    """Call ``kernel``; if it fails, ``tensors`` are what they were."""
+    """Call ``kernel``; if it fails, restore the contents of ``tensors``."""
     before = [tensor.clone() for tensor in tensors]
     try:
         return kernel()
@@ -107,9 +110,9 @@ def _put_back(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -
 
 
 def noted(begun: list[Any], kernel: Callable[[], Any]) -> Any:
-    """An iterator whose only item is what ``kernel`` returns; ``begun`` has an item as soon as it is called.
+    """An iterator whose only item is the result of ``kernel``; ``begun`` has an item as soon as it is called.
 
-    Nothing of Python's comes between the two.
+    No Python code runs in between.
     """
     steps: tuple[partial[Any], ...] = (partial(begun.append, None), partial(kernel))
     return islice(map(partial.__call__, steps), 1, None)

@@ -130,7 +130,7 @@ def _first_await(tree: ast.Module) -> int | str:
     return min(lines, default="?")
 
 
-def without_us(traceback: TracebackType | None) -> TracebackType | None:
+def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     """The frames of ``traceback`` that are the user's and libraries', in the cell and below.
 
     Of an error that no line of the cell has raised it is the line that called the magic.

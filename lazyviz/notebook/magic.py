@@ -49,7 +49,7 @@ from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
 from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
 from . import list_tables
-from .cell import compile_cell, text_below_magics, without_us
+from .cell import compile_cell, text_below_magics, without_own_frames
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
 
@@ -273,7 +273,7 @@ class LazyMagics(Magics):
             ip = shell()
             assert ip is not None  # it is what calls this
             return ip.InteractiveTB.structured_traceback(
-                type(error), error, without_us(error.__traceback__), tb_offset=0
+                type(error), error, without_own_frames(error.__traceback__), tb_offset=0
             )
 
         try:

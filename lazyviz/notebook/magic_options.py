@@ -84,13 +84,13 @@ def _check_loop(options: Any, *, is_absent: bool) -> None:
     }
     if not_with := [name for name, given in others.items() if given]:
         raise UsageError(
-            f"%%lazy: --loop records and evaluates each round by itself, without {not_with[0]}: "
+            f"%%lazy: --loop records and evaluates each iteration separately, without {not_with[0]}: "
             "leave out one of the two."
         )
     if is_absent:
         raise UsageError(
-            f"%%lazy: --loop evaluates each round, which {options.device} cannot, since it is not on this "
-            "machine: leave out --loop to plan the cell."
+            f"%%lazy: --loop evaluates each iteration, which is not possible for {options.device}, "
+            "because it is not on this machine: leave out --loop to plan the cell."
         )
 
 

@@ -33,7 +33,7 @@ def sent(graph: Graph, size: Callable[[Value], int] | None = None) -> dict[str, 
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def in_words(graph: Graph, by_kind: dict[str, int]) -> list[str]:
+def communication_lines(graph: Graph, by_kind: dict[str, int]) -> list[str]:
     """Which rank was recorded, and what it sends; nothing of a program that runs on one device."""
     if graph.world_size < 2:
         return []

@@ -268,7 +268,7 @@ MARGIN = 0.05
 """Share of a device's free memory that ``split="auto"`` leaves alone: what is estimated may be more."""
 
 
-def roomy(plan: DevicePlan) -> bool | None:
+def fits_with_margin(plan: DevicePlan) -> bool | None:
     """Whether the plan fits with :data:`MARGIN` to spare; ``None`` if the room is not known."""
     if plan.capacity_bytes is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.sync_points import listed
-from .communication import in_words
+from .communication import communication_lines
 from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
@@ -47,7 +47,7 @@ def explain(plan: Plan) -> str:
     lines += of_batch(plan)
     if (time := plan.time) is not None and time.ops:
         lines += limits(time, plan._nodes, plan._answers.target)
-    lines += in_words(plan._graph, plan.communication)
+    lines += communication_lines(plan._graph, plan.communication)
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))
     for name, other in list(plan.devices.items())[1:]:

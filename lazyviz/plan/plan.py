@@ -33,7 +33,7 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
-from .runtime.measured_times import TimesCompared, beside_profile
+from .runtime.measured_times import TimesCompared, compare_with_profile
 from .runtime.projection import Projection
 from .runtime.work import total
 from .tables import Table, Tabular, sizes
@@ -161,7 +161,7 @@ class Plan(Tabular):
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """The peak, the verdict, and what is alive at the peak."""
@@ -444,7 +444,7 @@ class Plan(Tabular):
             raise ValueError(
                 f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine"
             )
-        return beside_profile(self.time, profile)
+        return compare_with_profile(self.time, profile)
 
     @property
     def seconds(self) -> float | None:

@@ -29,16 +29,16 @@ from .device_plan import (
     MARGIN,
     DevicePlan,
     DevicePlans,
+    fits_with_margin,
     is_card,
     needed,
     plan_device,
-    roomy,
     same_device,
     target_of,
 )
 from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
-from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, lifetimes, with_most
+from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
 from .liveness.live_set import CATEGORIES, Category, categorize, moment
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
@@ -91,7 +91,7 @@ def _counted(
     device: DeviceLike | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
     """The device whose tensors are counted, and the planned device."""
-    recorded = with_most(everywhere)
+    recorded = device_with_most(everywhere)
     target = planned(device) if device is not None else target_of(recorded)
     if isinstance(target, Device):
         for storage_device in everywhere:
@@ -101,7 +101,7 @@ def _counted(
 
     on_cards = {there: spans for there, spans in everywhere.items() if there.type == "cuda"}
     if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
-        recorded = with_most(on_cards)
+        recorded = device_with_most(on_cards)
     return recorded, target
 
 
@@ -193,7 +193,7 @@ class Planner:
             pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
         split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
         ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
-        if self.recompute != "off" and (split.pieces == 1 or roomy(ours) is False):
+        if self.recompute != "off" and (split.pieces == 1 or fits_with_margin(ours) is False):
             if split.pieces > 1:  # not even one sample a piece would fit
                 split = SplitPlan(1, [size or 1])
             ours, again = self.recomputed(spans, own)
@@ -223,7 +223,7 @@ class Planner:
     def recomputed(self, spans: Sequence[Lifetime], whole: DevicePlan) -> tuple[DevicePlan, RecomputePlan]:
         """``whole`` with recomputation to meet the budget; only lazyviz's run can do that."""
         budget = self.recompute
-        enough = roomy(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
+        enough = fits_with_margin(whole) is not False if budget == "auto" else whole.peak_bytes <= int(budget)
         if whole.of == "eager" and enough:
             return whole, NOTHING_AGAIN
         return recomputed(self.graph, spans, self.by_lazyviz(spans, whole), self.target, budget)
@@ -266,13 +266,13 @@ class Planner:
         assert batch is not None
         group = batch.analysis.group
         blocks = size // group
-        if roomy(whole) is not False or batch.schedule is None or blocks <= 1:
+        if fits_with_margin(whole) is not False or batch.schedule is None or blocks <= 1:
             return 1
         spans = self.spans if size == batch.size else scaled(self.spans, {}, batch, size)[0]
 
         def ask(first: int, second: int) -> tuple[bool, int]:
             plan = self.in_pieces(spans, [first * group, second * group], size)
-            return roomy(plan) is not False, needed(plan)
+            return fits_with_margin(plan) is not False, needed(plan)
 
         room = int((whole.capacity_bytes or 0) * (1 - MARGIN))
         return fewest_pieces(blocks, ask, room, needed(whole))

@@ -103,7 +103,7 @@ def project(
         device, held = _held_by_part(nodes, pending)
     needs: dict[Node, int] = {}
     for graph in graphs:
-        own = nodes if len(graphs) == 1 else [node for node in nodes if _is_of(node, graph)]
+        own = nodes if len(graphs) == 1 else [node for node in nodes if _belongs_to(node, graph)]
         found = scratch(graph, device, device.type, own)
         needs.update((graph.nodes[at], need.nbytes) for at, need in found.items())
     categories = Categories(graphs)
@@ -152,7 +152,7 @@ def _held_by_part(nodes: Sequence[Node], pending: Collection[Node]) -> tuple[tor
     return device, held
 
 
-def _is_of(node: Node, graph: Graph) -> bool:
+def _belongs_to(node: Node, graph: Graph) -> bool:
     return node.index < len(graph.nodes) and graph.nodes[node.index] is node
 
 

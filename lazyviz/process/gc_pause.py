@@ -8,10 +8,10 @@ from .transaction import Transaction
 
 
 class paused(Transaction):
-    """Context in which no cycles are looked for.
+    """Context without garbage collections.
 
-    A plan makes many objects that stay and no cycles, while a full collection goes over everything that
-    the process has, which may take longer than the plan itself.
+    A plan creates many objects that are kept and no cycles, while a full collection traverses all objects of
+    the process, which may take longer than the plan itself.
     """
 
     def _recreate_cm(self) -> paused:
@@ -23,15 +23,15 @@ class paused(Transaction):
             gc.disable()
 
 
-_PATIENCE = 50  # times as many new objects before the collector looks at them
-_MOST = 2**31 - 1  # that a threshold may be
+_PATIENCE = 50  # factor for the number of new objects before the collector traverses them
+_MOST = 2**31 - 1  # maximum of a threshold
 
 
 class Patience:
-    """Cycles are looked for less often while something is recorded.
+    """The garbage collector runs less often while ops are recorded.
 
-    A record makes a dozen objects an operator that stay, where eager PyTorch makes one or two: at the usual
-    thresholds the collector takes a good part of the time that recording does.
+    A record creates a dozen objects per operator that are kept, while eager PyTorch creates one or two: with
+    the usual thresholds, the collector would take a considerable part of the recording time.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,14 @@ class Patience:
             gc.set_threshold(*self._raised)
 
     def end(self) -> None:
-        if self._usual is not None and gc.get_threshold() == self._raised:  # the user's code may have its own
+        # The user's code may have set its own.
+        if self._usual is not None and gc.get_threshold() == self._raised:
             gc.set_threshold(*self._usual)
         self._usual = None
 
     @property
     def lasts(self) -> bool:
-        """Whether the thresholds are those of a recording."""
+        """Whether the current thresholds are those for recording."""
         return self._usual is not None and gc.get_threshold() == self._raised
 
 

@@ -17,26 +17,27 @@ from types import FrameType
 from typing import Any, ClassVar
 
 ENDING = 0
-"""Stands among the signals that have arrived when the process ends: it raises ``SystemExit``.
+"""Marks the end of the process among the signals that have arrived: it raises ``SystemExit``.
 
-Of that exception, and of none derived from it, Python says nothing where it ends a thread.
+Python prints nothing if this exception ends a thread, unlike exceptions derived from it.
 """
 
 _NUMBERS = tuple(sorted(int(number) for number in signal.valid_signals()))
 
 
 class Arrived(list[int]):
-    """The numbers of signals that have arrived, and wait."""
+    """The numbers of signals that have arrived and are waiting."""
 
     __slots__ = ()
 
 
 class Deferred(Arrived):
-    """A context in which signals with handlers in Python are collected; its items have arrived.
+    """A context that collects signals with Python handlers; its items are those that have arrived.
 
-    Within another one of the same thread it gives that one.  ``level`` makes the context in which handlers
-    are called, ``raised`` is what one of them, or another function of the user's, has raised.  ``leave`` puts
-    back what is set in its midst, where an exception from elsewhere has kept a context from being left.
+    Inside another one of the same thread, it returns that one. ``level`` creates the context in which
+    handlers are called; ``raised`` is an exception raised by one of them, or by another user function.
+    ``leave`` restores state that was set inside of it, if an asynchronous exception prevented a context from
+    being exited.
     """
 
     __slots__ = ("_handlers", "leave", "level", "raised")
@@ -54,7 +55,7 @@ class Deferred(Arrived):
         thread = threading.get_ident()
         if (outer := Deferred.current.get(thread)) is not None:
             return outer
-        if thread == threading.main_thread().ident:  # others never run handlers
+        if thread == threading.main_thread().ident:  # other threads never run handlers
             self._defer()
         Deferred.current[thread] = self
         return self
@@ -67,12 +68,12 @@ class Deferred(Arrived):
         while self._handlers:
             try:
                 self._restore()
-            except BaseException as error:  # one from elsewhere may have come before it did anything
+            except BaseException as error:  # an asynchronous exception may have come before it did anything
                 first = first or error
         del Deferred.current[thread]
         arrived = [number for number in self if number != ENDING]
         self.clear()
-        for number in arrived:  # everything is done, but they came
+        for number in arrived:  # everything is done, but signals arrived
             try:
                 signal.raise_signal(number)
             except BaseException as error:
@@ -85,7 +86,7 @@ class Deferred(Arrived):
                 del first  # this frame is in its traceback
 
     def handle(self, where: str) -> None:
-        """Call the handlers of what has arrived, now that the state is whole.
+        """Call the handlers of signals that have arrived, now that the state is consistent.
 
         Raises:
             BaseException: what one of them raised; Python's own for an interrupt says ``where`` it was.
@@ -118,7 +119,8 @@ class Deferred(Arrived):
         note = self._note
         self._handlers = dict(compress(zip(_NUMBERS, found), map(callable, found)))
         try:
-            for number in self._handlers:  # the others are not set from Python, or ignored: not ours to touch
+            # The others are not set from Python, or ignored, so they are not changed.
+            for number in self._handlers:
                 _signal.signal(number, note)
         except BaseException:  # raised by a signal that arrived before deferral
             self._restore()
@@ -133,7 +135,7 @@ class Deferred(Arrived):
                     if _signal.getsignal(number) == note:  # another handler may have been set
                         _signal.signal(number, handler)
                     del self._handlers[number]
-            except BaseException as error:  # one that came after it was restored
+            except BaseException as error:  # a signal that came after it was restored
                 first = first or error
         if first is not None:
             try:

@@ -19,13 +19,13 @@ from .paths import PACKAGE, TORCH
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# How PyTorch comes to a dispatch mode, and we to a kernel.
+# Code between PyTorch and a dispatch mode, and between us and a kernel.
 _BETWEEN = tuple(os.path.join(TORCH, *parts) for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",)))
 _FULL = os.environ.get("LAZYVIZ_FULL_TRACEBACK", "") not in ("", "0")
 
 
 def frames(traceback: TracebackType | None) -> list[TracebackType]:
-    """Its entries, outermost first."""
+    """The entries of a traceback, outermost first."""
     found = []
     while traceback is not None:
         found.append(traceback)
@@ -38,7 +38,9 @@ def is_ours(entry: TracebackType) -> bool:
 
 
 def without_ours(entries: Iterable[TracebackType]) -> list[TracebackType]:
-    """The entries of user code and libraries, without what leads from them to us and from us to a kernel."""
+    """The entries of user code and libraries, without those between them and us, and between us and a
+    kernel.
+    """
     kept: list[TracebackType] = []
     after_ours = False
     for entry in entries:
@@ -57,14 +59,14 @@ def _is_between(entry: TracebackType) -> bool:
 
 
 def shorten(error: BaseException) -> None:
-    """Cut our frames below the one that has caught ``error`` and will raise it again."""
+    """Remove our frames below the one that has caught ``error`` and will raise it again."""
     entries = frames(error.__traceback__)
     if entries and not _FULL:
         _join([entries[0], *without_ours(entries[1:])])
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Cut all of our frames out of an error that has left all of us; also of those that it came from."""
+    """Remove all our frames from an error that has left our code, and from those that caused it."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen and not _FULL:
@@ -76,7 +78,7 @@ def leave_out_ours(error: BaseException) -> None:
 
 
 def shorten_block(error: BaseException) -> None:
-    """Leave of our frames the innermost, as an error leaves a block of the user's."""
+    """Keep only the innermost of our frames, as if the error left a block of the user's."""
     entries = frames(error.__traceback__)
     while entries and is_ours(entries[0]):  # the block's own generator
         del entries[0]
@@ -99,7 +101,7 @@ def shortened(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def evaluates_what_is_pending(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)  # an op that was pending has failed, or may not run
+            return function(*args, **kwargs)  # a pending op has failed, or may not run
         except BaseException as error:
             shorten(error)
             raise
@@ -108,10 +110,10 @@ def shortened(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def report_ignored(what: str, error: BaseException) -> None:
-    """Have ``sys.unraisablehook`` report ``error``, which is to stop nothing, as one that ``what`` raised."""
+    """Let ``sys.unraisablehook`` report ``error``, which ``what`` raised and which must not stop anything."""
 
     class Ignored:
-        def __del__(self) -> None:  # Python has no other way to that hook
+        def __del__(self) -> None:  # Python has no other way to call that hook
             raise error
 
     Ignored.__del__.__qualname__ = what

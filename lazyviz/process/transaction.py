@@ -26,17 +26,17 @@ Leave = Callable[..., "bool | None"]
 
 
 class _Exit:
-    """``__exit__`` of a transaction: a token of which the ``with`` statement has the only reference."""
+    """``__exit__`` of a transaction: a token that only the ``with`` statement refers to."""
 
     @overload
     def __get__(self, transaction: None, owner: type) -> Leave: ...
     @overload
     def __get__(self, transaction: Transaction, owner: type) -> Leave: ...
     def __get__(self, transaction: Transaction | None, owner: type) -> Leave:
-        if transaction is None:  # an ExitStack asks the class
+        if transaction is None:  # an ExitStack reads it from the class
             return _leave
         token = functools.partial(_leave, transaction)
-        if not transaction.entered:  # by hand it may be fetched, and dropped, at any time
+        if not transaction.entered:  # other code may read it, and drop it, at any time
             reference = weakref.ref(token, _let_go)
             transaction.token = id(reference)
             _tokens[id(reference)] = reference, transaction
@@ -47,16 +47,19 @@ _tokens: dict[int, tuple[weakref.ref[Any], Transaction]] = {}  # of `with` state
 
 
 def _let_go(reference: weakref.ref[Any]) -> None:
-    """A ``with`` statement has gone; if nothing kept it from leaving, there is nothing left to do."""
+    """The token of a ``with`` statement was destroyed; if the statement was exited normally, nothing is left
+    to do.
+    """
     found = _tokens.pop(id(reference), None)
     if found is not None and found[1].entered:
         complete(found[1].abandoned)
 
 
 def complete(step: Callable[[], object]) -> None:
-    """Call ``step``, which is idempotent, to its end: again if an exception from elsewhere has stopped it.
+    """Call ``step``, which is idempotent, until it completes: again if an asynchronous exception has stopped
+    it.
 
-    Such a one comes once, or a few times.  Raises what stopped it first.
+    Such exceptions come once, or a few times. Raises the first one at the end.
     """
     first: BaseException | None = None
     for _ in range(_RETRIES):
@@ -85,17 +88,17 @@ def _leave(
 
 
 def take_back(steps: list[Callable[[], object]], keep: int = 0) -> None:
-    """Call all but the first ``keep`` of ``steps``, the last one first, and drop each once it has returned.
+    """Call all but the first ``keep`` of ``steps``, in reverse order, and drop each once it has returned.
 
-    One that raises is called again: it may have been a signal handler's exception.  If it fails for good the
-    others are taken back all the same.  The first exception is raised in the end.
+    A step that raises is called again, because the exception may have been a signal handler's. If it fails
+    permanently, the others are still undone. The first exception is raised at the end.
     """
     raised: BaseException | None = None
     failures = 0
     while len(steps) > keep:
         try:
             steps[-1]()
-            del steps[-1:]  # only now: an interrupt leaves it to be taken back
+            del steps[-1:]  # not earlier: an interrupt before this leaves it to be undone
             failures = 0
         except BaseException as error:
             raised = raised or error
@@ -108,10 +111,10 @@ def take_back(steps: list[Callable[[], object]], keep: int = 0) -> None:
 
 
 class Transaction(contextlib.ContextDecorator):
-    """A context manager that is left once it has been entered, and as a whole.
+    """A context manager that is always exited once it has been entered, and as a whole.
 
-    What a subclass does in :meth:`begin` it notes with :meth:`undo_by` first.  Undoing must bear being called
-    where nothing, or a part, was done; after an interrupt it is called again.
+    A subclass registers each step of :meth:`begin` with :meth:`undo_by` before taking it. Undoing must work
+    even if the step was not taken, or only in part; after an interrupt, it is called again.
     """
 
     name = "this context"  # as errors call it
@@ -132,7 +135,7 @@ class Transaction(contextlib.ContextDecorator):
     __exit__ = _Exit()
 
     def begin(self) -> Any:
-        """Take the steps; what is returned is what ``as`` binds."""
+        """Take the steps; the return value is the target of ``as``."""
 
     def end(self, error: BaseException | None) -> bool | None:
         """The statement ends, with ``error`` or without."""
@@ -140,22 +143,22 @@ class Transaction(contextlib.ContextDecorator):
         return None
 
     def abandoned(self) -> None:
-        """It ends in the midst of :meth:`begin` or :meth:`end`, or with the frame that it was in."""
+        """It ends inside of :meth:`begin` or :meth:`end`, or together with its frame."""
         self.undo()
 
     def undo_by(self, undo: Callable[[], object]) -> None:
-        """Note how the next step is taken back."""
+        """Register how to undo the next step."""
         self._undo.append(undo)
 
     def undo(self, keep: int = 0) -> None:
-        """Take steps back, the last one first, until the first ``keep`` are left; see :func:`take_back`."""
+        """Undo steps, in reverse order, until the first ``keep`` are left; see :func:`take_back`."""
         take_back(self._undo, keep)
 
 
 class no_warnings(Transaction):
     """Context in which Python's warnings are dropped.
 
-    ``warnings.catch_warnings`` would make Python show again, after, what it has shown.
+    ``warnings.catch_warnings`` would make Python show warnings again that it has already shown.
     """
 
     def begin(self) -> None:
@@ -171,17 +174,17 @@ class no_warnings(Transaction):
 
 
 class _AnyModule:
-    """In the place of a pattern of a filter: its own entry can be told from all others."""
+    """Replaces the pattern of a filter, so that its own entry can be distinguished from all others."""
 
     def match(self, module: str) -> bool:
         return True
 
 
 class Exclusive(Transaction):
-    """While entered, no other thread exchanges state; its own thread may again.
+    """While entered, no other thread can enter; the same thread can enter again.
 
-    Who holds the lock *is* what the lock is: there is no instruction between taking it and having noted so.
-    Sections are short and run no kernel, so that waiting threads just look again.
+    The holder *is* the state of the lock, so no instruction separates taking it from noting that. Sections
+    are short and run no kernels, so that waiting threads simply retry.
     """
 
     def begin(self) -> None:

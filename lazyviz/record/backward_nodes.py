@@ -1,4 +1,4 @@
-"""Autograd nodes that a backward pass is about to call, as the recorder needs to know them."""
+"""Autograd nodes that a backward pass is about to call, as far as the recorder needs to know them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..torch_internals import native_modules, private_api
 
 
 class Sums(Protocol):
-    """The nodes below some outputs whose results the engine adds to those of others."""
+    """The nodes below some outputs whose results the engine adds to those of other nodes."""
 
     def nodes(self) -> Sequence[Any]: ...
 
     def watch(self, note: Callable[[Any], None]) -> None:
-        """Have ``note`` called, after each has computed its gradients, with a mark for :func:`is_calling`."""
+        """Call ``note`` after each node has computed its gradients, with a mark for :func:`is_calling`."""
 
     def release(self) -> None:
-        """Call nothing any more."""
+        """Stop calling ``note``."""
 
 
 class SumsInPython:
-    """:class:`Sums` by hooks of Python."""
+    """:class:`Sums` implemented with Python hooks."""
 
     def __init__(self, nodes: Iterable[Any]) -> None:
         self._nodes = list(nodes)
@@ -46,19 +46,20 @@ def _computed(note: Callable[[Any], None], node: Any, inputs: Any, outputs: Any)
 
 
 def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
-    """Of the nodes below ``outputs`` (tensors or gradient edges): those of ``names``, and those that add.
+    """Among the nodes below ``outputs`` (tensors or gradient edges): those with ``names``, and those that
+    add.
 
-    A gradient is a sum where more than one node makes a part of it: these nodes are the second.
+    If several nodes compute parts of a gradient, the gradient is a sum. These nodes are the second result.
     """
     found = None if _module is None else _module.below(outputs, names)
     return in_python(outputs, names) if found is None else found
 
 
 def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
-    """:func:`below` where nothing is compiled, or an output is an edge."""
+    """:func:`below` for the case that nothing is compiled, or an output is an edge."""
     stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
     seen: dict[Any, None] = {}
-    maker: dict[Any, Any] = {}  # the first, by edge
+    maker: dict[Any, Any] = {}  # the first node, by edge
     adding: dict[Any, None] = {}
     while stack:
         node = stack.pop()
@@ -78,7 +79,7 @@ def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[A
 
 
 def is_calling(mark: Any) -> bool:
-    """Whether the engine is still busy with the node that :meth:`Sums.watch` gave this mark for."""
+    """Whether the engine is still running the node for which :meth:`Sums.watch` returned this mark."""
     if type(mark) is int and _module is not None:
         return bool(_module.is_calling(mark))
     return mark is private_api.current_autograd_node()

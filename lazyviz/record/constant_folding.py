@@ -25,18 +25,18 @@ from .shapes import ctc_loss
 from .shapes.inference import Inferred, OpInfo, ShapeCache
 from .storage import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
-LARGEST_NBYTES = 4 * 2**20  # of all that one read may look at and compute
-MOST_NODES = 1000  # that one read may compute
-LARGEST_CHECKED_NBYTES = 2**16  # of the arguments of an op that is tried on what is known of them
+LARGEST_NBYTES = 4 * 2**20  # everything that one read may visit and compute
+MOST_NODES = 1000  # nodes that one read may compute
+LARGEST_CHECKED_NBYTES = 2**16  # arguments of an op that is tried on known contents
 KEPT_NBYTES = 4096  # of a storage that is kept for the next read although nothing wrote to it
 
-# What decides the shape of a result that depends on data, where it is not every argument.
+# The argument that decides the shape of a data-dependent result, where not every argument does.
 _DECIDING = {"index": "indices", "masked_select": "mask", "repeat_interleave": "repeats"}
 _CTC_LOSS = torch.ops.aten._ctc_loss.default
 
 _QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
 
-# As methods some are called at a fraction of the cost; what these call is the same.
+# Some operators are much cheaper to call as methods; the methods call the same kernels.
 _METHODS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.add_.Tensor: private_api.TensorBase.add_,
     torch.ops.aten.sub_.Tensor: private_api.TensorBase.sub_,
@@ -44,7 +44,7 @@ _METHODS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.div_.Tensor: private_api.TensorBase.div_,
 }
 
-# What they make has a content that the tensors they are given have no part in.
+# Operators whose results do not depend on the content of their tensor arguments.
 SHAPE_ONLY = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
@@ -55,7 +55,9 @@ Tensors = dict[TrackedValue, torch.Tensor]
 
 
 def is_given(tensor: torch.Tensor) -> bool:
-    """Whether an outside tensor counts as known: single numbers, integers and truth values, not data."""
+    """Whether the content of an outside tensor counts as known: single numbers, integers and booleans, but
+    not data.
+    """
     return (
         tensor.device.type == "cpu"
         and not tensor.requires_grad
@@ -63,12 +65,12 @@ def is_given(tensor: torch.Tensor) -> bool:
     )
 
 
-def _no_look(values: Sequence[TrackedValue]) -> bool:
+def _never_unknown(values: Sequence[TrackedValue]) -> bool:
     return False
 
 
 def assume(value: TrackedValue, content: float) -> bool:
-    """From now on ``value`` is known to hold ``content`` throughout; false where it shares its memory."""
+    """Assume that ``value`` is filled with ``content`` from now on; false if it shares its memory."""
     storage = value.storage
     if value.node is None or storage.created != value.node.index or storage.writer is not None:
         return False
@@ -79,17 +81,17 @@ def assume(value: TrackedValue, content: float) -> bool:
 
 
 class Search:
-    """A first look, of which :mod:`lazyviz.record.native_recorder` has a compiled form; there is none in
-    Python.
+    """A cheap check before the search; :mod:`lazyviz.record.native_recorder` has a compiled form, Python has
+    none.
 
-    ``is_unknown``: whether it shows that only running tells what the values hold.
+    ``is_unknown``: whether the check shows that the contents of the values are known only after running.
     """
 
-    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_no_look)
+    is_unknown: Callable[[Sequence[TrackedValue]], bool] = staticmethod(_never_unknown)
 
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
-    """What each of ``values`` holds at this point of the program, or None if only running tells."""
+    """The contents of ``values`` at this point of the program, or None if only running the graph can tell."""
     if (told := _known_contents(values)) is not None:
         return told
     if Search.is_unknown(values):
@@ -104,16 +106,16 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
     with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         try:
             return walk.compute(values)
-        except Exception:  # the error is the graph's to raise, with its line
+        except Exception:  # the graph raises this error itself, with its source line
             walk.give_up()
             return None
 
 
-_silently_computed = warning_routing.nowhere(_computed)  # the nodes warn when they run
+_silently_computed = warning_routing.silenced(_computed)  # the nodes warn when they run
 
 
 def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
-    """What they hold, if each was computed before and nothing has been written since."""
+    """Their contents, if each has been computed before and nothing has been written since."""
     told: Tensors = {}
     for value in values:
         shadow, writer = value.storage.shadow, value.storage.writer
@@ -126,16 +128,16 @@ def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
 
 
 def number(shapes: ShapeCache, value: TrackedValue) -> Any:
-    """The number that ``value`` holds, where no more than one write in place has come since it was told last.
+    """The number in ``value``, if at most one in-place write has been recorded since it was last computed.
 
-    ``None``: ask :func:`known`, of which this is the way that an optimizer's step counters take in each step.
+    ``None``: call :func:`known`. This is a fast path for the step counters of optimizers.
     """
     storage = value.storage
     node = storage.writer
     shadow = storage.shadow or _shadow_of_a_number(value)
     if shadow is None or shadow.lost or shadow.tensors.get(value) is None:
         return None
-    with dispatch_level.kernels_only():  # which are below autograd
+    with dispatch_level.kernels_only():  # these are below autograd
         if node is not None and not node.folded and node.state != "done":
             if not _is_one_step(shapes, node, shadow):
                 return None
@@ -154,9 +156,9 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
 
 
 def _shadow_of_a_number(value: TrackedValue) -> Shadow | None:
-    """A new shadow for a single outside number that nothing has run ahead of, such as a step counter.
+    """A new shadow for a single outside number, such as a step counter, that no folded node has written.
 
-    It is not the storage's yet.
+    It is not assigned to the storage yet.
     """
     real = value.real
     if (
@@ -175,7 +177,7 @@ def _shadow_of_a_number(value: TrackedValue) -> Shadow | None:
 
 
 def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
-    """Whether ``node`` does nothing but write to what ``shadow`` holds, and all before it has run ahead."""
+    """Whether ``node`` only writes to the content of ``shadow``, and all nodes before it have been folded."""
     return (
         node.state == "pending"
         and shapes.info(node.op).name in _QUIET
@@ -191,12 +193,12 @@ def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
 
 
 def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
-    """The op on what is known of its arguments."""
+    """Run the op on the known contents of its arguments."""
     with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
-def foresee(
+def infer_from_values(
     shapes: ShapeCache,
     op: OpOverload,
     info: OpInfo,
@@ -204,11 +206,11 @@ def foresee(
     kwargs: dict[str, Any],
     values: Sequence[TrackedValue],
 ) -> Inferred | None:
-    """What an op will return whose result's shape depends on content, if that is known; else None."""
+    """The results of an op whose result shape depends on content; None if that content is not known."""
     if info.mutates or info.is_view or info.draws or op.namespace != "aten":
         return None
     if info.name == "_ctc_loss":
-        return _foresee_ctc_loss(shapes, info, args, kwargs)
+        return _infer_ctc_loss(shapes, info, args, kwargs)
     deciding = values
     name = _DECIDING.get(info.name)
     if name in info.argument_names:
@@ -227,17 +229,17 @@ def foresee(
                 meta = value.meta
                 tensors[value] = torch.empty(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
         absent = next((value.device for value in values if value.device in _STAND_INS), None)
-        return shapes.describe(info, warning_routing.nowhere(compute)(op, args, kwargs, tensors), absent)
-    except Exception:  # the op's own error, which running it raises at this line
+        return shapes.describe(info, warning_routing.silenced(compute)(op, args, kwargs, tensors), absent)
+    except Exception:  # the op's own error, which the op raises at this line when it runs
         return None
 
 
-def _foresee_ctc_loss(
+def _infer_ctc_loss(
     shapes: ShapeCache, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Inferred | None:
-    """What the operator returns for lengths in tensors, if these are known: as for lists of them.
+    """The operator's results if its lengths are given as tensors with known content: the same as for lists.
 
-    The kernel is not tried on made-up targets, which are places in memory to it.
+    The kernel is not called with made-up targets, because it uses them as memory positions.
     """
     given = dict(zip(info.argument_names, args)) | kwargs
     lengths = {name: given[name] for name in ("input_lengths", "target_lengths")}
@@ -256,7 +258,9 @@ def _foresee_ctc_loss(
 def refusal(
     shapes: ShapeCache, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
 ) -> Exception | None:
-    """What the kernel raises for what its integers are known to hold; the rest is made up."""
+    """The error that the kernel raises for the known contents of its integer arguments; other arguments are
+    made up.
+    """
     deciding = [value for value in values if not value.dtype.is_floating_point]
     if not deciding or sum(value.nbytes for value in values) > LARGEST_CHECKED_NBYTES:
         return None
@@ -269,13 +273,13 @@ def refusal(
             tensors[value] = torch.zeros(meta.shape, dtype=meta.dtype, device=_computed_on(meta.device))
     try:
         compute(op, args, kwargs, tensors)
-    except Exception as error:  # which running it raises at this line
+    except Exception as error:  # the op raises it at this line when it runs
         return error.with_traceback(None)
     return None
 
 
 class _Walk:
-    """One read: the nodes and outside tensors it depends on, and what they hold."""
+    """One read: the nodes and outside tensors that it depends on, and their contents."""
 
     def __init__(self, shapes: ShapeCache) -> None:
         self._shapes = shapes
@@ -289,10 +293,10 @@ class _Walk:
     def has_nodes(self) -> bool:
         return bool(self._nodes)
 
-    # --- what is needed -------------------------------------------------------------
+    # --- dependencies ---------------------------------------------------------------
 
     def reach(self, values: Sequence[TrackedValue]) -> bool:
-        """Find all that ``values`` depend on; False if some of it is unknown or there is too much."""
+        """Find everything that ``values`` depend on; False if some of it is unknown or there is too much."""
         stack: list[TrackedNode] = []
         for value in values:
             if value.storage.writer is not None:
@@ -304,14 +308,15 @@ class _Walk:
                 return False
         for writer in [node for node in self._nodes if node.writes]:
             for reader in writer.after:
-                # It would miss what is overwritten now; take it along where nothing else is needed for it.
-                if reader.writes or not self._is_at_hand(reader):
+                # It would miss what is overwritten now, so it is computed as well if nothing else is needed
+                # for it.
+                if reader.writes or not self._is_available(reader):
                     continue
                 if not self._reach_node(reader, stack):
                     self._nodes.discard(reader)
         return True
 
-    def _is_at_hand(self, node: TrackedNode) -> bool:
+    def _is_available(self, node: TrackedNode) -> bool:
         if node.folded or node.state == "done":
             return False
         for value in node.inputs:
@@ -348,7 +353,7 @@ class _Walk:
         if node in self._nodes or node.folded or node.state == "done":
             return True
         if node.op is CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
-            # For an absent GPU no gradient is infinite: what says so stays as it was.
+            # For an absent GPU, no gradient is infinite, so the result of this check stays as it was.
             found = node.inputs[-2]
             stack += [other for other in node.after if found.storage in other.writes]
             return self._reach_value(found, stack)
@@ -381,7 +386,7 @@ class _Walk:
         stack += [other for other in node.after if not touched.isdisjoint(other.writes)]
         return True
 
-    # --- what it holds --------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------
 
     def compute(self, values: Sequence[TrackedValue]) -> Tensors:
         for leaf in self._leaves:
@@ -400,7 +405,7 @@ class _Walk:
         return {value: self._tensor(value) for value in values}
 
     def give_up(self) -> None:
-        """A node failed half-way: what the others wrote is no longer to be trusted."""
+        """A node failed midway, so contents that the others wrote are no longer valid."""
         for storage in self._written:
             storage.shadow = Shadow(lost=True)
 
@@ -411,7 +416,7 @@ class _Walk:
         return tensor
 
     def _leaf(self, value: TrackedValue) -> torch.Tensor:
-        """An outside tensor itself, or its place in the copy of a storage that nodes write to."""
+        """The outside tensor itself, or its part of the copy of a storage that nodes write to."""
         real, storage = value.real, value.storage
         assert real is not None
         if storage.shadow is None:
@@ -427,7 +432,7 @@ class _Walk:
         return tensor
 
     def _keep(self, node: TrackedNode) -> None:
-        """Keep what ``node`` made, if a later read must not or need not compute it again."""
+        """Keep the results of ``node`` if a later read must not, or need not, compute them again."""
         own = [value for value in node.outputs if value.node is node]
         inputs = {value.storage for value in node.inputs}
         fresh = [value for value in own if value.storage not in inputs]
@@ -442,7 +447,7 @@ class _Walk:
             if value.storage.shadow is None:
                 value.storage.shadow = Shadow()
             value.storage.shadow.tensors[value] = self._tensors[value]
-        if node.writes:  # who read before and is not computed would now read what was written after
+        if node.writes:  # earlier readers that have not been computed would now read what was written later
             for other in node.after:
                 if not (other.folded or self._shapes.info(other.op).is_view):
                     other.missed = True
@@ -455,7 +460,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shape_of(value: TrackedValue) -> torch.Tensor:
-    """A tensor with the value's metadata, and content of no meaning."""
+    """A tensor with the value's metadata and arbitrary content."""
     meta = value.meta
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_computed_on(meta.device))
 
@@ -473,5 +478,7 @@ def _substitute(item: Any, tensor_of: Callable[[TrackedValue], torch.Tensor]) ->
 
 
 def _computed_on(device: torch.device) -> torch.device:
-    """Where a known value is computed: what is known of a GPU's tensors is known without the GPU."""
+    """The device on which a known value is computed: known values of GPU tensors are computed without the
+    GPU.
+    """
     return torch.device("cpu") if device in _STAND_INS else device

@@ -5,15 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from .partial_writes import goes_on_after, is_partial_write
+from .partial_writes import can_run_after, is_partial_write
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
 def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
     """Append ``node`` to the program order of the storages it reads and writes.
 
-    Fills in ``node.after`` with what must run first beyond the producers of its inputs:
-    the last write to what it reads, and earlier reads of what it writes.
+    Sets ``node.after`` to the nodes that must run first, besides the producers of its inputs: the last write
+    to the storages that it reads, and earlier reads of the storages that it writes.
     """
     after: list[TrackedNode] = []
     value: TrackedValue
@@ -27,7 +27,8 @@ def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
         readers = storage.readers
         readers.append(node)
         count = len(readers)
-        if count >= 8 and not count & (count - 1):  # now and then, where nothing writes it, as at inference
+        # Occasionally, for storages that nothing writes, as in inference.
+        if count >= 8 and not count & (count - 1):
             storage.readers = [reader for reader in readers if reader.state != "done"]
     if written:
         writes: list[TrackedStorage] = []
@@ -59,21 +60,22 @@ def _closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
         stack += [
             other
             for other in (*producers, *node.after)
-            if other is not None and other.state != "done" and not goes_on_without(other, node)
+            if other is not None and other.state != "done" and not can_run_without(other, node)
         ]
     return sorted(found, key=sequence_of)
 
 
-def goes_on_without(other: TrackedNode, node: TrackedNode) -> bool:
-    """Whether ``other`` has failed, and ``node`` comes after it in a way that does not need it.
+def can_run_without(other: TrackedNode, node: TrackedNode) -> bool:
+    """Whether ``other`` has failed, and ``node`` comes after it but does not need it.
 
-    As a draw and in no other way: eager PyTorch goes on after the error, so does the generator.  Or as what
-    overwrites all that was left half written.
+    This holds if ``node`` only follows it in the order of draws, since in eager PyTorch the program and the
+    generator continue after the error. It also holds if ``node`` overwrites everything that ``other`` left
+    partially written.
     """
     if other.state != "failed":
         return False
     if is_partial_write(other):
-        return goes_on_after(node, other)
+        return can_run_after(node, other)
     if other.draws is None or node.draws is not other.draws:
         return False
     touched = {value.storage for value in (*node.inputs, *node.outputs)}
@@ -84,6 +86,6 @@ sequence_of = operator.attrgetter("sequence")
 
 
 class Search:
-    """How dependencies are followed, which :mod:`lazyviz.record.native_recorder` has a compiled form of."""
+    """How dependencies are traversed; :mod:`lazyviz.record.native_recorder` has a compiled form."""
 
     closure: Callable[[Iterable[TrackedNode]], list[TrackedNode]] = staticmethod(_closure)

@@ -28,7 +28,7 @@ from .tensor_table import TensorTable, release
 
 
 class NotDeferrable(Exception):
-    """An argument that no node can take; the message says why, ``sparse`` whether it has no strides."""
+    """An argument cannot be an input of a node; the message says why, ``sparse`` if it has no strides."""
 
     def __init__(self, reason: str, *, sparse: bool) -> None:
         super().__init__(reason)
@@ -36,15 +36,15 @@ class NotDeferrable(Exception):
 
 
 class Placeholder(Exception):
-    """An argument is a lazy module's parameter that has no shape yet: there is nothing to wait for."""
+    """An argument is an uninitialized parameter of a lazy module, so there is no value to wait for."""
 
 
 class ZeroTensor(Exception):
-    """An argument is one of autograd's zeros without memory; only views of such reach the kernels' level."""
+    """An argument is one of autograd's zero tensors without memory; only views of these reach the kernels."""
 
 
 class ExternalTensors:
-    """How recording takes real tensors that it did not make, and rebinds them to pending ones."""
+    """How recording handles real tensors that it did not create, and rebinds them to pending ones."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ExternalTensors:
         self._memory_holders, self._scopes, self._shapes = memory_holders, scopes, shapes
 
     def from_outside(self, tensor: torch.Tensor) -> TrackedValue:
-        """The value of a real tensor that recording meets."""
+        """The value of a real tensor that recording encounters."""
         value = self._tensors.outside.get(id(tensor))
         if (
             value is not None
@@ -68,7 +68,7 @@ class ExternalTensors:
             and value.tensor is not None
             and value.tensor() is tensor
             and value.storage.address
-            == private_api.storage_address(tensor)  # whatever has exchanged its memory
+            == private_api.storage_address(tensor)  # something has exchanged its memory
         ) and (not value.storage.foreign or (same_bytes(value.real, tensor) and self.is_shared(tensor))):
             return value
         if private_api.is_zero_tensor(tensor):
@@ -85,22 +85,23 @@ class ExternalTensors:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             if tensor.is_cuda:
-                storage.place = tensor_memory.storage_data_ptr(memory)  # which waits for nothing
+                storage.place = tensor_memory.storage_data_ptr(memory)  # it waits for nothing
             storage.role, storage.name = self._scopes.role_of(tensor)
             holder = self._memory_holders.holder(tensor)
             if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):
                 graph.storages.pop()
                 raise Unexamined
-            storage.foreign = holder is not None  # of what is only read a copy does, if that is not known
+            storage.foreign = holder is not None  # if it is not known and only read, a copy is enough
             if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
-                self._runs.sync("use of memory that is another storage's, too", pending)
-            if not storage.foreign:  # of that a snapshot is read, and its address may pass to other memory
+                self._runs.sync("use of memory that also belongs to another storage", pending)
+            # The node reads the snapshot instead, and the original address may pass to other memory.
+            if not storage.foreign:
                 self._tensors.storages[address] = storage
                 earlier = self._tensors.computed.get(address)
                 if earlier is not None and earlier.live:
                     storage.continues = earlier
         elif storage.nbytes < memory.nbytes():
-            storage.nbytes = memory.nbytes()  # `resize_` has been there
+            storage.nbytes = memory.nbytes()  # `resize_` has been called
         value = TrackedValue(self._shapes.meta_of(tensor), storage, None)
         value.name = storage.name
         value.real = private_api.alias(tensor)
@@ -117,11 +118,13 @@ class ExternalTensors:
         return value
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
-        """Whether somebody besides PyTorch may show the tensor's memory."""
+        """Whether an object other than a PyTorch tensor may share the tensor's memory."""
         return tensor.layout == torch.strided and self._memory_holders.holder(tensor) is not None
 
     def is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Whether a view of a real tensor is to be made at once, since only a copy of it is recorded."""
+        """Whether a view of a real tensor must be created immediately, because only a copy of the tensor is
+        recorded.
+        """
         value = self._tensors.outside.get(id(tensor))
         if value is not None and value.tensor is not None and value.tensor() is tensor:
             return value.storage.foreign
@@ -133,7 +136,7 @@ class ExternalTensors:
         return holder is not None
 
     def pending_on_overlapping(self, tensor: torch.Tensor) -> list[TrackedNode]:
-        """Pending nodes on memory that is a part of ``tensor``'s, though their storages are others."""
+        """Pending nodes on memory that overlaps ``tensor``'s, although it belongs to other storages."""
         nodes: list[TrackedNode] = []
         for address in self._memory_holders.overlapped(tensor):
             if (storage := self._tensors.storages.get(address)) is not None:
@@ -143,10 +146,10 @@ class ExternalTensors:
     def rebind(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """``tensor.data = data`` where either is pending: recorded, keeping ``tensor``'s identity."""
         if not isinstance(data, torch.Tensor):
-            private_api.TensorBase.data.__set__(tensor, data)  # which refuses it
+            private_api.TensorBase.data.__set__(tensor, data)  # this call raises the error
             return
         old = self._tensors.value_of(tensor)
-        self._tensors.forget_place(tensor)
+        self._tensors.forget_address(tensor)
         if not is_lazy(data):
             if old is not None and is_lazy(tensor):
                 make_real(tensor, data)
@@ -157,7 +160,7 @@ class ExternalTensors:
         value: TrackedValue = data._lazyviz
         if value is old:
             return
-        make_pending(tensor, value, data)  # refuses first, before anything is noted
+        make_pending(tensor, value, data)  # it raises an error before anything is recorded
         if old is not None:
             release(old, tensor)
         role, name = self._scopes.role_of(tensor)
@@ -165,11 +168,11 @@ class ExternalTensors:
             value.storage.role, value.storage.name = role, name
 
     def swap(self, exchange: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
-        """``torch.utils.swap_tensors(one, other)``, which our weak references would forbid."""
+        """``torch.utils.swap_tensors(one, other)``, which our weak references would prevent."""
         self._recording.view_is_made()
         values = [self._tensors.value_of(one), self._tensors.value_of(other)]
         for tensor, value in zip((one, other), values):
-            self._tensors.forget_place(tensor)
+            self._tensors.forget_address(tensor)
             drop_reference(tensor)
             if value is not None:
                 value.storage.live -= 1

@@ -29,12 +29,14 @@ from .unrecorded_ops import evaluate_arguments, nodes_before_access, replaced, t
 
 torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
 region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
-"""Stands in a node for a subgraph of the program that is no operator; nothing ever calls it."""
+"""Stands in a node for a subgraph of the program that is not an operator; it is never called."""
 assert region._schema.name == RAN_AT_ONCE
 
 
 def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a higher-order operator (``torch.cond``, flex attention) at once: it is not one kernel."""
+    """Run a higher-order operator (``torch.cond``, flex attention) immediately, since it is not one
+    kernel.
+    """
     if getattr(op, "namespace", "") == "profiler":
         return op(*args, **kwargs)
     world = tape.recording.world
@@ -57,16 +59,18 @@ def note_operator(
     written: Sequence[torch.Tensor],
     before: Sequence[tuple[int, int] | None],
 ) -> None:
-    """An operator has run: it returned ``result``; ``before`` is where what it has ``written`` was then."""
+    """An operator has run and returned ``result``; ``before`` has the addresses and
+    sizes that the memory of ``written`` had before.
+    """
     if not _is_recording(tape):
         return
     read = list(tensors_in((*args, *kwargs.values())))
-    sparse = [tensor for tensor in written if parts_of(tensor)]  # of lists, nothing is returned
+    sparse = [tensor for tensor in written if parts_of(tensor)]  # operators on lists return nothing
     returned = {id(tensor): tensor for tensor in (*tensors_in((result,)), *sparse)}
     made = list(_made(tape, read, returned.values()))
     grown: list[torch.Tensor] = []
     for tensor, then, now in zip(written, before, map(memory_of, written)):
-        # Memory with another address has been exchanged (`set_`): what was there has not been resized.
+        # Memory with another address has been exchanged (`set_`), so the old memory has not been resized.
         if then is not None and now is not None and then[0] == now[0] and then[1] != now[1]:
             grown.append(tensor)
             if _known(tape, now[0]) is None and (old := _value_of(tape, tensor)) is not None:
@@ -93,17 +97,17 @@ def note_operator(
 
 
 def _forget_components(tape: Tape, tensor: torch.Tensor) -> None:
-    """Release the indices and values that a sparse tensor had before it was written, if it has others now."""
+    """Release the indices and values that a sparse tensor had before a write that replaced them."""
     there = {_known(tape, private_api.storage_address(part)) for part in parts_of(tensor)}
     for ref in weakref.getweakrefs(tensor):
         if type(ref) is TensorRef and ref.value.storage not in there:
-            on_tensor_death(ref)  # which unlinks the reference, so that it is not counted again
+            on_tensor_death(ref)  # this unlinks the reference, so that it is not counted again
 
 
 def note_region(
     tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
 ) -> None:
-    """A subgraph of the program has run on what is in ``read`` and returned ``returned``: any containers."""
+    """A subgraph of the program has read ``read`` and returned ``returned``, which may be any container."""
     if not _is_recording(tape):
         return
     with tape.recording.paused():
@@ -118,7 +122,8 @@ def note_region(
 
 
 def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
-    """Evaluate pending ops, except those that are only planned, before PyTorch traces a program on ``given``.
+    """Evaluate pending ops, except those that are only planned, before PyTorch traces a program with
+    ``given``.
 
     Raises:
         AbsentDeviceError: ``given`` has tensors that only an absent device could compute.
@@ -136,14 +141,14 @@ def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
 
 
 def note_copies(tape: Tape, copies: Any) -> None:
-    """Tensors that PyTorch made beside the record are outside memory, whether an op meets them or not."""
+    """Tensors that PyTorch created outside of the record are outside memory, even if no op uses them."""
     if _is_recording(tape):
         for tensor in tensors_under(copies):
             _value_of(tape, tensor)
 
 
 def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:
-    """Memory that the record knows has been given another size."""
+    """Recorded memory has been resized."""
     storage = _known(tape, address)
     if before == nbytes or storage is None or not _is_recording(tape):
         return
@@ -156,9 +161,9 @@ def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) 
 
 
 def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
-    """The storage from the next node on of memory that has another size: to an allocator, other memory.
+    """The storage of resized memory from the next node on; to an allocator, it is other memory.
 
-    Both are there while the content is copied (``resize_bytes_cpu``, ATen's Resize.cpp).
+    Both storages exist while the content is copied (``resize_bytes_cpu``, ATen's Resize.cpp).
     """
     first, graph = _known(tape, address), tape.recording.graph
     if first is None or graph is None:
@@ -184,7 +189,7 @@ def _resized(tape: Tape, address: int, nbytes: int) -> TrackedStorage | None:
 
 
 def _meta(tape: Tape, tensor: torch.Tensor, nbytes: int) -> TensorMeta:
-    """The tensor's metadata; of a nested one, which has no sizes, its bytes."""
+    """The tensor's metadata; for a nested tensor, which has no sizes, its bytes."""
     if tensor.is_nested:
         return TensorMeta((nbytes,), (1,), 0, torch.uint8, tensor.device)
     return tape.shapes.meta_of(tensor)
@@ -221,10 +226,10 @@ def _append(
 
 
 def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[TrackedValue]:
-    """The values of what was made; later ops may use their tensors."""
+    """The values of the results; later ops may use their tensors."""
     outputs: list[TrackedValue] = []
     for tensor, address, nbytes, meta in made:
-        storage = _known(tape, address)  # that a sparse tensor has been made of, or has handed out
+        storage = _known(tape, address)  # a sparse tensor has been created from it, or has returned it
         if is_new := storage is None or storage.graph is not node.graph:
             storage = TrackedStorage(nbytes, tensor.device, node.graph, external=False)
         value = TrackedValue(meta, storage, node, len(outputs))
@@ -232,7 +237,7 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
         outputs.append(value)
         if is_new:
             tape.tensors.computed[address] = storage
-            tape.tensors.storages.pop(address, None)  # of memory that is gone
+            tape.tensors.storages.pop(address, None)  # its memory has been freed
         if tensor.layout == torch.strided:
             tape.tensors.results[id(tensor)] = value
         else:
@@ -240,11 +245,11 @@ def _outputs(tape: Tape, node: TrackedNode, made: Iterable[_Made]) -> list[Track
     return outputs
 
 
-_Made = tuple[torch.Tensor, int, int, TensorMeta]  # a result, its memory's address and size
+_Made = tuple[torch.Tensor, int, int, TensorMeta]  # a result, the address and the size of its memory
 
 
 def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
-    """The results in memory that was not there before, each memory once; of sparse ones all components."""
+    """The results in new memory, each memory once; for sparse tensors, all components."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
         if parts := parts_of(tensor):
@@ -266,7 +271,7 @@ def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tens
 
 
 def _known(tape: Tape, address: int) -> TrackedStorage | None:
-    """The record's storage at an address, if that memory is certainly there still."""
+    """The recorded storage at an address, if that memory certainly still exists."""
     for storage in (tape.tensors.storages.get(address), tape.tensors.computed.get(address)):
         if storage is not None and (storage.live > 0 or storage.has_pending_access):
             return storage
@@ -274,7 +279,7 @@ def _known(tape: Tape, address: int) -> TrackedStorage | None:
 
 
 def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
-    """The value of a tensor that was read at once: nothing is kept of it for later."""
+    """The value of a tensor that was read immediately; nothing is kept of it for later."""
     value = tape.tensors.value_of(tensor)
     place = memory_of(tensor) if value is None or value.storage.address else None
     if value is not None and (place is None or place[0] == value.storage.address):
@@ -304,7 +309,7 @@ def _held_by(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def watched_resize(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``UntypedStorage.resize_`` that tells the record."""
+    """``UntypedStorage.resize_`` that also updates the record."""
 
     @functools.wraps(original)
     def resize_(storage: Any, size: int) -> Any:

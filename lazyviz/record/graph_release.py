@@ -21,15 +21,15 @@ from . import native_recorder
 from .storage import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tape import tape
 
-_TRIED_AGAIN = 4  # of those that something refers to: each try looks at all of the record
+_TRIED_AGAIN = 4  # graphs that something still refers to: each attempt visits the whole record
 
 _held: list[
     weakref.ref[Graph]
-] = []  # without an owner, but parts of them were still referenced when it was deleted
+] = []  # graphs whose owner was deleted while parts of them were still referenced
 
 
 class Owned:
-    """What the owner of a graph has last: when it goes, all else that the owner had has gone."""
+    """The last attribute of the owner of a graph: when it is deleted, all others are already gone."""
 
     __slots__ = ("graph",)
 
@@ -38,7 +38,7 @@ class Owned:
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending() or not hasattr(self, "graph"):
-            return  # modules have lost their names by then, or making it was interrupted
+            return  # module globals are already cleared then, or its creation was interrupted
         holder = [self.graph]
         del self.graph
         if not _release(holder):
@@ -48,12 +48,12 @@ class Owned:
 
 
 def _release(holder: list[Graph]) -> bool:
-    """Free the graph that only ``holder`` refers to, if nothing refers to its nodes."""
+    """Free the graph that only ``holder`` refers to, if nothing else refers to its nodes."""
     return _module is not None and bool(_module.release(holder))
 
 
 def release_unreferenced() -> None:
-    """Look a second time at graphs of which somebody had something: a plan, say, or they were to be run."""
+    """Check again the graphs that something else referred to, such as a plan or a scheduled run."""
     global _held
     if not _held:
         return
@@ -67,12 +67,12 @@ def release_unreferenced() -> None:
             _held.append(reference)
         elif not _release(holder):
             tried.append(reference)
-    if tape.runs.background is not None:  # which may be all that refers to them
+    if tape.runs.background is not None:  # this may be the only reference to them
         _held += tried[-_TRIED_AGAIN:]
 
 
 def _is_pending(graph: Graph) -> bool:
-    """Whether its last node is pending; of others that are, the look at who refers to them would tell."""
+    """Whether its last node is pending; for other pending nodes, the check of references finds out."""
     return bool(graph.nodes) and graph.nodes[-1] in tape.pending
 
 

@@ -19,12 +19,12 @@ _LEGACY_TYPE = private_api.TensorBase.type
 _STAND_INS = torch_cuda.STAND_INS
 
 
-being_swapped: set[int] = set()  # `id` of tensors that exchange all they are: their classes, too
-dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # the recorder's
-detach: Callable[[torch.Tensor], torch.Tensor] | None = None  # the recorder's
+being_swapped: set[int] = set()  # `id` of tensors that are exchanging everything, including their classes
+dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # set by the recorder
+detach: Callable[[torch.Tensor], torch.Tensor] | None = None  # set by the recorder
 
 MOST_TENSORS = 8
-"""Tensors that may share a value by :func:`detached`: each that dies is looked for among them."""
+"""Tensors that may share a value because of :func:`detached`; a tensor that dies is looked up here."""
 
 
 class LazyTensor(torch.Tensor):
@@ -38,14 +38,14 @@ class LazyTensor(torch.Tensor):
 
     _lazyviz: TrackedValue
 
-    # With an override here, library fast paths would not take a LazyTensor for a tensor.
+    # With an override here, fast paths of libraries would not treat a LazyTensor as a plain tensor.
     __torch_function__ = private_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Reached where no dispatch mode of ours is active: on other threads."""
+        """Called only where our dispatch mode is not active: on other threads."""
         assert dispatch_unrecorded is not None
         return dispatch_unrecorded(func, types, args, kwargs or {})
 
@@ -54,7 +54,7 @@ class LazyTensor(torch.Tensor):
         return describe(self._lazyviz)
 
     def __getattr__(self, name: str) -> Any:
-        """Asked only for what is not there: the error names the class that the tensor has once it is real."""
+        """Called only for missing attributes; the error names the class that the tensor will have."""
         cls = self.__dict__.get("_lazyviz_class")
         if cls is None:
             cls = torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
@@ -62,7 +62,7 @@ class LazyTensor(torch.Tensor):
 
     @property
     def _is_param(self) -> bool:
-        """How ``nn.Parameter`` marks a tensor that it cannot give its class."""
+        """How ``nn.Parameter`` marks a tensor whose class it cannot set."""
         return bool(self.__dict__.get("_is_param", False))
 
     @_is_param.setter
@@ -72,24 +72,24 @@ class LazyTensor(torch.Tensor):
             value.storage.role = "parameter"
 
     def detach(self) -> torch.Tensor:
-        """Recorded as an op since the user's code calls it, unlike what autograd and ``.data`` detach."""
+        """Recorded as an op because user code calls it, unlike the detaching of autograd and ``.data``."""
         assert detach is not None
         return detach(self)
 
     def _become(self, cls: type[torch.Tensor]) -> None:
-        """``tensor.__class__ = cls``: the class that it is to have."""
+        """``tensor.__class__ = cls``: sets the class that the tensor will have."""
         ours = cls is LazyTensor or isinstance(cls, PendingClass)
         if ours or id(self) in being_swapped or not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
             private_api.set_class(self, cls)
         elif lazy_class(cls) is None:
-            self.untyped_storage()  # which evaluates it
+            self.untyped_storage()  # this evaluates it
             self.__class__ = cls
         else:
             take_class(self, cls)
 
     __class__ = property(type, _become)
 
-    # What C++ says is not true of tensors on a planned, absent device.
+    # C++ reports wrong properties for tensors on a planned, absent device.
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -116,7 +116,7 @@ class LazyTensor(torch.Tensor):
         return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
 
 
-# PyTorch's messages and other people's name the class of what they were given: it is a tensor to the user.
+# Error messages of PyTorch and other libraries name the class of their argument: the user sees a tensor.
 LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
 LazyTensor.__module__ = torch.Tensor.__module__
 
@@ -130,17 +130,17 @@ def describe(value: TrackedValue) -> str:
 
 
 def see_history(tensor: torch.Tensor) -> None:
-    """Ask for ``grad_fn`` as eager's ``repr`` does.
+    """Read ``grad_fn`` as eager PyTorch's ``repr`` does.
 
-    A view of what was written in place gets its new history only when somebody asks, and until
-    then PyTorch refuses to write to it as "a leaf": looking at a tensor decides what the next line does.
+    After an in-place write, a view gets its new history only when ``grad_fn`` is read. Until then, PyTorch
+    refuses to write to it as "a leaf", so printing a tensor changes what the next line does.
     """
     with contextlib.suppress(RuntimeError):  # a history that in-place writes made invalid
         tensor.grad_fn  # noqa: B018
 
 
 class Wrappers:
-    """What makes tensors without memory; :mod:`lazyviz.record.native_recorder` has a compiled form of it."""
+    """Creates tensors without memory; :mod:`lazyviz.record.native_recorder` has a compiled form."""
 
     make = staticmethod(tensor_memory.make_wrapper)
 
@@ -168,7 +168,7 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
 
 
 def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
-    """The tensor handed to the user for ``value``, a view of ``base`` if that is given."""
+    """The tensor that the user gets for ``value``, a view of ``base`` if that is given."""
     tensor = memoryless(value.meta, base)
     tensor._lazyviz = value
     TensorRef(tensor, value)
@@ -176,10 +176,10 @@ def wrap(value: TrackedValue, base: torch.Tensor | None = None) -> LazyTensor:
 
 
 def detached(tensor: LazyTensor) -> LazyTensor | None:
-    """Another tensor of the same value, without history; ``None`` if many have it.
+    """Another tensor with the same value, without history; ``None`` if too many tensors have it.
 
-    Autograd detaches the results that it saves and the gradients that it stores, and ``.data`` its tensor.
-    In eager mode no kernel runs for these, so they are not nodes of the graph.
+    Autograd detaches the results that it saves and the gradients that it stores, and ``.data`` detaches its
+    tensor. In eager mode no kernel runs for these, so they are not nodes of the graph.
     """
     value = tensor._lazyviz
     if sum(1 for _ in value.refs()) >= MOST_TENSORS:
@@ -204,25 +204,27 @@ def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) 
 
 
 def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
-    """Our op has returned a view of ``tensor``; autograd now notes how to make it again: as in eager mode."""
+    """Our op has returned a view of ``tensor``; autograd now records how to recreate it, as in eager mode."""
     private_api.show_as_wrapper(tensor, False)
     value: TrackedValue = tensor._lazyviz  # type: ignore[attr-defined]
     return value.ref_to(tensor)
 
 
 def is_lazy(tensor: object) -> TypeGuard[LazyTensor]:
-    """Whether ``tensor`` is without a value: its class is LazyTensor, or derives from it and the user's."""
+    """Whether ``tensor`` has no value yet: its class is LazyTensor, or derives from it and a user-defined
+    class.
+    """
     cls = type(tensor)
     return cls is LazyTensor or isinstance(cls, PendingClass)
 
 
 def lazy_class(cls: type[torch.Tensor]) -> type[torch.Tensor] | None:
-    """The class of pending tensors that are to be of class ``cls``; ``None`` if these cannot be pending."""
+    """The class of pending tensors that will have class ``cls``; ``None`` if these cannot be pending."""
     return pending_class(cls, LazyTensor)
 
 
 def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
-    """Remember that the pending ``tensor`` is to be of class ``cls`` once it is real."""
+    """Remember that the pending ``tensor`` will have class ``cls`` once it is real."""
     private_api.set_class(tensor, lazy_class(cls) or LazyTensor)
     attributes = tensor.__dict__
     attributes["_lazyviz_class"] = cls
@@ -232,14 +234,14 @@ def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
 
 
 def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
-    """The class of ``tensor``; of a pending one that which it will have."""
+    """The class of ``tensor``; for a pending tensor, the class that it will have."""
     if not is_lazy(tensor):
         return type(tensor)
     attributes = tensor.__dict__
     cls: type[torch.Tensor] | None = attributes.get("_lazyviz_class")
     if cls is None:
-        # nn.Parameter marks wrapper subclasses with `_is_param` instead of giving them its class.
-        # Others put the mark on tensors with history, which stay what they are.
+        # nn.Parameter marks wrapper subclasses with `_is_param` instead of setting their class. Other code
+        # marks tensors that have a history, and these keep their class.
         marked = "_is_param" in attributes and tensor.is_leaf
         cls = torch.nn.Parameter if marked else torch.Tensor
     return cls
@@ -253,7 +255,7 @@ def pending_parameter(cls: type[torch.Tensor], data: torch.Tensor, requires_grad
 
 
 def is_plain_class(tensor: object) -> bool:
-    """Whether ``tensor`` is a tensor or a parameter, pending or not, and of no class of the user's."""
+    """Whether ``tensor`` is a tensor or a parameter, pending or not, without a user-defined class."""
     return isinstance(tensor, torch.Tensor) and class_of(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
@@ -261,7 +263,7 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
     attributes = tensor.__dict__
     cls = class_of(tensor)
-    if _STAND_INS:  # it may have been planned
+    if _STAND_INS:  # it may only be planned
         with torch_cuda.as_on_cpu(tensor):
             private_api.become_real(tensor, real, cls)
     else:
@@ -278,7 +280,7 @@ def is_pending(tensor: torch.Tensor) -> bool:
 
 
 def is_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether what ``tensor`` holds stands in the host's memory as it is."""
+    """Whether the content of ``tensor`` is in host memory in its plain form."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided

@@ -1,7 +1,7 @@
 """Native recorder: connects the compiled recorder (``recorder.pyx``), if it was built.
 
-It is optional: without it (``lazyviz compile`` was not run, ``LAZYVIZ_PURE_PYTHON`` is set in the
-environment) every op takes the way in Python, with the same results.
+It is optional: without it (``lazyviz compile`` was not run, or ``LAZYVIZ_PURE_PYTHON`` is set in the
+environment), every op is recorded in Python, with the same results.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _ways: tuple[Any, ...] | None = None
 
 
 def _take(op: OpOverload) -> None:
-    """Have calls of ``op`` come straight from the dispatcher, if it is PyTorch's own: these do not change."""
+    """Let the dispatcher call ``op`` directly if it is one of PyTorch's operators, which do not change."""
     if op.namespace == "aten" and not private_api.is_defined_in_python(op):
         _dispatcher.take(op._schema.name, op._schema.overload_name, op)
 
 
 def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
-    """What :func:`use` puts in place of the functions in Python."""
+    """The compiled replacements that :func:`use` installs for the Python functions."""
     graph = Graph()
     device = torch.device("cpu")
     storage = TrackedStorage(0, device, graph, external=False)
@@ -130,7 +130,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         number_in=number_in,
         gradient_check=constant_folding.CHECK_GRADIENTS,
         shape_only=constant_folding.SHAPE_ONLY,
-        goes_on_without=dependencies.goes_on_without,
+        can_run_without=dependencies.can_run_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
@@ -153,43 +153,44 @@ def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
 
 
 def shape_cache_hits() -> int:
-    """Those of the compiled module, which the cache's own count leaves out."""
+    """Cache hits of the compiled module, which the cache's own counter does not include."""
     return 0 if _module is None else int(_module.hits())
 
 
 def override_composite() -> Callable[[str, Callable[..., Any]], Any] | None:
-    """The compiled dispatcher's, which spares calls of composites a look from Python, if there is one."""
+    """The compiled dispatcher, which handles calls of composites without Python, if there is one."""
     return _dispatcher.override_composite if active and _dispatcher is not None else None
 
 
 def watches_access() -> bool:
-    """Whether :func:`watch_access` can tell; else such code gets an error of PyTorch's."""
+    """Whether :func:`watch_access` works; otherwise such code gets an error from PyTorch."""
     return active and _dispatcher is not None
 
 
 def watch_access(before: Callable[[torch.Tensor], None]) -> None:
-    """``before`` is called with a pending tensor whose memory C++ code is about to use past every op."""
+    """Call ``before`` with a pending tensor whose memory C++ code is about to use without an op."""
     if _dispatcher is not None:
         _dispatcher.watch_access(before)
 
 
 def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
-    """``before`` is called before C functions that read memory, whoever holds them; None: no longer.
+    """Call ``before`` before C functions that read memory, whatever holds it; None: stop.
 
-    It gets the function's place among ``EXPORTS``, or for a legacy type a number above, and the arguments.
+    It gets the function's position among ``EXPORTS``, or a higher number for a legacy type, and the
+    arguments.
     """
     if _dispatcher is not None:
         _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
 
 
 def show(graph: Graph) -> None:
-    """Let the garbage collector see what the compiled recorder kept from it: ``graph`` has no owner now."""
+    """Let the garbage collector track what the compiled recorder hid from it: ``graph`` has no owner now."""
     if _module is not None:
         _module.show(graph)
 
 
 def use(compiled: bool) -> bool:
-    """Record by the compiled module, or in Python, from the next block on; returns what came of it."""
+    """Record with the compiled module, or in Python, from the next block on; returns which one is active."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
     dispatch, module_call_of, content_of, exchange, closure, is_unknown, *methods = ways
@@ -212,7 +213,7 @@ def use(compiled: bool) -> bool:
 
 
 _module = native_modules.load("recorder.pyx")
-# For ops of ATen a shorter way from PyTorch's dispatcher to the compiled recorder.
+# For ATen ops, a shorter path from PyTorch's dispatcher to the compiled recorder.
 _dispatcher: Any = native_modules.load("dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)

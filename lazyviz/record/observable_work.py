@@ -14,15 +14,16 @@ from .storage import TrackedNode, TrackedStorage, TrackedValue
 
 
 class Holders(Protocol):
-    """Who shows the memory of a tensor besides PyTorch."""
+    """Finds objects other than PyTorch tensors that share a tensor's memory."""
 
     def holder(self, tensor: torch.Tensor) -> str | None: ...
 
 
-def seen(
+def observable_storages(
     pending: Iterable[TrackedNode], outside: Mapping[int, TrackedValue], holders: Holders
 ) -> set[TrackedStorage]:
-    """The storages written by ``pending`` nodes that a user's tensor may show, whether or not ops used it.
+    """The storages that ``pending`` nodes write and that a user's tensor may share, whether or not ops used
+    it.
 
     ``outside`` are the user's tensors that ops used, by id.
     """
@@ -39,23 +40,25 @@ def seen(
     return {storage for storage in written if storage.live or storage.external}
 
 
-def may_go_unseen(pending: Iterable[TrackedNode]) -> bool:
-    """Whether something pending is kept for a tensor that was not met, or is going: nobody tells its end."""
+def writes_untracked_tensors(pending: Iterable[TrackedNode]) -> bool:
+    """Whether pending nodes write memory whose tensors are not tracked, so that nothing reports their
+    deletion.
+    """
     writes = (storage for node in list(pending) for storage in node.writes)
     return any(storage.external and not storage.live for storage in writes)
 
 
-def is_owed(node: TrackedNode, seen: set[TrackedStorage]) -> bool:
-    """Whether eager PyTorch would have left something of ``node`` in a tensor, or in ``seen`` memory."""
+def is_observable(node: TrackedNode, observable: set[TrackedStorage]) -> bool:
+    """Whether a user's tensor, ``observable`` memory or a generator would show the effect of ``node``."""
     return (
         (node.draws is not None and node.state != "failed")
-        or not seen.isdisjoint(node.writes)
+        or not observable.isdisjoint(node.writes)
         or any(value.tensor is not None for value in node.outputs)
     )
 
 
-def give_up_gradients(met: Iterable[Any]) -> None:
-    """Of tensors that have been met: a gradient that was forgotten, which the next one would be added to."""
+def drop_forgotten_gradients(met: Iterable[Any]) -> None:
+    """Drop the forgotten gradients of these tensors, so that the next gradient is not added to them."""
     for value in met:
         tensor = value.tensor() if value.tensor is not None else None
         if tensor is None or not tensor.is_leaf:

@@ -1,4 +1,4 @@
-"""Partial writes: memory that a failed kernel or segment left half written, and how it becomes valid.
+"""Partial writes: memory that a failed kernel or segment left partially written, and how it becomes valid.
 
 A node that fails midway never runs again, and tensors that it writes in place cannot be read
 (:data:`lazyviz.graph.ir.Failure.PARTIAL_WRITE`) until all of their memory is overwritten by an op that does
@@ -24,16 +24,16 @@ def is_partial_write(node: TrackedNode) -> bool:
 
 
 def is_all_of(storage: TrackedStorage, meta: TensorMeta) -> bool:
-    """Whether a tensor of that metadata shows all of ``storage``."""
+    """Whether a tensor with that metadata covers all of ``storage``."""
     return meta.dense and not meta.offset and meta.storage_nbytes == storage.nbytes
 
 
-def goes_on_after(node: TrackedNode, failed: TrackedNode) -> bool:
-    """Whether ``node`` overwrites, or views, all memory that an earlier node left half written."""
+def can_run_after(node: TrackedNode, failed: TrackedNode) -> bool:
+    """Whether ``node`` overwrites, or only views, all memory that an earlier node left partially written."""
     if node.op.is_view:
         return all(value.node is not failed for value in node.inputs)
     shared = [value for value in node.inputs if value.storage in failed.writes or value.node is failed]
-    if not shared:  # it writes what that one has read
+    if not shared:  # it writes memory that the failed node has read
         return True
     if node.op._schema.name.removeprefix("aten::") not in OVERWRITES:
         return False
@@ -57,7 +57,7 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     for node in nodes:
         needed = [*(value.node for value in node.inputs), *node.after]
         if is_partial_write(node) or any(
-            other in stuck and not (is_partial_write(other) and goes_on_after(node, other))
+            other in stuck and not (is_partial_write(other) and can_run_after(node, other))
             for other in needed
             if other is not None
         ):
@@ -68,19 +68,19 @@ def runnable(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
 
 
 def left(nodes: Iterable[TrackedNode]) -> str | None:
-    """Why memory from outside cannot be read, if some of ``nodes`` has left it half written."""
+    """Why outside memory cannot be read, if some of ``nodes`` has left it partially written."""
     for node in nodes:
-        if is_partial_write(node) and any(each.external and _left(each) for each in node.writes):
+        if is_partial_write(node) and any(each.external and _is_partly_written(each) for each in node.writes):
             return node.error
     return None
 
 
-def _left(storage: TrackedStorage) -> bool:
+def _is_partly_written(storage: TrackedStorage) -> bool:
     return storage.writer is not None and is_partial_write(storage.writer)
 
 
 def mark_overwritten(storage: TrackedStorage) -> None:
-    """All of ``storage`` has been overwritten outside of the record."""
-    if _left(storage):
+    """All of ``storage`` has been overwritten by an op that was not recorded."""
+    if _is_partly_written(storage):
         storage.writer = None
     storage.readers = [node for node in storage.readers if not is_partial_write(node)]

@@ -19,7 +19,7 @@ _made: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 
 
 class PendingClass(type):
-    """What the classes made here have in common: all but their identity is the user's class's."""
+    """Metaclass of the classes created here: except for their identity, they behave like the user's class."""
 
     _lazyviz_of: type
 
@@ -39,8 +39,10 @@ class PendingClass(type):
         delattr(cls._lazyviz_of, name)
 
 
-class _Quiet:
-    """In front of the user's class: no registry of its subclasses hears of ours."""
+class _SkipInitSubclass:
+    """Precedes the user's class in the bases, so that ``__init_subclass__`` does not register the created
+    class.
+    """
 
     __slots__ = ()
 
@@ -49,14 +51,14 @@ class _Quiet:
 
 
 def real_class(cls: Any) -> Any:
-    """The class that users know for ``cls``, which may be one made here."""
+    """The user's class for ``cls``, which may be one created here."""
     return type.__getattribute__(cls, "_lazyviz_of") if isinstance(cls, PendingClass) else cls
 
 
 def pending_class(cls: type[torch.Tensor], lazy: type[torch.Tensor]) -> type[torch.Tensor] | None:
-    """The class of pending tensors that are to be of class ``cls``; ``lazy`` is LazyTensor.
+    """The class of pending tensors that will have class ``cls``; ``lazy`` is LazyTensor.
 
-    ``None`` if there cannot be one: such a tensor takes no pending value.
+    ``None`` if there cannot be one: such a tensor is never pending.
     """
     if cls in _PLAIN:
         return lazy
@@ -64,7 +66,7 @@ def pending_class(cls: type[torch.Tensor], lazy: type[torch.Tensor]) -> type[tor
     if found is None and not private_api.dispatches_itself(cls):
         try:
             found = _made[cls] = _combined(cls, lazy)
-        except TypeError:  # layouts or metaclasses that do not go together
+        except TypeError:  # incompatible layouts or metaclasses
             return None
     return found
 
@@ -79,7 +81,7 @@ def _combined(cls: type[torch.Tensor], lazy: type[torch.Tensor]) -> type[torch.T
         "__doc__": cls.__doc__,
         "__slots__": (),
         "__new__": __new__,
-        "__repr__": lazy.__repr__,  # looking evaluates nothing
+        "__repr__": lazy.__repr__,  # printing evaluates nothing
         "__class__": vars(lazy)["__class__"],
         "_lazyviz_of": cls,
     }
@@ -94,15 +96,15 @@ def _combined(cls: type[torch.Tensor], lazy: type[torch.Tensor]) -> type[torch.T
         names["__torch_function__"] = classmethod(__torch_function__)
     for name in ("__reduce_ex__", "__reduce__"):
         if getattr(cls, name) not in [getattr(plain, name) for plain in _PLAIN]:
-            names[name] = _once_real(name)
+            names[name] = _evaluate_first(name)
     meta = type(cls)
     if not issubclass(meta, PendingClass):
         meta = type(meta.__name__, (PendingClass, meta), {})
-    return type.__new__(meta, cls.__name__, (_Quiet, cls, lazy), names)
+    return type.__new__(meta, cls.__name__, (_SkipInitSubclass, cls, lazy), names)
 
 
-def _once_real(name: str) -> Any:
-    """A method of the user's class that is told the class of the tensor: it waits for the value."""
+def _evaluate_first(name: str) -> Any:
+    """A method of the user's class that depends on the tensor's class, so the value is computed first."""
 
     def method(tensor: torch.Tensor, *args: Any) -> Any:
         tensor.untyped_storage()

@@ -20,11 +20,11 @@ from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage, TrackedValue
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 
-MOST_LOST_GRAPHS = 16  # that are kept only for a pending write of a known value
+MOST_LOST_GRAPHS = 16  # graphs that are kept only for a pending write of a known value
 
 
 class PendingOps:
-    """The pending nodes of this process, and what ends with them."""
+    """The pending nodes of this process, and what is cleaned up when they are done."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class PendingOps:
         self._scopes, self._shapes, self._generators = scopes, shapes, generators
         self.nodes: dict[TrackedNode, None] = {}  # in program order
         self.views: list[TrackedNode] = []  # those recorded outside of a block
-        self._watched: set[weakref.ref[Graph]] = set()  # whose values point to tensors
+        self._watched: set[weakref.ref[Graph]] = set()  # graphs whose values point to tensors
         self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that can still be evaluated
         self.unlink_tensors: Callable[[Iterable[Any], Iterable[Any]], None] = unlink_tensors  # or compiled
-        # For graphs that can no longer be evaluated: pending writes of known values, such as step counters.
+        # Graphs that can no longer be evaluated: pending writes of known values, such as step counters.
         self.overdue: list[TrackedNode] = []
         self._born = time.perf_counter()
         self._looked_for = 0.0  # seconds
 
     def finished(self, node: TrackedNode, *, for_good: bool = True) -> None:
-        """Called by the evaluator after each node; not ``for_good`` if it will run again."""
+        """Called by the evaluator after each node; ``for_good`` is false if the node will run again."""
         self.nodes.pop(node, None)
         if for_good:
             node.after = ()
@@ -78,7 +78,7 @@ class PendingOps:
         self.views = [node for node in self.views if node.state != "done"]
 
     def _withdraw(self, node: TrackedNode) -> None:
-        """Take a node out of what is pending; it no longer needs its inputs."""
+        """Remove a node from the pending nodes; it no longer needs its inputs."""
         self.nodes.pop(node, None)
         for value in node.inputs:
             value.uses -= 1
@@ -87,16 +87,17 @@ class PendingOps:
                 value.real = None
 
     def forget_all(self) -> None:
-        """Drop everything pending, unevaluated, for good."""
+        """Drop all pending nodes, unevaluated, permanently."""
         with suppress(Exception):  # what it has written is written, so its nodes have run
             self._runs.finish_background()
         graphs = {id(node.graph): node.graph for node in list(self.nodes)}.values()
         for node in list(self.nodes):
             node.state, node.error = "failed", FORGOTTEN
             self._withdraw(node)
-            node.cut()  # what is recorded next on such a tensor fails here, and keeps nothing before it
+            # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
+            node.cut()
             node.after = ()
-        observable_work.give_up_gradients(
+        observable_work.drop_forgotten_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )
         self._generators.forget()
@@ -104,9 +105,10 @@ class PendingOps:
         self.release_unused()
 
     def release_unused(self, ran: Sequence[TrackedNode] | None = None) -> None:
-        """After an evaluation: forget real memory that nothing pending touches any more.
+        """After an evaluation: forget real memory that no pending node uses any more.
 
-        With ``ran``, the nodes that were to run, at a cost that depends on these and not on what is pending.
+        ``ran`` are the nodes that were to run. With it, the cost depends on these nodes and not on all
+        pending ones.
         """
         tensors, recording = self._tensors, self._recording.graph is not None
         if self.views:
@@ -117,7 +119,7 @@ class PendingOps:
             tensors.computed.clear()
             tensors.components.clear()
             tensors.results.clear()
-            if ran is None:  # the block has ended: no op is being recorded that would read them
+            if ran is None:  # the block has ended, so no op that would read them is being recorded
                 for value in list(tensors.outside.values()):
                     if not value.uses:
                         value.real = None
@@ -134,11 +136,11 @@ class PendingOps:
         tensors.forget_dead()
 
     def watch(self, graph: Graph) -> None:
-        """Have the graph's values point to the user's tensors until nothing is recorded or pending."""
+        """Let the graph's values point to the user's tensors until nothing is recorded or pending."""
         self._watched.add(weakref.ref(graph, self._watched.discard))
 
     def _unlink_watched(self) -> None:
-        """Nothing is recorded or pending: leave no weak references to the user's tensors."""
+        """Nothing is recorded or pending: remove all weak references to the user's tensors."""
         graphs = [reference() for reference in tuple(self._watched)]
         self._watched.clear()
         for graph in graphs:
@@ -148,13 +150,13 @@ class PendingOps:
     def forget_lost(self) -> None:
         """Drop unreachable ops, if something became unreachable since the last call.
 
-        It looks at all that is pending, so it takes a tenth of the time at most, after the first moments.
+        It visits all pending nodes, so it is limited to a tenth of the total time, after the first moments.
         """
         if self._recording.graph is not None or self._runs.running or self._shapes.inferring:
             return
         if self._runs.lock.is_mine:  # the nodes to run have already been chosen
             return
-        taken: list[bool] = []  # with the answer as soon as there is one
+        taken: list[bool] = []  # gets the answer as soon as there is one
         try:
             taken.extend(map(self._runs.lock.acquire, (False,)))
             if not taken[0]:
@@ -164,7 +166,7 @@ class PendingOps:
                 return
             Lost.something = False
             self.forget_unreachable(self.reachable())
-            Lost.something = observable_work.may_go_unseen(self.nodes)
+            Lost.something = observable_work.writes_untracked_tensors(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
@@ -173,19 +175,25 @@ class PendingOps:
                 self._runs.lock.release()
 
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
-        """Drop pending nodes of unreachable graphs that show in no tensor, pending write or pending draw."""
+        """Drop pending nodes of unreachable graphs without an effect on a tensor, a pending write or a
+        pending draw.
+        """
         self._drop_unseen_views()
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in list(self.nodes)):
             return
-        seen = observable_work.seen(self.nodes, self._tensors.outside, self._memory_holders)
+        observable = observable_work.observable_storages(
+            self.nodes, self._tensors.outside, self._memory_holders
+        )
         wanted = closure(
-            node for node in list(self.nodes) if id(node.graph) in kept or observable_work.is_owed(node, seen)
+            node
+            for node in list(self.nodes)
+            if id(node.graph) in kept or observable_work.is_observable(node, observable)
         )
         for node in self.nodes.keys() - set(wanted):
-            node.state = "done"  # for the storages that remember it as a reader
+            node.state = "done"  # for the storages that still list it as a reader
             self._withdraw(node)
-        self._generators.hand_back()
+        self._generators.restore_finished()
         self.release_unused()
 
 

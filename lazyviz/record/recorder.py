@@ -1,10 +1,10 @@
 """The recorder: every ATen op becomes a node instead of running.
 
-:class:`RecorderMode` sees every op that reaches the kernels' level: while a graph is open
-:class:`Recorder` makes a node of it, otherwise (and while paused)
-:mod:`lazyviz.record.unrecorded_ops` makes sure that it sees what eager would.  What is known
-of pending ops is the :class:`~lazyviz.record.tape.Tape`; graphs are parts of it, so tensors
-may pass from one to another.
+:class:`RecorderMode` sees every op that reaches the level of kernels. While a graph is open,
+:class:`Recorder` makes a node of it. Otherwise, and while recording is paused,
+:mod:`lazyviz.record.unrecorded_ops` makes sure that the op sees the same memory as in eager mode. The
+:class:`~lazyviz.record.tape.Tape` has everything that is known about pending ops. Graphs are parts of it, so
+tensors may be used in several graphs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import (
     ask_subclasses,
-    by_kernel,
-    by_others,
+    call_decomposed,
+    call_kernel,
     dense_kernel,
     is_dispatched_in_cpp,
     past_torch_function,
@@ -32,7 +32,7 @@ from ..torch_internals.private_api import OpOverload
 from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor
-from .interception.memory_holders import Unexamined, cure_of
+from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
 from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
 from .rng import Generators
@@ -56,11 +56,12 @@ def _shares_its_value(tensor: torch.Tensor) -> bool:
 class RecorderMode(private_api.TorchDispatchMode):
     """Sends every op on this thread to the recorder."""
 
-    supports_higher_order_operators = True  # run at once: torch.cond, flex_attention, ...
+    supports_higher_order_operators = True  # these run immediately: torch.cond, flex_attention, ...
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or each op would pass two wrappers: `skip_code` below asks the same of Dynamo
+        # Otherwise each op would pass two wrappers; `skip_code` below has the same effect on Dynamo.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -71,30 +72,31 @@ class RecorderMode(private_api.TorchDispatchMode):
                     return _unwrapped(self, func, types, args, kwargs or {})
             if tape.recording.viewed is not None:
                 tape.recording.view_is_made()
-            if private_api.active_dispatch_modes():  # ours is off the stack here: tracers, all below it
+            # Our mode is off the stack here: this shows tracers, all of which are below it.
+            if private_api.active_dispatch_modes():
                 return unrecorded_ops.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 if _is_planned() and (kernel := dense_kernel(func)) is not None:
                     with tape.runs.lock:
-                        return by_kernel(self, kernel, args, kwargs or {})
+                        return call_kernel(self, kernel, args, kwargs or {})
                 return fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
-                return by_others(self, func, args, kwargs or {})
+                return call_decomposed(self, func, args, kwargs or {})
             if (
                 args
                 and type(args[0]) in _NUMBERS
                 and func.namespace == "aten"  # prims take numbers for tensors
                 and str(func._schema.arguments[0].type) == "Tensor"
             ):
-                # A constant of a TorchScript program: tensors of its interpreter that are numbers arrive so.
+                # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
                 args = (torch.tensor(args[0]), *args[1:])
-            with past_torch_function():  # the op has been through that
+            with past_torch_function():  # the op has already been through that
                 if tape.recording.graph is None or tape.recording.pauses:
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
                 if tape.recording.owner != threading.get_ident() and not tape.recording.in_autograd():
                     tape.recording.graph.elsewhere.add(threading.current_thread().name)
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
-                with tape.runs.lock:  # what another thread runs must know who needs its results
+                with tape.runs.lock:  # a run on another thread must know which thread needs its results
                     if tape.recording.absent is not None:
                         return tape.recording.absent.record(self, func, args, kwargs or {})
                     return recorder.record(func, args, kwargs or {})
@@ -104,7 +106,9 @@ class RecorderMode(private_api.TorchDispatchMode):
 
 
 def _is_planned() -> bool:
-    """Whether what is recorded can only be planned: what is not one kernel has no tensors to run on."""
+    """Whether the recorded program can only be planned, so that calls that are not one kernel have no tensors
+    to run on.
+    """
     recording = tape.recording
     planned = recording.absent is not None or recording.world is not None
     return planned and not recording.pauses and recording.is_on_this_thread()
@@ -113,7 +117,9 @@ def _is_planned() -> bool:
 def _unwrapped(
     mode: RecorderMode | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What other people's subclasses answer, who take a pending tensor for a tensor: they unwrap first."""
+    """The answer of third-party subclasses, which take a pending tensor for a plain one: they unwrap it
+    first.
+    """
     others = tuple([cls for cls in types if not issubclass(cls, LazyTensor)])
     if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):
         return NotImplemented  # PyTorch asks them next
@@ -137,13 +143,13 @@ class Recorder:
     # --- steps of optimizers --------------------------------------------------------
 
     def begin_immediate_step(self, cause: str) -> None:
-        """An optimizer has come to a write that cannot wait: the rest of its step runs instead."""
+        """An optimizer makes a write that cannot be deferred: the rest of its step runs immediately."""
         self._runs.sync(cause, list(self._pending))
         self._recording.pauses += 1
         self._recording.immediate_step = cause
 
     def end_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step is over."""
+        """The step of an optimizer has ended."""
         cause = self._recording.immediate_step
         if cause is None:
             return
@@ -155,7 +161,7 @@ class Recorder:
     # --- recording ----------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: C901 - see LONG in tests/test_architecture.py
-        """Record one op call; returns pending tensors in the op's own structure."""
+        """Record one op call; returns pending tensors in the structure of the op's result."""
         shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
@@ -166,7 +172,7 @@ class Recorder:
         by_type = info.by_type
         try:
             if info.is_view and not is_lazy(args[0]) and self._external.is_foreign(args[0]):
-                return op(*args, **kwargs)  # what others write later shows in views, but not in a snapshot
+                return op(*args, **kwargs)  # later writes by others show in views, but not in a snapshot
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
             for name, item in kwargs.items():
@@ -190,8 +196,8 @@ class Recorder:
         if info.checks_content and (
             refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
         ):
-            if not kernel_probes.nowhere(values, new_kwargs):
-                return self.run_now(op, info, args, kwargs, f"{op} does not take these arguments")
+            if not kernel_probes.on_absent_gpu(values, new_kwargs):
+                return self.run_now(op, info, args, kwargs, f"{op} rejects these arguments")
             if info.name in CHECKED_EVERYWHERE:
                 raise refused
         written: Sequence[TrackedStorage] = ()
@@ -202,7 +208,7 @@ class Recorder:
             if any(storage.foreign for storage in written):
                 return self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
-                key.append(kernel_probes.sharing(values))  # the kernel may refuse to write what it reads
+                key.append(kernel_probes.sharing(values))  # the kernel may refuse to write its input
         if info.needs_storage:
             key += [value.storage.nbytes for value in values]
         cache_key = tuple(key)
@@ -243,7 +249,7 @@ class Recorder:
     def _answer_immediately(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What an op gives that is not recorded as it is, if this call of it is such a one."""
+        """The result of a call that is not recorded as it is, if this is one."""
         if info.metadata_only:
             with private_api.excluding_python():
                 return op(*args, **kwargs)
@@ -262,7 +268,7 @@ class Recorder:
         if info.copies and is_taken_over(args):
             return self._take_over(args[0])
         if info.zeros:
-            return op(*args, **kwargs)  # a tensor without memory, which the layers above see through
+            return op(*args, **kwargs)  # a tensor without memory, which the layers above handle
         if info.adds and self._recording.summing is not None and accumulates_in_place(self._recording, args):
             torch.autograd.graph.increment_version(args[0])
             return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
@@ -271,18 +277,18 @@ class Recorder:
         if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
             return self._with_bits(op, args, kwargs, bits)
         if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
-            return self.run_now(op, info, args, kwargs, f"{op} has no gradient but that of its kernel's ops")
+            return self.run_now(op, info, args, kwargs, f"{op} has no gradient formula of its own")
         return _NO_ANSWER
 
     def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
         """Store a sparse gradient as the engine would: in the same memory."""
         with self._recording.paused():
             result = sharing_memory(gradient)
-        fallback.note_region(self._tape, "sparse gradient taken over", (), result)
+        fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result)
         return result
 
     def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an op gives that communicates with other ranks, where this is one of N."""
+        """The result of an op that communicates with other ranks, if this process is one of N."""
         recording = self._recording
         if recording.world is None or recording.communicating:
             return _NO_ANSWER
@@ -293,7 +299,7 @@ class Recorder:
             recording.communicating = False
 
     def _note_refused(self, op: OpOverload, values: Sequence[TrackedValue], error: Exception) -> None:
-        """PyTorch does not take these inputs: should that end the block, a picture shows where."""
+        """PyTorch rejects these inputs. If the error ends the block, the picture shows where it happened."""
         graph, scopes = self._recording.graph, self._scopes
         if graph is None:
             return
@@ -312,23 +318,25 @@ class Recorder:
         values: list[TrackedValue],
         cache_key: tuple[Any, ...],
     ) -> tuple[Inferred | None, Any]:
-        """What the cache does not know: the results' metadata, or ``None`` and what the call gives at once.
+        """For a call that is not in the cache: the results' metadata, or ``None`` and the immediate result of
+        the call.
 
-        ``recorded`` are the arguments with values for tensors.
+        ``recorded`` are the arguments, with values in place of tensors.
         """
         shapes = self._shapes
         new_args, new_kwargs = recorded
         if info.gradients:
             given = dict(zip(info.argument_names, args)) | kwargs
             if all(given.get(name) is None for name in info.gradients):
-                return None, (None,) * len(op._schema.returns)  # as every such kernel does: nothing to record
+                # As all such kernels do, so there is nothing to record.
+                return None, (None,) * len(op._schema.returns)
         if not values and not info.returns_tensors:
-            return None, op(*args, **kwargs)  # e.g. profiler annotations
+            return None, op(*args, **kwargs)  # for example, profiler annotations
         if info.returns_numbers:
             tensors_known = constant_folding.known(shapes, values)
-            if tensors_known is not None and info.name != "is_set_to":  # of copies it tells nothing
+            if tensors_known is not None and info.name != "is_set_to":  # it has no meaning for copies
                 return None, constant_folding.compute(op, new_args, new_kwargs, tensors_known)
-            if info.name == "_has_same_storage_numel":  # asked for each pair of a value and its tangent
+            if info.name == "_has_same_storage_numel":  # called for each pair of a value and its tangent
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
             if not unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)[0]:
@@ -342,7 +350,7 @@ class Recorder:
         try:
             inferred = shapes.infer(op, info, new_args, new_kwargs, values)
         except DataDependent as reason:
-            inferred = constant_folding.foresee(shapes, op, info, new_args, new_kwargs, values)
+            inferred = constant_folding.infer_from_values(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
                 if self._recording.absent is not None:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
@@ -364,7 +372,7 @@ class Recorder:
         inferred: Inferred,
         tensors: list[torch.Tensor],
     ) -> Any:
-        """What an op gives that is not recorded for what it returns, if it is such a one."""
+        """The result of an op that is recorded in a special way, if it is such an op."""
         if inferred.on_meta:
             # No memory, nothing to defer.
             return op(
@@ -377,7 +385,7 @@ class Recorder:
             if info.metadata_write:  # pending nodes have their own alias of the memory
                 self._tensors.forget_outside(args[0])
                 return op(*args, **kwargs)
-            return self.run_now(op, info, args, kwargs, f"{info.name} restructures an outside tensor")
+            return self.run_now(op, info, args, kwargs, f"{info.name} changes an outside tensor's metadata")
         shared = [tensors[at] for at, _ in inferred.restructured if _shares_its_value(tensors[at])]
         if shared:
             for tensor in shared:
@@ -386,7 +394,7 @@ class Recorder:
         return _NO_ANSWER
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
-        """The kernel will change the metadata of the computed value, which other tensors are to keep."""
+        """The kernel will change the metadata of the computed value, but other tensors must keep theirs."""
         self._recording.explicit_detach = True
         try:
             own = self.record(torch.ops.aten.detach.default, (tensor,), {})
@@ -399,7 +407,7 @@ class Recorder:
     def _with_bits(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Sequence[OpOverload]
     ) -> Any:
-        """Zeros laid out like ``args[1]``, with its bits: autograd will set them, past every op."""
+        """Zeros with the layout and the bits of ``args[1]``, because autograd will set them without an op."""
         plain = args[1]
         for view in bits:
             plain = self.record(view, (plain,), {})
@@ -474,7 +482,7 @@ class Recorder:
     def _outputs(
         self, node: TrackedNode, inferred: Inferred, values: list[TrackedValue], tensors: list[torch.Tensor]
     ) -> Any:
-        """Make the node's output values and the tensors that the caller gets for them."""
+        """Create the node's output values and the tensors that the caller gets for them."""
         results: list[Any] = []
         outputs: list[TrackedValue] = []
         fresh: dict[int, TrackedStorage] = {}
@@ -535,7 +543,8 @@ class Recorder:
         absent = self._recording.absent
         if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
             return answer.value
-        # A sparse tensor is made at once, and memory exchanged, which is no sync point by itself.
+        # Creating a sparse tensor and exchanging memory happen immediately, but are not sync points by
+        # themselves.
         if needed or not (of_sparse or info.name == "set_"):
             self._runs.sync(cause, needed, nbytes, a_number=info.returns_numbers)
         written = list(unrecorded_ops.written_tensors(info, args, kwargs))
@@ -550,32 +559,33 @@ class Recorder:
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """A write to memory that others may show: runs immediately, unless a closer look finds no holder."""
+        """A write to memory that may be shared: runs immediately, unless a closer examination finds no
+        holder.
+        """
         operands = list(unrecorded_ops.tensors_in((*args, *kwargs.values())))
         shown = [
             tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
         ]
-        if self._memory_holders.could_tell(shown):
+        if self._memory_holders.may_be_resolved(shown):
             self._memory_holders.examine(operands)
             return self.record(op, args, kwargs)
         for tensor in shown:
             holder = self._memory_holders.holder(tensor)
             if holder is not None:
                 name = self._storage_of(tensor).name or "a tensor"
-                cause = f"write to {name}, whose memory {holder} shows; {cure_of(holder)}"
+                cause = f"write to {name}, whose memory {holder} shares; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
                     return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
                 return self.run_now(op, info, args, kwargs, cause)
-        for tensor in shown:  # nobody has it any more
+        for tensor in shown:  # there is no holder any more
             self._tensors.forget_outside(tensor)
         return self.record(op, args, kwargs)
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.
 
-        Autograd takes such views while it holds locks of the tensors that an evaluation
-        would touch.
+        Autograd creates such views while it holds locks of tensors that an evaluation would need.
         """
         lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
         graph = lazy._lazyviz.storage.graph
@@ -588,7 +598,7 @@ class Recorder:
             self._tape.pending_ops.views += graph.nodes[recorded:]  # type: ignore[arg-type]
 
     def detach(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor.detach()`` as Python code calls it, which is recorded."""
+        """``tensor.detach()`` called by Python code, which is recorded."""
         recording = self._recording
         recording.explicit_detach = True
         try:
@@ -597,7 +607,7 @@ class Recorder:
             recording.explicit_detach = False
 
     def dispatch_unrecorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """An op on a pending tensor where our mode is not active (another thread): evaluate, then run."""
+        """An op on a pending tensor where our mode is not active (on another thread): evaluate, then run."""
         for cls in types:
             if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)

@@ -21,14 +21,14 @@ HELD_BYTES_LIMIT = 4 * 2**30
 
 
 class Assumed(Protocol):
-    """A value that the user says a read gives."""
+    """The value that the user assumes for a read."""
 
     @property
     def value(self) -> Any: ...
 
 
 class PlannedCards(Protocol):
-    """The GPUs that a cell is planned for and this machine has not."""
+    """The GPUs that a cell is planned for and that are not in this machine."""
 
     @property
     def card(self) -> Card: ...
@@ -39,12 +39,14 @@ class PlannedCards(Protocol):
 
 
 class OneRank(Protocol):
-    """The rank of N that a cell is recorded for, without the others."""
+    """The rank of N for which a cell is recorded, without the others."""
 
     size: int
     rank: int
     alike: set[TrackedStorage]
-    """What all ranks were last taken to have alike; a copy of it to the host brings nothing new."""
+    """Storages whose content was last assumed to be equal on all ranks, so that a copy to the host adds
+    nothing new.
+    """
 
     def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def functional(
@@ -55,7 +57,7 @@ class OneRank(Protocol):
 class RecordingState:
     """The graph that ops are recorded in, if any, and how.
 
-    Slots, since the compiled recorder reads them at every op.
+    It has slots, because the compiled recorder reads them at every op.
     """
 
     __slots__ = (
@@ -67,20 +69,20 @@ class RecordingState:
         self.graph: Graph | None = None
         self.owner = 0  # thread that records
         self.pauses = 0
-        self.viewed: TensorRef | None = None  # the tensor of which a view is being made
-        self.explicit_detach = False  # Python code is calling Tensor.detach: that is recorded as an op
+        self.viewed: TensorRef | None = None  # the tensor of which a view is being created
+        self.explicit_detach = False  # Python code is calling Tensor.detach, which is recorded as an op
         self.allow_sync = True
-        self.immediate_step: str | None = None  # why the rest of this optimizer step runs instead
+        self.immediate_step: str | None = None  # why the rest of this optimizer step runs immediately
         self.batch: Callable[[torch.Tensor], int | None] | None = None  # the dimension with a batch's samples
         self.summing: Any = None  # the mark of the autograd node whose results the engine adds to others now
         self.held_bytes_limit = HELD_BYTES_LIMIT
-        self.absent: PlannedCards | None = None  # the card that is planned, where it is not in this machine
-        self.world: OneRank | None = None  # of the ranks that are planned, the one that is recorded
-        self.communicating = False  # what is recorded now is (a part of) a functional collective
+        self.absent: PlannedCards | None = None  # the planned card, if it is not in this machine
+        self.world: OneRank | None = None  # the recorded rank, if several ranks are planned
+        self.communicating = False  # a functional collective, or a part of one, is being recorded
 
     @staticmethod
     def in_autograd() -> bool:
-        """Whether the autograd engine is calling, on whatever thread."""
+        """Whether the autograd engine is calling, on any thread."""
         return private_api.current_autograd_node() is not None
 
     def is_on_this_thread(self) -> bool:
@@ -88,19 +90,21 @@ class RecordingState:
         return self.graph is not None and (self.owner == threading.get_ident() or self.in_autograd())
 
     def view_is_made(self) -> None:
-        """Autograd is done with the view: its base is what it was, if it is there and pending still."""
+        """Autograd has finished creating the view: restore the state of its base, if that still exists and is
+        pending.
+        """
         tensor = self.viewed() if self.viewed is not None else None
         if is_lazy(tensor):
             private_api.show_as_wrapper(tensor, True)
         self.viewed = None
 
     def paused(self) -> Paused:
-        """Record nothing for a while; ops run at once, after what they need."""
+        """Pause recording: ops run immediately, after the nodes that they depend on."""
         return Paused(self)
 
 
 class Paused(Transaction):
-    """Context in which the thread that records does not; what others do is not recorded anyway."""
+    """Context in which the recording thread does not record; other threads are not recorded anyway."""
 
     def __init__(self, recording: RecordingState) -> None:
         self._recording = recording

@@ -21,7 +21,7 @@ import torch
 from ..torch_internals import generators, private_api
 from .storage import DrawSequence, TrackedNode, TrackedValue
 
-# What tells the state of a generator.
+# Methods that return the state of a generator.
 READERS: dict[str, Callable[..., Any]] = {
     name: vars(torch.Generator)[name]
     for name in (
@@ -49,7 +49,7 @@ torch.library.register_fake(
 rng_state: private_api.OpOverload = torch.ops.lazyviz.rng_state.default
 """The state of ``generator``, after the draws recorded before."""
 
-# Markers are counted up from here: seeds nobody types (a 64-bit number with a fixed upper half).
+# Markers are counted up from here: seeds that nobody types (64-bit numbers with a fixed upper half).
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
 
 
@@ -69,7 +69,7 @@ class Generators:
         return torch.default_generator
 
     def pending(self, generator: torch.Generator) -> TrackedNode | None:
-        """The draw whose after-state the generator stands for now, if that draw is pending."""
+        """The draw after which the generator's state follows, if that draw is pending."""
         tail = self._tails.get(generators.generator_identity(generator))
         if tail is None or _seed_of(generator) != tail[0]:
             return None
@@ -92,7 +92,7 @@ class Generators:
             self._mark(sequence)
 
     def restart(self, generator: torch.Generator, state: TrackedValue) -> None:
-        """The generator's state is what the pending ``rng_state`` node of ``state`` will return."""
+        """The generator's state becomes the future result of ``state``'s pending ``rng_state`` node."""
         self._mark(DrawSequence(generator, state))
 
     def _mark(self, sequence: DrawSequence) -> None:
@@ -101,7 +101,9 @@ class Generators:
         self._tails[generators.generator_identity(sequence.generator)] = (marker, sequence)
 
     def seed_of(self, generator: torch.Generator) -> int:
-        """The seed the user would see: that of the state the sequence began with, not our marker."""
+        """The seed that the user would see: that of the state at the beginning of the sequence, not our
+        marker.
+        """
         seed = _seed_of(generator)
         tail = self._tails.get(generators.generator_identity(generator))
         if tail is None or seed != tail[0]:
@@ -110,8 +112,8 @@ class Generators:
         scratch.set_state(tail[1].earlier_state)
         return _seed_of(scratch)
 
-    def hand_back(self) -> None:
-        """Generators whose draws have all been made or dropped get their state."""
+    def restore_finished(self) -> None:
+        """Give generators their state back once all of their draws have run or been dropped."""
         for key, (marker, sequence) in list(self._tails.items()):
             last = sequence.newest
             if last is not None and last.state == "done" and _seed_of(sequence.generator) == marker:
@@ -119,7 +121,7 @@ class Generators:
                 del self._tails[key]
 
     def forget(self) -> None:
-        """Pending draws will not happen: generators go back to the state before them."""
+        """Pending draws will not happen: generators return to the state before them."""
         for key, (marker, sequence) in list(self._tails.items()):
             if sequence.last is None or sequence.last.state != "done":
                 if _seed_of(sequence.generator) == marker:
@@ -129,10 +131,11 @@ class Generators:
     def save(
         self, nodes: Iterable[TrackedNode]
     ) -> list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]:
-        """Before running ``nodes``: the state of each generator they draw from, and whose turn it is.
+        """Before running ``nodes``: the state of each generator that they draw from, and the sequence that is
+        due.
 
-        That is the sequence that its marker stands for.  A draw that failed has left the state before it:
-        if the generator still has that one, it is the turn of the draw's sequence.
+        That is the sequence that the generator's marker stands for. A failed draw has left the state before
+        it: if the generator still has that state, the sequence of the failed draw is due.
         """
         drawing: dict[int, list[TrackedNode]] = {}
         for node in nodes:
@@ -152,7 +155,9 @@ class Generators:
         return saved
 
     def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]) -> None:
-        """After running draws: the state eager would have left, or what was there while draws are pending."""
+        """After running draws: set the state that eager PyTorch would have left, or the previous one while
+        draws are pending.
+        """
         for generator, state, sequence in saved:
             if sequence is not None:
                 last = sequence.newest

@@ -21,7 +21,7 @@ _read = torch.ops.aten._local_scalar_dense.default
 
 @shortened
 def evaluate_number(tape: Tape, value: TrackedValue) -> None:
-    """Evaluate what reading the number in ``value`` needs, which only running tells."""
+    """Evaluate the nodes that reading the number in ``value`` depends on."""
     made_by, writer = value.node, value.storage.writer
     needed = [made_by] if made_by is not None and made_by.state != "done" else []
     if writer is not None and writer.state != "done":
@@ -31,6 +31,6 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
 
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:
-    """The number in a real tensor, inside of a mode's handler."""
+    """The number in a real tensor, read in a mode's handler."""
     with private_api.seeing_lazy_bits():
         return _read(tensor)

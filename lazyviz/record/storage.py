@@ -1,4 +1,4 @@
-"""Tracked nodes, values and storages: who writes and reads memory, and which user tensors show it.
+"""Tracked nodes, values and storages: which nodes write and read memory, and which user tensors share it.
 
 These extend the plain records of :mod:`lazyviz.graph.ir` with the links to live
 tensors that only recording and execution need; planning and drawing never see them.
@@ -25,20 +25,21 @@ FORGOTTEN = NodeError(
 )
 """``Node.error`` of a node that will never run."""
 PARTIAL_WRITE = (
-    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be half written; "
-    "overwrite each of them whole (copy_, zero_, load_state_dict), or drop all that is pending (%lazy reset)"
+    "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be partially "
+    "written; overwrite each of them completely (copy_, zero_, load_state_dict), or drop all pending ops "
+    "(%lazy reset)"
 )
-"""How ``Node.error`` begins of nodes whose kernel or compiled segment failed while it wrote.
+"""The beginning of ``Node.error`` of nodes whose kernel or compiled segment failed while it wrote.
 
 They never run again.
 """
 
 
 class Shadow:
-    """What a storage will hold once the nodes folded so far have run.
+    """The content of a storage once the nodes folded so far have run.
 
-    ``tensors`` are the values on it; ``memory`` all of it, as bytes, where that was
-    needed.  A ``lost`` one is no longer to be trusted.
+    ``tensors`` are the values on it; ``memory`` is all of it, as bytes, if it was needed. If ``lost``, the
+    content is no longer valid.
     """
 
     __slots__ = ("lost", "memory", "tensors")
@@ -52,18 +53,18 @@ class Shadow:
 class TrackedStorage(Storage):
     """A storage with its pending accesses.
 
-    ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read
-    it since.  ``live`` counts the user's tensors on it.  ``foreign`` memory can be
-    written by others (NumPy, shared memory); ``shadow`` is a copy that runs ahead of the
-    graph where its content can be told, see :mod:`lazyviz.record.constant_folding`.  ``replaced_by`` is
-    the storage that its tensors are on since their memory was resized.
+    ``writer`` is the last recorded node that writes it, ``readers`` the nodes that read it since. ``live``
+    counts the user's tensors on it. ``foreign`` memory can be written by others (NumPy, shared memory).
+    ``shadow`` is a copy that is ahead of the graph where its content is known, see
+    :mod:`lazyviz.record.constant_folding`. ``replaced_by`` is the storage that its tensors are on since their
+    memory was resized.
     """
 
     __slots__ = ("address", "foreign", "graph", "live", "readers", "replaced_by", "shadow", "uses", "writer")
 
     recording: ClassVar[Graph | None] = None  # the innermost block that is open
     held_bytes: ClassVar[int] = 0  # outside memory that only pending nodes keep alive
-    held: ClassVar[dict[TrackedStorage, int]] = {}  # of which storages that is, and how much
+    held: ClassVar[dict[TrackedStorage, int]] = {}  # these storages, with their bytes
     unused: ClassVar[list[TrackedValue]] = []  # outside tensors that died before any node read them
 
     def __init__(self, nbytes: int, device: torch.device, graph: Graph, *, external: bool) -> None:
@@ -76,11 +77,11 @@ class TrackedStorage(Storage):
         self.foreign = False
         self.replaced_by: TrackedStorage | None = None
         self.shadow: Shadow | None = None
-        self.address = 0  # of one that pending nodes find real: identity of the C++ storage
+        self.address = 0  # if pending nodes read it as a real tensor: identity of the C++ storage
         graph.storages.append(self)
 
     def count_held(self) -> None:
-        """Count its bytes in ``held_bytes`` if pending nodes alone keep it alive, else no longer."""
+        """Count its bytes in ``held_bytes`` while only pending nodes keep it alive."""
         held = TrackedStorage.held
         counts = self.external and not self.live and self.uses > 0 and self.device.type != "meta"
         if counts or held:
@@ -104,11 +105,10 @@ class TrackedStorage(Storage):
 class TrackedValue(Value):
     """A value with its links to tensors.
 
-    ``tensor`` is a weak reference to the user's tensor object, the first of a list if several tensors
-    share the value (see :class:`TensorRef`); ``real`` is the computed (or
-    outside) tensor while pending nodes need it, ``uses`` their number; ``given`` is an
-    outside tensor whose content counts as known.  ``memory`` is where the user's tensor is
-    once it has been computed.
+    ``tensor`` is a weak reference to the user's tensor object, the first of a list if several tensors share
+    the value (see :class:`TensorRef`). ``real`` is the computed (or outside) tensor while pending nodes need
+    it, and ``uses`` is their number. ``given`` marks an outside tensor whose content counts as known.
+    ``memory`` is where the user's tensor is once it has been computed.
     """
 
     __slots__ = ("given", "memory", "real", "tensor", "uses")
@@ -139,19 +139,21 @@ class TrackedValue(Value):
             ref = ref.next
 
     def ref_to(self, tensor: torch.Tensor) -> TensorRef | None:
-        """The reference to ``tensor``, if it has the value."""
+        """The reference to ``tensor``, if the tensor has this value."""
         return next((ref for ref in self.refs() if ref() is tensor), None)
 
 
 class Lost:
-    """``something``: a tensor or a graph has gone since the last look, so pending nodes may be useless."""
+    """``something``: a tensor or a graph was deleted since the last check, so pending nodes may be
+    unreachable.
+    """
 
     something: ClassVar[bool] = False
-    look: ClassVar[Callable[[], None] | None] = None  # what forgets them
+    look: ClassVar[Callable[[], None] | None] = None  # drops unreachable nodes
 
 
 class TensorRef(weakref.ref):
-    """Weak reference to a user's tensor; its death is when eager PyTorch would free.
+    """Weak reference to a user's tensor; eager PyTorch would free the tensor when this reference dies.
 
     ``next``: the reference to another tensor of the same value, such as one that autograd saves.
     """
@@ -176,7 +178,7 @@ class TensorRef(weakref.ref):
 
 def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
     if is_ending():
-        return  # modules have lost their names by then
+        return  # module globals are already cleared then
     value = ref.value
     unlink(ref)
     if value.real is not None and not value.uses and value.node is None:
@@ -191,13 +193,14 @@ def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_final
         if storage.external and storage.uses:
             storage.count_held()
         if storage.graph.lost and Lost.look is not None:
-            # Nothing can leave a weak reference's callback; the thread of a process that ends is told again.
+            # No exception can leave the callback of a weak reference; when a process ends, its thread gets
+            # another one.
             with suppress(SystemExit):
                 Lost.look()
 
 
 def unlink(ref: TensorRef) -> None:
-    """Take ``ref`` out of its value's list: the tensor has died, or has another value from now on."""
+    """Remove ``ref`` from the list of its value: the tensor has died, or has another value from now on."""
     value = ref.value
     if value.tensor is ref:
         value.tensor = ref.next
@@ -209,31 +212,33 @@ def unlink(ref: TensorRef) -> None:
 
 
 def note_drop(storage: TrackedStorage) -> None:
-    """The last tensor on ``storage`` has gone now."""
+    """The last tensor on ``storage`` has just been deleted."""
     storage.dropped = len(storage.graph.nodes)
     now = TrackedStorage.recording
     graph = storage.graph
-    # Of a nested block alone: a loop's round must not keep the next one.
+    # Only of a nested block: one iteration of a loop must not keep the next one alive.
     related = now is not None and now is not graph and now.outermost == graph.outermost
     storage.dropped_in = (now, len(now.nodes)) if now is not None and related else None
 
 
 def drop_reference(tensor: torch.Tensor) -> None:
-    """Drop our weak references to ``tensor``; PyTorch swaps no tensor that has any."""
+    """Drop our weak references to ``tensor``, because PyTorch does not swap tensors that have weak
+    references.
+    """
     for ref in weakref.getweakrefs(tensor):
         if type(ref) is TensorRef:
             unlink(ref)
 
 
 class TrackedNode(Node):
-    """A node with what running it again exactly needs.
+    """A node with what is needed to run it again exactly.
 
-    ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators;
-    ``grad_mode`` and ``inference_mode`` are those it was recorded under.  ``folded``:
-    shadows hold its results; ``missed``: a shadow it would have to read has gone on.
-    ``is_rematerialized``: it has run, and will once more for its results alone.
-    ``entry`` is the shape cache's answer: nodes with the same one have the same operator, metadata of
-    inputs and outputs, and arguments, but for numbers that shapes do not depend on.
+    ``sequence`` orders nodes of all graphs; ``draws`` is set for random operators; ``grad_mode`` and
+    ``inference_mode`` are those it was recorded under. ``folded``: shadows hold its results; ``missed``: a
+    shadow that it would have to read has changed since. ``is_rematerialized``: it has run, and will run again
+    only for its results. ``entry`` is the answer of the shape cache: nodes with the same entry have the same
+    operator, the same metadata of inputs and outputs, and the same arguments, except for numbers that shapes
+    do not depend on.
     """
 
     __slots__ = (
@@ -268,9 +273,10 @@ class TrackedNode(Node):
         self.entry: Inferred | None = None
 
     def cut(self) -> None:
-        """The node is done: what it read of other graphs becomes an input, so that none keeps the one before.
+        """The node is done: its inputs from other graphs become graph inputs, so that no graph keeps an
+        earlier one alive.
 
-        A loop that reads its loss in each round would keep every round otherwise.
+        Otherwise, a loop that reads its loss in each iteration would keep all iterations alive.
         """
         others = self.graph.from_others
 
@@ -290,7 +296,7 @@ class TrackedNode(Node):
 
 
 def same_bytes(snapshot: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether memory that others can write still holds what was read first."""
+    """Whether memory that others can write still has the content that was read first."""
     if snapshot.shape != tensor.shape or snapshot.dtype != tensor.dtype:
         return False
     return torch.equal(_bytes(snapshot), _bytes(private_api.alias(tensor)))
@@ -302,7 +308,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, elements in between and shared ones included."""
+    """A copy with the same strides, including elements in between and shared elements."""
     if tensor.is_conj() or tensor.is_neg():
         return tensor.clone(memory_format=torch.preserve_format)
     shape, stride = tensor.shape, tensor.stride()
@@ -313,10 +319,10 @@ def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DrawSequence:
-    """Draws from one generator without a reseed in between.
+    """Draws from one generator without reseeding in between.
 
-    ``state`` is that before the next pending one; a value where another sequence has to
-    be drawn first.
+    ``state`` is the state before the next pending draw; it is a value if another sequence has to be drawn
+    first.
     """
 
     __slots__ = ("_state", "generator", "last")
@@ -330,12 +336,12 @@ class DrawSequence:
 
     @property
     def awaits(self) -> TrackedNode | None:
-        """The pending node that returns the state to begin with."""
+        """The pending node that returns the initial state."""
         return self._state.node if isinstance(self._state, TrackedValue) else None
 
     @property
     def newest(self) -> TrackedNode | None:
-        """The last node that the state after it waits for: a draw that failed has not drawn."""
+        """The last node that the final state depends on; a draw that failed has not drawn."""
         last = self.last
         while last is not None and last.state == "failed":
             last = next((node for node in last.after if node.draws is self), None)
@@ -360,7 +366,7 @@ class DrawSequence:
 
     @property
     def earlier_state(self) -> torch.Tensor:
-        """Of the same seed as ``state``, and known: the last one computed before it."""
+        """A known state with the same seed as ``state``: the last one that was computed before it."""
         sequence = self
         while isinstance(sequence._state, TrackedValue):
             node = sequence._state.node

@@ -43,7 +43,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def owner(self) -> int:
-        """The thread that holds it, or 0.  Python has no other way to find out."""
+        """The thread that holds it, or 0. Python has no other way to find out."""
         return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
 
     @property
@@ -58,7 +58,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
 
 _MOST_CAUSES = 10_000  # cached texts
-# Reads of addresses, not of values: they wait for nothing if the memory already exists.
+# Reads of addresses, not of values: they need no evaluation if the memory already exists.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
 
@@ -72,10 +72,10 @@ class SyncError(RuntimeError):
 
 
 class AbsentDeviceError(RuntimeError):
-    """A value is needed that only a GPU could compute that is not on this machine."""
+    """A value is needed that only an absent GPU could compute."""
 
 
-class Elsewhere:
+class OtherRanks:
     """``ranks``: ops were recorded that need the other ranks, which do not exist."""
 
     ranks: ClassVar[bool] = False
@@ -93,13 +93,13 @@ class Background(Protocol):
     @property
     def nodes(self) -> AbstractSet[TrackedNode]: ...
     def finish(self) -> None:
-        """Wait for its end, and mark its nodes as done; raises its error, if any."""
+        """Wait until it ends, and mark its nodes as done; raises its error, if any."""
 
 
 class PendingRuns:
     """Runs of pending nodes: their evaluator and threads, and the sync points that request them.
 
-    Has slots, because the compiled recorder reads one at every op.
+    It has slots, because the compiled recorder reads one at every op.
     """
 
     __slots__ = (
@@ -135,10 +135,10 @@ class PendingRuns:
             AbsentDeviceError: only a GPU could compute it that is not on this machine.
         """
         recording = self._recording
-        with self.lock:  # nodes that another thread runs must not be chosen again
+        with self.lock:  # nodes that run on another thread must not be selected again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
-            if (torch_cuda.STAND_INS or Elsewhere.ranks) and needs_absent(nodes):
+            if (torch_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
                 cause in _ADDRESSES and all(map(_computes_nothing, nodes))
@@ -177,7 +177,7 @@ class PendingRuns:
         """Why ``nodes`` cannot run, and what the user can do."""
         recording = self._recording
         where = at(line, reader) + (f": {line.text}" if line else "")
-        text = f"{cause}{where} needs a value that {_who(nodes)}"
+        text = f"{cause}{where} needs a value that {_describe_origin(nodes)}"
         if recording.absent is not None or recording.world is not None:
             text += "; the plan covers what was recorded before it"
         text += "."
@@ -196,9 +196,9 @@ class PendingRuns:
         return text
 
     def finish_background(self, nodes: Iterable[TrackedNode] | None = None) -> bool:
-        """Finish the run on another thread, if one is under way and any of ``nodes`` is one of its nodes.
+        """Finish the run on another thread, if there is one and any of ``nodes`` belongs to it.
 
-        Without ``nodes``, whatever it runs.  Returns whether there was one.
+        Without ``nodes``, finish any such run. Returns whether there was one.
         """
         background = self.background
         if background is None or (nodes is not None and background.nodes.isdisjoint(nodes)):
@@ -218,14 +218,14 @@ class PendingRuns:
 
 def may_need_absent() -> bool:
     """Whether :func:`needs_absent` can be true in this process."""
-    return bool(torch_cuda.STAND_INS) or Elsewhere.ranks
+    return bool(torch_cuda.STAND_INS) or OtherRanks.ranks
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
     absent = torch_cuda.STAND_INS
     if not absent:
-        return Elsewhere.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
+        return OtherRanks.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
     return any(
         node.op.namespace in NAMESPACES
         or any(value.meta.device in absent for value in (*node.outputs, *node.inputs))
@@ -244,8 +244,8 @@ def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
     return [node for node in nodes if node not in planned]
 
 
-def _who(nodes: Sequence[TrackedNode]) -> str:
-    """What is needed to run ``nodes`` and is absent."""
+def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
+    """The absent device or ranks that ``nodes`` need."""
     absent = torch_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"

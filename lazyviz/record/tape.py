@@ -1,4 +1,4 @@
-"""The tape: everything that this process has recorded, and which of it is pending."""
+"""The tape: everything that this process has recorded, and the part of it that is pending."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class OpRecorder(Protocol):
 
 
 class Tape:
-    """The parts of the record, one a subject; there is one tape per process.
+    """The parts of the record, one object for each subject; there is one tape per process.
 
-    ``pending`` are the nodes of ``pending_ops``, by far its most used part.
+    ``pending`` are the nodes of ``pending_ops``, its most used part by far.
     """
 
     recorder: OpRecorder
@@ -61,7 +61,7 @@ class Tape:
             generators=self.generators,
         )
         self.pending = self.pending_ops.nodes
-        self.scopes.meet = self.memory_holders.meet
+        self.scopes.note_module_call = self.memory_holders.note_module_call
 
 
 tape = Tape()

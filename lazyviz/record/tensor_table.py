@@ -1,4 +1,4 @@
-"""Table of the user's real tensors and their memory: the value and storage that the record has for each."""
+"""Table of the user's real tensors and their memory: the recorded value and storage of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .interception.sparse_components import parts_of
 from .recording_state import RecordingState
 from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
 
-NOWHERE = 1  # no storage's address
+NOWHERE = 1  # not the address of any storage
 
 
 class TensorTable:
     """Real tensors by identity, real storages by address.
 
-    Slots, since the compiled recorder reads them at every op.
+    It has slots, because the compiled recorder reads them at every op.
     """
 
     __slots__ = (
@@ -32,13 +32,14 @@ class TensorTable:
         self.storages: dict[int, TrackedStorage] = {}  # by address of the real storage
         # Likewise, of what sync points of this block computed: the storage that it was.
         self.computed: dict[int, TrackedStorage] = {}
-        # By address: the number of the storage that is a sparse tensor's indices or values there.
+        # By address: the number of the sparse tensor's storage whose indices or values are there.
         self.components: dict[int, int] = {}
         # By id of the tensor: results of ops of this block that ran at a sync point.
         self.results: dict[int, TrackedValue] = {}
-        # By address: who was given the memory while we looked; see `MemoryHolders`.
+        # By address: objects that were given the memory while recording; see `MemoryHolders`.
         self.exported: dict[int, list[tuple[Any, str]]] = {}
-        self._most_outside = self._most_results = 200  # of these, when next to look for dead ones
+        # Number of these tensors at which dead ones are dropped next.
+        self._most_outside = self._most_results = 200
 
     def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
         """The value recorded for a tensor, pending or from outside."""
@@ -48,39 +49,42 @@ class TensorTable:
                 value = values.get(id(tensor))
                 if value is not None and value.tensor is not None and value.tensor() is tensor:
                     return value
-            return None  # or the id of one that has died since
+            return None  # or the id of a tensor that has died since
         return value
 
-    def forget_place(self, tensor: torch.Tensor) -> TrackedValue | None:
-        """``tensor`` shows other memory from now on; the value that it was, if it was recorded as outside."""
+    def forget_address(self, tensor: torch.Tensor) -> TrackedValue | None:
+        """Forget ``tensor``, which has other memory from now on; returns its value, if it was an outside
+        tensor.
+        """
         made = self.results.pop(id(tensor), None)
         return self.outside.pop(id(tensor), made)
 
     def forget_outside(self, tensor: torch.Tensor) -> TrackedValue | None:
-        """Before ``tensor``'s metadata may change: what was recorded shows its old form."""
-        value = self.forget_place(tensor)
+        """Called before ``tensor``'s metadata may change, because the record has its old form."""
+        value = self.forget_address(tensor)
         if value is not None:
             release(value)
         return value
 
     def made_real(self, values: Iterable[TrackedValue]) -> None:
-        """At a sync point: the rest of the record may come back to the memory of ``values``."""
+        """At a sync point: the rest of the block may use the memory of ``values`` again."""
         for value in values:
             tensor = value.tensor() if value.tensor is not None else None
             if tensor is not None:
                 self.computed[private_api.storage_address(tensor)] = value.storage
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
-        """``tensor`` is about to be written without being recorded."""
+        """``tensor`` is about to be written by an op that is not recorded."""
         for part in [tensor] if tensor.layout == torch.strided else parts_of(tensor):
             storage = self.storages.get(private_api.storage_address(part))
             if storage is not None:
                 storage.shadow = None
 
     def forget_storage(self, address: int, *, but_if_foreign: bool | None = None) -> list[TrackedNode]:
-        """Forget real memory, since who shows it has changed; returns what has to run before it is used.
+        """Forget real memory because its holders have changed; returns the nodes that must run before it is
+        used.
 
-        ``but_if_foreign``: nothing is forgotten where the record has it so already.
+        ``but_if_foreign``: forget nothing if the record already has this ``foreign`` flag.
         """
         storage = self.storages.get(address)
         if storage is not None and but_if_foreign is False:
@@ -98,7 +102,7 @@ class TensorTable:
     # --- after a run ---------------------------------------------------------------
 
     def release_after(self, ran: Iterable[TrackedNode]) -> None:
-        """Forget memory that the nodes in ``ran`` touch and nothing pending does any more."""
+        """Forget memory that the nodes in ``ran`` use, and that no pending node uses any more."""
         for node in ran:
             for value in (*node.inputs, *node.outputs):
                 storage = value.storage
@@ -114,7 +118,7 @@ class TensorTable:
                     storage.count_held()
 
     def release_unread(self, pending: Iterable[TrackedNode]) -> None:
-        """Forget all memory that nothing pending touches any more."""
+        """Forget all memory that no pending node uses any more."""
         storages = [storage for storage in list(self.storages.values()) if not storage.has_pending_access]
         for storage in storages:
             self._drop_storage(storage)
@@ -128,7 +132,7 @@ class TensorTable:
         self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
 
     def forget_dead(self) -> None:
-        """Drop what is known of tensors that have died, whenever the number of tensors has doubled."""
+        """Drop entries of tensors that have died, whenever the number of tensors has doubled."""
         if len(self.outside) > self._most_outside:
             self.outside = {key: value for key, value in list(self.outside.items()) if value.real is not None}
             self._most_outside = 2 * len(self.outside) + 200
@@ -139,7 +143,7 @@ class TensorTable:
             self._most_results = 2 * len(self.results) + 200
 
     def release_all(self, *, recording: bool) -> None:
-        """Nothing is pending: forget all memory; a block that goes on keeps what it was."""
+        """Nothing is pending: forget all memory. A block that continues remembers its earlier storages."""
         if recording:
             self.computed.update(
                 [(at, storage) for at, storage in list(self.storages.items()) if storage.live]
@@ -150,7 +154,7 @@ class TensorTable:
         TrackedStorage.held_bytes = 0
 
     def forget_unused(self) -> None:
-        """Release outside tensors that no node reads and the user has dropped."""
+        """Release outside tensors that no node reads and that the user has dropped."""
         values = TrackedStorage.unused[:]
         del TrackedStorage.unused[: len(values)]
         for value in values:
@@ -165,25 +169,27 @@ class TensorTable:
             storage.address = address
 
     def _drop_storage(self, storage: TrackedStorage) -> None:
-        """Nothing pending touches ``storage``; the block that is being recorded keeps what it was."""
+        """No pending node uses ``storage``; the block that is being recorded remembers it."""
         address = storage.address
         if self.storages.get(address) is storage:
             del self.storages[address]
             if self._recording.graph is not None and storage.live:
                 self.computed[address] = storage
-            storage.address = NOWHERE  # values of it that no node has read yet are not to be read now
+            storage.address = NOWHERE  # its values that no node has read yet must not be read now
 
 
 def _read_by(nodes: Sequence[TrackedNode]) -> Iterable[TrackedValue]:
-    """The values that pending ``nodes`` read, as far as they are real or outside; each once."""
+    """The values that pending ``nodes`` read, if they are real or outside tensors; each once."""
     graph = nodes[0].graph
-    if nodes == graph.nodes:  # a block that has just ended, and nothing else: the rest is made by them
+    if nodes == graph.nodes:  # the common case of a block that has just ended: its nodes create the rest
         return [value for value in graph.inputs if value.uses]  # type: ignore[attr-defined, misc]
     return dict.fromkeys([value for node in nodes for value in node.inputs])
 
 
 def release(value: TrackedValue, tensor: torch.Tensor | None = None) -> None:
-    """Cut the link between a value and ``tensor``, or every tensor: they show something else from now on."""
+    """Cut the link between a value and ``tensor``, or all of its tensors, because they have other
+    values now.
+    """
     for ref in list(value.refs()):
         if tensor is not None and ref() is not tensor:
             continue

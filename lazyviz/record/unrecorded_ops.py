@@ -29,7 +29,9 @@ from .tape import Tape
 
 
 def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
-    """Every tensor among a call's arguments, lists included; ``around`` are the ids of those it is in."""
+    """Every tensor among a call's arguments, lists included; ``around`` are the ids of the enclosing
+    lists.
+    """
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
@@ -85,13 +87,13 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
     if storage.writer is not None:
         needed.append(storage.writer)
     if write:
-        needed.extend(node for node in storage.readers if not is_partial_write(node))  # which never run
+        needed.extend(node for node in storage.readers if not is_partial_write(node))  # these never run
     return [node for node in needed if node.state != "done"]
 
 
 def is_out_of_reach(tape: Tape, tensor: torch.Tensor) -> bool:
-    """Whether only a GPU that is not here could tell what ``tensor`` holds."""
-    if not may_need_absent():  # before the walk: every read comes by here
+    """Whether only an absent GPU could compute the content of ``tensor``."""
+    if not may_need_absent():  # checked before the walk, because every read calls this function
         return False
     return needs_absent(closure(nodes_before_access(tape, tensor, write=False)))
 
@@ -103,9 +105,9 @@ def needed_nodes(
     kwargs: dict[str, Any],
     anew: Sequence[TrackedStorage] = (),
 ) -> tuple[list[TrackedNode], int]:
-    """Pending nodes a call needs, and the bytes of the pending tensors it reads.
+    """The pending nodes that a call needs, and the bytes of the pending tensors that it reads.
 
-    What has left the storages of ``anew`` half written is not needed.
+    Nodes that left the storages in ``anew`` partially written are not needed.
     """
     needed: list[TrackedNode] = []
     nbytes = 0
@@ -134,7 +136,7 @@ def needed_nodes(
 def _overwritten_whole(
     tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[TrackedStorage]:
-    """Storages that were left half written, and that the call overwrites."""
+    """Partially written storages that the call overwrites."""
     addresses = [
         private_api.storage_address(tensor)
         for tensor in tensors_in((*args, *kwargs.values()))
@@ -152,7 +154,7 @@ def _overwritten_whole(
 
 
 def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one op that is not being recorded, after what it needs."""
+    """Run one op that is not being recorded, after the nodes that it depends on."""
     info = tape.shapes.info(op)
     if info.metadata_only:
         with private_api.excluding_python():
@@ -162,16 +164,16 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         if Lost.something and tape.recording.graph is None:
             tape.pending_ops.forget_lost()
         if info.is_view and any(is_lazy(tensor) for tensor in tensors_in(args)):
-            with tape.runs.lock:  # another thread's run may be about to make it real
+            with tape.runs.lock:  # a run on another thread may be about to make it real
                 if any(is_lazy(tensor) for tensor in tensors_in(args)):
                     return tape.recorder.record_view(op, args, kwargs)
         if info.name in OVERWRITES:
             anew = list(_overwritten_whole(tape, info, args, kwargs))
         needed, nbytes = needed_nodes(tape, info, args, kwargs, anew)
-        if info.is_view:  # which reads nothing: what it gives can be overwritten, too
+        if info.is_view:  # it reads nothing, so its result can be overwritten as well
             needed = [node for node in needed if not is_partial_write(node)]
         if info.draws and not anew and not needed:
-            with tape.runs.lock:  # a run on another thread has the generators' states in its hands
+            with tape.runs.lock:  # a run on another thread has control of the generators' states
                 return op(*args, **kwargs)
         if needed:
             if reads_host(op, info, kwargs) and needs_absent(closure(needed)):
@@ -192,15 +194,15 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What the op is about to write is no longer what was recorded."""
+    """The recorded content of the tensors that the op is about to write is no longer valid."""
     for tensor in written_tensors(info, args, kwargs):
         tape.tensors.forget_shadow(tensor)
         if info.set_like or info.metadata_write:
-            tape.tensors.forget_place(tensor)  # it showed other memory, or the same in another way
+            tape.tensors.forget_address(tensor)  # it had other memory, or another view of the same memory
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on real tensors, at the dispatch level where it was seen."""
+    """Run an op on real tensors, at the dispatch level at which it was called."""
     if info.copies and is_taken_over(args):
         return sharing_memory(args[0])
     if info.of_parts:
@@ -216,7 +218,9 @@ def is_differentiated(items: Any) -> bool:
 
 
 def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Hand an op to the tracer below us (``make_fx``, fake tensors): it is part of its program."""
+    """Pass an op to the tracer below us (``make_fx``, fake tensors), because it is part of the traced
+    program.
+    """
     evaluate_arguments(tape, args, kwargs, f"tracing {op}", write=True)
     return op(*args, **kwargs)
 
@@ -224,7 +228,7 @@ def dispatch_traced(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
 def evaluate_arguments(
     tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str, *, write: bool
 ) -> None:
-    """Evaluate what reading (or writing) any tensor of a call needs."""
+    """Evaluate the nodes that reading (or writing) any tensor of a call depends on."""
     if not tape.pending:
         return
     needed = [
@@ -232,7 +236,7 @@ def evaluate_arguments(
         for tensor in tensors_in((*args, *kwargs.values()))
         for node in nodes_before_access(tape, tensor, write=False)
     ]
-    if write:  # what only an absent device would read of them is only planned
+    if write:  # what only an absent device could read is only planned
         needed += [
             node
             for tensor in tensors_in((*args, *kwargs.values()))
@@ -245,7 +249,7 @@ def evaluate_arguments(
 
 
 def refuse_forgotten(tape: Tape, items: Any) -> None:
-    """A tensor that nothing can evaluate any more is one clear error.
+    """Raise a clear error for a tensor that can no longer be evaluated.
 
     Raises:
         RuntimeError: one of the tensors is still without a value.
@@ -267,7 +271,7 @@ def replaced(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
-    """The views that set the conjugate and negative bits which ``tensor`` has."""
+    """The views that set the conjugate and negative bits of ``tensor``."""
     views = {
         torch.ops.aten._conj.default: tensor.is_conj(),
         torch.ops.aten._neg_view.default: tensor.is_neg(),
@@ -276,14 +280,14 @@ def lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
 
 
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Ordinary zeros for autograd's zeros without memory."""
+    """Ordinary zeros in place of autograd's zero tensors without memory."""
     if private_api.is_zero_tensor(tensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor
 
 
 def on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A stand-in for a pending tensor where only metadata counts."""
+    """A stand-in for a pending tensor where only metadata matters."""
     if is_pending(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return tensor

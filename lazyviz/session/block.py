@@ -311,7 +311,7 @@ class LazyBlock(Transaction, Generic[G]):
             _open.remove(self)
         _publish()
         if not _open and self.graph is not None:
-            tape.scopes.hand_over(self.graph.ir)
+            tape.scopes.keep_forward_nodes(self.graph.ir)
 
     def _withdraw(self) -> None:
         if self in _claims:

@@ -22,7 +22,7 @@ class Calibration(Tabular):
     def __repr__(self) -> str:
         return f"<Calibration of the CPU: {self.rates.matmul[-1][1] / 1e9:,.0f} GFLOP/s>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """The best rate of each kind of op."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..execute.microbatch.clusters import NoWorkersError
 from ..execute.report import Report
 from ..plan.formatting import line_with_text
-from ..record.dependencies import closure, goes_on_without
+from ..record.dependencies import can_run_without, closure
 from ..record.partial_writes import is_partial_write
 from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError
@@ -146,7 +146,7 @@ def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[Tra
     for node in nodes:
         needed = (*(value.node for value in node.inputs), *node.after)
         if node in stuck or any(
-            other in stuck and not goes_on_without(other, node) for other in needed if other is not None
+            other in stuck and not can_run_without(other, node) for other in needed if other is not None
         ):
             stuck.add(node)
         else:

@@ -625,7 +625,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
     Raises:
         lazyviz.AbsentDeviceError: one of ``tensors`` needs an absent GPU.
         Exception: a kernel raised it; the message includes the line that recorded the op.
-        RuntimeError: a compiled segment failed and left memory half written; everything else has run.
+        RuntimeError: a compiled segment failed and left memory partially written; everything else has run.
     """
     with tape.runs.lock:
         if not tensors:

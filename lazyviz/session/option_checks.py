@@ -42,7 +42,7 @@ def assumptions(assume: Mapping[Any, Any] | str | None) -> dict[int | str, Any] 
     """
     if isinstance(assume, str):
         if assume != UNTIL_MAX_NEW_TOKENS:
-            raise ValueError(f"assume={assume!r}: {{LINE: VALUE}}, or {UNTIL_MAX_NEW_TOKENS!r}")
+            raise ValueError(f"assume must be {{LINE: VALUE}} or {UNTIL_MAX_NEW_TOKENS!r}, not {assume!r}")
         return {assume: True}
     return None if assume is None else dict[int | str, Any](assume.items())
 

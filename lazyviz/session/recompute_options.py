@@ -65,7 +65,7 @@ def choose_run(
     assert isinstance(budget, int)
     graphs = list({id(node.graph): node.graph for node in nodes}.values())
     spans, needs = parts_of(graphs, nodes, pending)
-    choice = Recomputation(nodes, spans, needs).within(budget)
+    choice = Recomputation(nodes, spans, needs).cheapest_within(budget)
     if choice.plan.reason and recompute != "auto":
         raise RecomputeError(f"{choice.plan.reason}. Nothing has run.")
-    return choice if choice.again is not None else None
+    return choice if choice.schedule is not None else None

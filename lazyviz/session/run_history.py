@@ -36,7 +36,7 @@ class RunHistory:
     def report(self) -> Report | None:
         """What the last run of nodes of this graph did."""
         if isinstance(self._report, tuple):
-            self._report = Report.of_read(*self._report)
+            self._report = Report.for_sync_point(*self._report)
         return self._report
 
     @report.setter
@@ -44,7 +44,7 @@ class RunHistory:
         self._report = report
 
     def note_read(self, *report: Any) -> None:
-        """Store the arguments of :meth:`.Report.of_read` for the last run; the report is created on
+        """Store the arguments of :meth:`.Report.for_sync_point` for the last run; the report is created on
         demand.
         """
         self._report = report

@@ -160,9 +160,9 @@ class Strategy:
                 self.subgraph = repeats.look_at(tape, nodes, self.compiler)
                 self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
         elif self.choice is None and not (self.cuda and self.wanted.timings):
-            self.subgraph = program_cache.replays.look_at(tape, nodes, self.wanted.graph is not None)
+            self.subgraph = program_cache.replays.structure_of(tape, nodes, self.wanted.graph is not None)
             self.found = program_cache.replays.find(self.subgraph) if self.subgraph is not None else None
-            self.new = program_cache.replays.not_looked_at if self.subgraph is None else None
+            self.new = program_cache.replays.not_cacheable_reason if self.subgraph is None else None
 
     # --- projecting -----------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class Strategy:
         for index in self.cuda:
             torch.cuda.reset_peak_memory_stats(index)
         self.resident = ResidentMemory(nodes if self.found is None and self.code is None else ())
-        if self.choice is not None and self.choice.again is not None:
-            self.recomputing = RecomputeRun(tape, self.choice.trace, self.choice.again, self.resident)
+        if self.choice is not None and self.choice.schedule is not None:
+            self.recomputing = RecomputeRun(tape, self.choice.trace, self.choice.schedule, self.resident)
         self.live = Run(nodes, self.memory, self.split_run)
 
     # --- executing ------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
     if not native_run.is_possible(tape):
         return False
     touched = _touched_alone(nodes)
-    found = program_cache.replays.glance(tape, nodes, False) if touched is not None else None
+    found = program_cache.replays.find_by_fingerprint(tape, nodes, False) if touched is not None else None
     if touched is None or found is None or not native_run.is_suited(*found):
         return False
     subgraph, known = found
@@ -89,7 +89,7 @@ def _note_read(
     for lazy in touched:
         lazy.runs.error = None
     if ir is not tape.recording.graph:
-        report = Report.of_read(done, seconds, levels.peak, cause, timeline)
+        report = Report.for_sync_point(done, seconds, levels.peak, cause, timeline)
         tell(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
         return
@@ -114,9 +114,9 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
         nodes = node_passes.unfinished(nodes)  # a signal handler may have run them in the meantime
         if not nodes:
             return True
-        subgraph = program_cache.replays.look_at(tape, nodes, False)
+        subgraph = program_cache.replays.structure_of(tape, nodes, False)
         found = program_cache.replays.find(subgraph) if subgraph is not None else None
-        new = program_cache.replays.not_looked_at if subgraph is None else None
+        new = program_cache.replays.not_cacheable_reason if subgraph is None else None
         _run_for_values(nodes, cause, touched, subgraph, found, new, context, arrived)
     finally:
         try:

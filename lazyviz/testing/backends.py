@@ -135,7 +135,7 @@ def _convolutions() -> Callable[[], Tensors]:
 
 
 def _attention() -> Callable[[], Tensors]:
-    # Without biases: the gradient of the keys' is rounding alone, which Adam makes large.
+    # Without biases, because the gradient of the keys' bias is rounding only, which Adam amplifies.
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, bias=False)
     x = torch.randn(2, 5, 8)
     return _training(model, lambda: model(x).tanh().sum(), torch.optim.Adam)
@@ -162,7 +162,7 @@ def _views_and_writes() -> Callable[[], Tensors]:
         table[:, 0].mul_(-1)
         total.add_(table.sum(1))
         parts = made.split(2)
-        gates = torch.unsafe_split(base + 1, 4)  # as recurrent cells do
+        gates = torch.unsafe_split(base + 1, 4)  # as in recurrent cells
         gates[1].zero_()
         results = {"base": base, "total": total, "made": made, "row": row, "first": parts[0], "table": table}
         return {**results, "gate": gates[1], "next": gates[2]}
@@ -190,7 +190,7 @@ def _numbers() -> Callable[[], Tensors]:
 
 
 def _kept_results() -> Callable[[], Tensors]:
-    """What a run has made stays as it is when the same code runs again on other numbers."""
+    """Results of a run do not change when the same code runs again on other numbers."""
     count, made = torch.zeros(3), [torch.zeros(3)]
 
     def run() -> Tensors:
@@ -204,7 +204,7 @@ def _kept_results() -> Callable[[], Tensors]:
 
 
 def _equal_results() -> Callable[[], Tensors]:
-    """Results of equal value are tensors of their own, and none is an argument."""
+    """Equal results are separate tensors, and none is an argument."""
     x = torch.arange(6.0).reshape(2, 3)
 
     def run() -> Tensors:
@@ -219,7 +219,7 @@ def _equal_results() -> Callable[[], Tensors]:
 
 
 def _whole_numbers() -> Callable[[], Tensors]:
-    """64 bits, and as many as a smaller type has: what is too large wraps."""
+    """64-bit integers, and as many bits as a smaller type has: larger values wrap around."""
     x = torch.tensor([2**40 + 1, -(2**53) - 1, 2**62, 3, -1])
     small = torch.tensor([250, 7, 0], dtype=torch.uint8)
 
@@ -247,7 +247,9 @@ def _recurrent() -> Callable[[], Tensors]:
 
 
 def _inference() -> Callable[[], Tensors]:
-    """Results show whether they were made in inference mode; only there can those that were be written."""
+    """Results show whether they were created in inference mode; only then can they be written in inference
+    mode.
+    """
     x, total = torch.arange(3.0), torch.zeros(3)
     with torch.inference_mode():
         cache = torch.zeros(2, 3)

@@ -33,12 +33,15 @@ def composite_kernel(name: str) -> Callable[..., Any]:
 
 _full_after = torch._C._dispatch_keyset_full_after
 _AFTER_SNAPSHOT = _full_after(DispatchKey.PythonTLSSnapshot)
-# Autocast and functorch's layers: what is above autograd.  (As bits: a set keeps its backends in every cut.)
+# The keys above autograd: autocast and functorch's layers. (As bits, because every intersection of a key set
+# keeps its backends.)
 _TRANSFORMS = _AFTER_SNAPSHOT.raw_repr() ^ _full_after(DispatchKey.AutocastCPU).raw_repr()
 
 
 class CompositeCall:
-    """A call of a composite, at the first of its dispatch keys; calling it goes on with ATen's own kernel."""
+    """A call of a composite at the first of its dispatch keys; calling it continues with ATen's own
+    kernel.
+    """
 
     __slots__ = ("_go_on", "_keys")
 
@@ -48,7 +51,9 @@ class CompositeCall:
 
     @property
     def is_next(self) -> bool:
-        """Whether ATen's kernel comes next: no autocast and no functorch layer, which would call again."""
+        """Whether ATen's kernel is next: there is no autocast and no functorch layer, which would
+        call again.
+        """
         return not self._keys.raw_repr() & _TRANSFORMS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,29 +63,29 @@ class CompositeCall:
         return self._go_on(self._keys, *args, **kwargs)
 
 
-# At once (in inference mode) or below autograd comes the key of dispatch modes.  In torch 2.11 its kernel
-# insists on the thread's state on entry, which that of PythonTLSSnapshot keeps, in whose place we stand; in
-# 2.13 it does without.
+# Next (in inference mode), or below autograd, comes the key of dispatch modes. In torch 2.11 its kernel
+# requires the thread state on entry, which the kernel of PythonTLSSnapshot stores, and ours replaces that
+# one; torch 2.13 does not need it.
 _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 
 @functools.cache
 def _entry_and_exit() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Constructor and destructor of ``at::impl::MaybeSetTLSOnEntryGuard``, which has no Python form.
+    """Constructor and destructor of ``at::impl::MaybeSetTLSOnEntryGuard``, which has no Python binding.
 
-    Looked up once: a function of ctypes refers to itself, so that each would wait for the garbage collector.
+    Looked up only once: a ctypes function refers to itself, so each one would wait for the garbage collector.
     """
     library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
     name = "_ZN2at4impl23MaybeSetTLSOnEntryGuard"
     return library[f"{name}C1Ev"], library[f"{name}D1Ev"]
 
 
-_Guard = ctypes.c_char * 8  # kept, as the class would wait for the collector too
+_Guard = ctypes.c_char * 8  # cached, since the class would wait for the collector as well
 
 
 @contextlib.contextmanager
 def _state_on_entry() -> Iterator[None]:
-    """What an object of that class does while it lives."""
+    """Has the effect of an object of that class while it exists."""
     enter, leave = _entry_and_exit()
     guard = _Guard()
     enter(ctypes.byref(guard))
@@ -96,11 +101,11 @@ Quick = Callable[[str, Callable[..., Any]], Any]
 def override_composites(
     kernels: Mapping[str, Callable[..., Any]], undo: list[Callable[[], object]], quick: Quick | None = None
 ) -> None:
-    """Put ``kernels`` before those of composites of ATen; notes in ``undo``, first, what takes them away.
+    """Put ``kernels`` before those of ATen's composites; the first entry in ``undo`` removes them.
 
-    They are called with a :class:`CompositeCall` and the arguments, where a dispatch mode is
-    active or a tensor is a wrapper subclass (``PythonTLSSnapshot`` is a key of such calls alone).
-    ``quick`` is ``override_composite`` of the compiled dispatcher: it calls some only where they are needed.
+    They are called with a :class:`CompositeCall` and the arguments, if a dispatch mode is active or a tensor
+    is a wrapper subclass (only such calls have the key ``PythonTLSSnapshot``). ``quick`` is
+    ``override_composite`` of the compiled dispatcher: it calls some of them only if they are needed.
     """
     library: Any = _spare.pop() if _spare else torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     overrides: list[Any] = []
@@ -111,11 +116,11 @@ def override_composites(
         before = _before_composite(handle.redispatch_boxed, kernel)
         overrides.append(quick(name, _with_key_set(before)) if quick is not None else None)
         if overrides[-1] is None:
-            library.impl(name, _SNAPSHOT, before, True)  # which is given the key set
+            library.impl(name, _SNAPSHOT, before, True)  # gets the key set
 
 
 _spare: list[Any] = []
-"""What ``torch.library.Library`` is made around; each of those leaves some bytes behind, which add up."""
+"""The object behind ``torch.library.Library``; each one leaves some bytes behind, which add up."""
 
 
 def _take_away(library: Any) -> None:

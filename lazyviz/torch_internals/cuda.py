@@ -35,23 +35,24 @@ _BUILT_WITH_CUDA = torch.backends.cuda.is_built()
 
 
 def may_have_cuda() -> bool:
-    """As :func:`cuda_is_present`, at no cost where PyTorch is built without CUDA."""
+    """Like :func:`cuda_is_present`, but free if PyTorch is built without CUDA."""
     return _BUILT_WITH_CUDA and cuda_is_present()
 
 
-# What waits for the GPU, or asks for its memory, is a sync point of the user's while ops are pending.
+# Functions that wait for the GPU, or query its memory, are sync points of the user while ops are pending.
 synchronize: Callable[..., None] = torch.cuda.synchronize
 max_memory_allocated: Callable[..., int] = torch.cuda.max_memory_allocated
 
 MOST_DEVICES = 8
-_FIRST_INDEX = 100  # of the meta device that stands for cuda:0; users have no reason to number theirs
+# Index of the meta device that stands for cuda:0; users have no reason to number their meta devices.
+_FIRST_INDEX = 100
 STAND_INS: dict[torch.device, torch.device] = {}
 """The device that C++ sees for each ``cuda:N``; empty where CUDA is present."""
 _STANDS_FOR: dict[torch.device, torch.device] = {}
 
 
 def missing_cuda() -> str:
-    """Why nothing can run on CUDA here, in the words of a backend that needs it; or ""."""
+    """Why nothing can run on CUDA here, as an error message of a backend that needs it; or ""."""
     if cuda_is_present():
         return ""
     if torch.version.cuda is None:
@@ -60,7 +61,7 @@ def missing_cuda() -> str:
 
 
 def stand_in() -> None:
-    """From now on tensors on ``cuda:N`` are planned, in this process."""
+    """From now on, tensors on ``cuda:N`` are planned in this process."""
     if not STAND_INS and not cuda_is_present():
         for index in range(MOST_DEVICES):
             STAND_INS[torch.device("cuda", index)] = torch.device("meta", _FIRST_INDEX + index)
@@ -68,56 +69,56 @@ def stand_in() -> None:
 
 
 def stands_for(device: torch.device) -> torch.device:
-    """What Python shows for a device that C++ names."""
+    """The device that Python shows for a C++ device."""
     return _STANDS_FOR.get(device, device)
 
 
 # --- autocast -----------------------------------------------------------------------
 
-# C++ casts for a device type whose key tensors carry, and only tensors that say `is_cuda()`.
+# C++ casts for a device type whose key the tensors have, and only tensors with `is_cuda()`.
 AUTOCAST_KEYS = int(DispatchKeySet(DispatchKey.AutocastCUDA).raw_repr())
 
 
 def mark(tensor: torch.Tensor) -> None:
-    """Have ops on a planned tensor reach the kernels for ``torch.autocast("cuda")`` where that is on."""
+    """Let ops on a planned tensor reach the kernels for ``torch.autocast("cuda")`` if that is enabled."""
     key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
     key_set.value |= AUTOCAST_KEYS
 
 
 def without_autocast() -> Any:
-    """Context: ops go past the kernels for ``torch.autocast("cuda")``."""
+    """Context: ops bypass the kernels for ``torch.autocast("cuda")``."""
     return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCUDA))
 
 
 def has_autocast(name: str) -> bool:
     """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name (``"norm.Scalar"``)."""
-    name = f"aten::{name}"  # which may not be there: an error for the second question
+    name = f"aten::{name}"  # this may not exist, which makes the second query an error
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "AutocastCUDA"
     )
 
 
 def override(kernels: Mapping[str, Callable[..., Any]], key: str, undo: list[Callable[[], object]]) -> None:
-    """Replace ATen's kernels for a dispatch key; notes in ``undo``, first, what puts them back."""
+    """Replace ATen's kernels for a dispatch key; the first entry in ``undo`` restores them."""
     library = torch.library.Library("aten", "IMPL")
     undo.append(library._destroy)
-    with no_warnings():  # "overriding a previously registered kernel" is what is wanted
+    with no_warnings():  # "overriding a previously registered kernel" is intended
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
 
 
 def operator_named(name: str) -> Any:
-    """ATen's operator of a name such as ``"softmax.int"``; without an overload the default one."""
+    """ATen's operator with a name such as ``"softmax.int"``; without an overload, the default one."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
 def run_as_one(names: Iterable[str], undo: list[Callable[[], object]]) -> None:
-    """Have autograd's own formulas for operators used on planned tensors; ``undo`` puts it back.
+    """Use autograd's own formulas for operators on planned tensors; ``undo`` reverts this.
 
-    Where a device has no kernel for an operator that can be made of others, it is, and its formula is
-    passed by.  A CUDA build has these kernels; here one has to be named, which planned tensors do not reach.
-    ``torch.library`` would not let us.
+    If a device has no kernel for a decomposable operator, it is decomposed, and its formula is not used. A
+    CUDA build has these kernels. Here, a kernel has to be registered, which planned tensors do not reach.
+    ``torch.library`` does not allow that.
     """
     library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     undo.append(library.reset)
@@ -128,16 +129,16 @@ def run_as_one(names: Iterable[str], undo: list[Callable[[], object]]) -> None:
 # --- tensors ------------------------------------------------------------------------
 
 _device_below = torch._C.TensorBase.device.__get__
-# What a CPU tensor's key set has and a meta tensor's lacks.
+# Keys that a CPU tensor has and a meta tensor lacks.
 _CPU_BIT = int(DispatchKeySet(DispatchKey.CPU).raw_repr() & ~DispatchKeySet(DispatchKey.Meta).raw_repr())
 
 
 @contextmanager
 def as_on_cpu(*tensors: torch.Tensor) -> Iterator[None]:
-    """Context in which ``set_data`` takes planned tensors for the same kind as CPU tensors.
+    """Context in which ``set_data`` treats planned tensors like CPU tensors.
 
-    It refuses tensors of other backends by their dispatch keys; CPU and CUDA tensors it
-    takes for each other.
+    It rejects tensors of other backends by their dispatch keys, but treats CPU and CUDA tensors as
+    compatible.
     """
     key_sets = [ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET) for tensor in tensors]
     for key_set in key_sets:
@@ -158,7 +159,9 @@ _META = 14  # c10::DeviceType::Meta
 
 
 def require_init() -> None:
-    """Have C++ call ``torch.cuda._lazy_init`` again: it remembers a call of ours, which does nothing."""
+    """Let C++ call ``torch.cuda._lazy_init`` again: it remembers a call of our replacement, which does
+    nothing.
+    """
     library = ctypes.PyDLL(os.path.join(_LIBRARIES, "libtorch_python.so"))
     library["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"](
         ctypes.c_int8(_CUDA), ctypes.c_bool(True)
@@ -166,18 +169,18 @@ def require_init() -> None:
 
 
 def make_on_cpu_first(on: bool) -> None:
-    """Whether ``torch.tensor(..., device="cuda")`` makes a CPU tensor, shows it to modes, and copies it then.
+    """Whether ``torch.tensor(..., device="cuda")`` creates a CPU tensor that modes see, and then copies it.
 
-    Otherwise it copies where no mode sees it.
+    Otherwise, modes do not see the copy.
     """
     torch._C._set_only_lift_cpu_tensors(on)
 
 
 @contextmanager
 def cuda_guards() -> Iterator[None]:
-    """Context in which C++ may guard a CUDA device, as shape rules written in Python make it do.
+    """Context in which C++ may create guards for a CUDA device, as shape rules written in Python do.
 
-    A build without CUDA has no guard; that of meta tensors, which does nothing, stands in.
+    A build without CUDA has no guard. That of meta tensors, which does nothing, replaces it.
     """
     registry = (ctypes.c_void_p * (_META + 1)).in_dll(
         ctypes.CDLL(os.path.join(_LIBRARIES, "libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
@@ -193,20 +196,21 @@ def cuda_guards() -> Iterator[None]:
 
 # --- optimizers -------------------------------------------------------------------
 
-# Of torch.optim, and of what clips gradients.
+# In torch.optim and in gradient clipping.
 _FOREACH_TYPES: tuple[list[Any], ...] = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
 
 
-# The foreach form of Adam and AdamW, of which one older release held more.
+# The foreach form of Adam and AdamW, which held more memory in one older release.
 FOREACH_ADAM: tuple[Any, str] = (adam, "_multi_tensor_adam")
 
-# What it adds epsilon by, in place, and what that older release added it by: PyTorch has no public names.
+# The in-place function that it adds epsilon with, and the one of that older release: PyTorch has no public
+# names for them.
 FOREACH_ADD_IN_PLACE = "_foreach_add_"
 foreach_add: Callable[..., Sequence[torch.Tensor]] = torch._foreach_add
 
 
 def foreach_choices() -> list[tuple[Any, str]]:
-    """Where each optimizer's module has the function that chooses its form; older releases chose another."""
+    """The function in each optimizer's module that chooses its form; older releases chose another one."""
     name = "_default_to_fused_or_foreach"
     modules = [module for key, module in list(sys.modules.items()) if key.startswith("torch.optim.")]
     return [(module, name) for module in modules if hasattr(module, name)]
@@ -232,10 +236,10 @@ def withdraw_foreach(cls: type[torch.Tensor]) -> None:
 
 # --- functions that are replaced while a card is planned ------------------------------
 
-# What groups the optimizer's tensors asks C++ for their device.
+# The function that groups the optimizer's tensors asks C++ for their device.
 group_tensors = torch._C._group_tensors_by_device_and_dtype
 GROUP_TENSORS = (torch._C, "_group_tensors_by_device_and_dtype")
-# Module.to asks it whether `parameter.data = ` may change the device.
+# Module.to calls it to ask whether `parameter.data = ` may change the device.
 compatible_tensors = torch._has_compatible_shallow_copy_type
 COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 
@@ -245,47 +249,47 @@ NVTX = (torch.cuda.nvtx, "_nvtx")
 GET_ACCELERATOR = (torch._C, "_get_accelerator")
 # The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
-# What Module.to reads its arguments with.
+# The function with which Module.to parses its arguments.
 PARSE_TO = (torch._C._nn, "_parse_to")
 # torch.nn.init.trunc_normal_, which draws until every number is within its bounds.
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
-# Zeros without memory, as which autograd passes a tangent on that is none.
+# Zeros without memory, which autograd passes on as a missing tangent.
 EFFICIENT_ZEROS: OpOverload = torch.ops.aten._efficientzerotensor.default
-# DataParallel compares its cards by it.
+# The function with which DataParallel compares its cards.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
-# What DataParallel hands a batch out with, and the threads on which it runs its replicas.
+# The function with which DataParallel scatters a batch, and the threads on which it runs its replicas.
 SCATTER: Any = torch.nn.parallel._functions.Scatter
 THREADS_OF_REPLICAS = (sys.modules["torch.nn.parallel.parallel_apply"], "threading")
-# What makes a bag's sparse gradient: of other operators on a card, in one kernel to a dispatch mode.
+# The function that creates a bag's sparse gradient: decomposed on a card, but one kernel for a dispatch mode.
 EMBEDDING_BAG_BACKWARD: OpOverload = torch.ops.aten._embedding_bag_backward.default
-# How tensors are put into one buffer, and are taken out of it again.
+# Functions that pack tensors into one buffer, and unpack it.
 flattened: Callable[[Sequence[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors
 unflattened: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = (
     torch._utils._unflatten_dense_tensors
 )
-# Which device is current, by torch.accelerator.
+# The current device, according to torch.accelerator.
 EXCHANGE_ACCELERATOR = tuple(
     (torch._C, name) for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
 )
-# What torch.load puts storages with, and makes tensors of them with.
+# The functions with which torch.load places storages, and creates tensors from them.
 RESTORE_LOCATION = (torch.serialization, "default_restore_location")
 REBUILD_TENSOR = (torch._utils, "_rebuild_tensor")
-# The same for dtypes that have no typed storage, uint16 for one; and the functions, by name, that
-# torch.load may call, which is a cached dictionary.
+# The same for dtypes without a typed storage, such as uint16; and the functions that torch.load may call, by
+# name, which are a cached dictionary.
 REBUILD_TENSOR_OF_DTYPE = (torch._utils, "_rebuild_tensor_v3")
 ALLOWED_WHEN_LOADING = (torch._weights_only_unpickler, "_get_allowed_globals")
 
 
 @functools.cache
 def is_made_of_others(op: OpOverload) -> bool:
-    """Whether ATen has one kernel for all devices, made of other operators."""
+    """Whether ATen has one composite kernel of the operator for all devices."""
     return op._can_decompose()
 
 
-# Which functions take the device of ``with torch.device(...)`` is noted at the first of them: before
-# anything of ours stands in for one.
+# The list of functions that take the device of ``with torch.device(...)`` is cached on first use, so it must
+# be read before any of them is replaced.
 _CONSTRUCTORS = _device._device_constructors()
-# Functions that take a device, which C++ looks up in the driver if it is a number.
+# Functions with a device argument, which C++ looks up in the driver if it is a number.
 FACTORIES: list[tuple[Any, str]] = [
     *((torch, name) for name, item in vars(torch).items() if callable(item) and item in _CONSTRUCTORS),
     *((torch, name) for name in vars(torch) if name.endswith("_like") and not name.startswith("_")),

@@ -15,27 +15,32 @@ from typing import NamedTuple
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 
-# Numbers that the backward pass needs of each cell and step, by the cell's equations, in hidden sizes:
-# at least, best figure, at most.
-#   tanh, relu: its result, which the caller has of the last layer; at most also the sums before it.
-#   LSTM: the four gates and the cell's state; best with its result, as the next layer's input; at
-#   most also tanh of the state, and the sums before the gates.
-#   GRU: the three gates and the hidden part of the new one, which cannot be had from them; best with
-#   its result (ATen's own `_thnn_fused_gru_cell` keeps these five); at most also the sums before.
+# Numbers that the backward pass needs for each cell and step, by the cell's equations, in hidden sizes: at
+# least, best estimate, at most.
+#
+# tanh, relu: its result, which the caller keeps for the last layer; at most also the sums before it.
+#
+# LSTM: the four gates and the cell's state; in the best estimate also its result, as the next layer's input;
+# at most also tanh of the state, and the sums before the gates.
+#
+# GRU: the three gates and the hidden part of the new gate, which cannot be derived from them; in the best
+# estimate also its result (ATen's own `_thnn_fused_gru_cell` keeps these five); at most also the sums before.
 _KEPT = {RELU: (0, 1, 3), TANH: (0, 1, 3), LSTM: (5, 6, 11), GRU: (4, 5, 9)}
-_LEAST_MATH_ITEMSIZE = 4  # `promote_rnn_math_type`: halves are computed in float32, and may be kept so
+# `promote_rnn_math_type`: half precision is computed in float32, and may be stored in it.
+_LEAST_MATH_ITEMSIZE = 4
 _PADDING = 2**20  # at most, for alignment and counters
 
 
 class Estimate(NamedTuple):
-    """Bytes: best figure, at least, at most."""
+    """Bytes: best estimate, at least, at most."""
 
     nbytes: int
     low: int
     high: int
 
 
-# `get_dropout_state`: "slightly over 2MB"; a state a thread, so that it grows with the multiprocessors.
+# `get_dropout_state`: "slightly over 2MB"; one state per thread, so it grows with the number of
+# multiprocessors.
 DROPOUT_STATE = Estimate(2 * 2**20 + 2**16, 2**20, 8 * 2**20)
 
 
@@ -43,7 +48,7 @@ DROPOUT_STATE = Estimate(2 * 2**20 + 2**16, 2**20, 8 * 2**20)
 class Recurrence:
     """One call: ``steps`` of at most ``batch`` sequences each, ``rows`` in all.
 
-    ``outside`` is the size of the input, ``result`` that of what a step hands on.
+    ``outside`` is the size of the input, ``result`` that of a step's output.
     """
 
     mode: int
@@ -64,7 +69,7 @@ class Recurrence:
 
     @property
     def reserve(self) -> Estimate:
-        """What the forward pass keeps for the backward pass when training."""
+        """The bytes that the forward pass keeps for the backward pass in training."""
         cells = self.layers * self.directions * self.hidden
         low, best, high = (kept * cells for kept in _KEPT[self.mode])
         between = (self.layers - 1) * self.directions * self.result  # inputs of the layers after the first
@@ -79,14 +84,17 @@ class Recurrence:
 
     @property
     def gates(self) -> int:
-        """Bytes of one layer's sums before its gates, all steps: inputs times weights are one product."""
+        """Bytes of one layer's sums before its gates, for all steps, because inputs times weights are one
+        product.
+        """
         return self.rows * self.directions * GATES[self.mode] * self.hidden * self.itemsize
 
     def workspace(self, train: bool) -> Estimate:
-        """What a pass takes while it runs.
+        """The bytes that a pass uses while it runs.
 
-        Training, sums (and on the way back their gradients) can lie where the reserve has the gates:
-        none.  Without a reserve one layer's at a time.  At most those of all layers, in float32.
+        In training, the sums (and in the backward pass their gradients) may be stored in the reserve's memory
+        for the gates, so none is needed. Without a reserve, it is one layer's sums at a time. At most, it is
+        those of all layers, in float32.
         """
         wide = max(self.itemsize, _LEAST_MATH_ITEMSIZE) // self.itemsize
         padded = -(-self.steps * self.batch // max(self.rows, 1))
@@ -139,10 +147,10 @@ class Parameters(NamedTuple):
 def parameters(
     mode: int, outside: int, hidden: int, projection: int, layers: int, directions: int, biases: bool
 ) -> Parameters:
-    """``cudnnGetRNNWeightSpaceSize``: all matrices, then two biases of each cell, in use or not.
+    """``cudnnGetRNNWeightSpaceSize``: all matrices, then two biases of each cell, whether used or not.
 
-    PyTorch asks for both biases always (``CUDNN_RNN_DOUBLE_BIAS``, ATen/cudnn/Descriptors.h).  The order
-    within the buffer is cuDNN's own affair; this one serves to tell parts apart.
+    PyTorch always requests both biases (``CUDNN_RNN_DOUBLE_BIAS``, ATen/cudnn/Descriptors.h). The order
+    within the buffer is internal to cuDNN; the order here serves to tell parts apart.
     """
     rows = GATES[mode] * hidden
     result = projection or hidden

@@ -31,7 +31,9 @@ _HIDDEN = _LAZY_TENSORS | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplace
 
 
 def _seeing_views() -> Any:
-    """Context: ops pass the layer that tracks views, and see bits of tensors, as eager's kernels do."""
+    """Context: ops skip the layer that tracks views, and see conjugate and negative bits, like kernels in
+    eager mode.
+    """
     excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
@@ -49,9 +51,10 @@ def _in_place(mode: TorchDispatchMode | None) -> Iterator[None]:
 
 
 def is_dispatched_in_cpp(cls: type) -> bool:
-    """Whether PyTorch itself dispatches the ops on DTensors, and their class's own handler only says so.
+    """Whether PyTorch itself dispatches ops on DTensors, so that the handler of their class only requests
+    that.
 
-    To have it do that a mode, and any class that is asked before, returns ``NotImplemented``.
+    To request it, a mode, and any class that is asked before, returns ``NotImplemented``.
     """
     module = sys.modules.get("torch.distributed.tensor._api")
     if module is None:
@@ -66,9 +69,9 @@ def ask_subclasses(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What the first of ``classes`` that takes the call returns; ``NotImplemented`` if none does.
+    """The result of the first of ``classes`` that handles the call; ``NotImplemented`` if none does.
 
-    They are told of these classes and no others; ``mode`` sees the ops that they call.
+    They see only these classes as types; ``mode`` sees the ops that they call.
     """
     with _in_place(mode):
         for cls in classes:
@@ -78,8 +81,10 @@ def ask_subclasses(
     return NotImplemented
 
 
-def makes_views_by_others(op: OpOverload) -> bool:
-    """Whether ``op`` returns views of its arguments, or may, that only the ops in it have tracked."""
+def makes_views_by_decomposition(op: OpOverload) -> bool:
+    """Whether ``op`` returns views of its arguments, or may, that are tracked only by the ops it
+    consists of.
+    """
     returns = op._schema.returns
     if not any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
         return False
@@ -88,11 +93,13 @@ def makes_views_by_others(op: OpOverload) -> bool:
 
 
 def dense_kernel(op: Any) -> Callable[..., Any] | None:
-    """How a higher-order operator (flex attention, ``torch.cond``) computes with ordinary ops, if it can."""
+    """The kernel with which a higher-order operator (flex attention, ``torch.cond``) runs ordinary ops, if it
+    has one.
+    """
     kernels: Any = getattr(op, "py_kernels", {})
     kernel: Callable[..., Any] | None = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
     if isinstance(kernel, FunctionType) and _CURRENT_MODE in kernel.__globals__:
-        # It refuses to run under a mode, as those of PyTorch would have traced it.
+        # It refuses to run under a mode, because PyTorch's modes would have traced it.
         names = {**kernel.__globals__, _CURRENT_MODE: _no_mode}
         copy = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__, kernel.__closure__)
         copy.__kwdefaults__ = kernel.__kwdefaults__
@@ -104,18 +111,20 @@ _CURRENT_MODE = "_get_current_dispatch_mode"
 
 
 def _no_mode() -> None:
-    """In the place of what tells the mode that is active."""
+    """Replaces the function that returns the active mode."""
 
 
-def by_kernel(
+def call_kernel(
     mode: TorchDispatchMode, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call :func:`dense_kernel`'s; ``mode`` sees the ops in it."""
+    """Call :func:`dense_kernel`'s kernel; ``mode`` sees the ops in it."""
     with _in_place(mode):
         return kernel(*args, **kwargs)
 
 
-def by_others(mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the ops that ``op`` is made of; ``mode`` sees them."""
+def call_decomposed(
+    mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call the ops that ``op`` decomposes into; ``mode`` sees them."""
     with _in_place(mode), _seeing_views():
         return op.decompose(*args, **kwargs)

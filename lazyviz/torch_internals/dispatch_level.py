@@ -1,6 +1,6 @@
 """The dispatch level at which recorded kernels run, with little overhead per read.
 
-``tests/test_torch_internals.py`` checks what is relied on.
+``tests/test_torch_internals.py`` checks the assumptions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from . import private_api
 
-# Whether modes see ops before autograd, as tracers': the compiled form leaves them there.  PyTorch sets the
-# key with the first of them.
+# Whether modes see ops before autograd, as tracers' modes do: the compiled form does not disable these.
+# PyTorch sets the key with the first of them.
 modes_before_autograd: Callable[[], bool] = functools.partial(
     torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 )
@@ -23,10 +23,10 @@ _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the pu
 
 
 def kernels_only() -> AbstractContextManager[None]:
-    """As :func:`lazyviz.torch_internals.private_api.kernels_only`, at less cost where there is compiled code
-    for it.
+    """Like :func:`lazyviz.torch_internals.private_api.kernels_only`, but cheaper if compiled code is
+    available.
 
-    Entered again while it is entered, or left again, it does nothing.
+    Entering it while it is entered, or leaving it again, has no effect.
     """
     if compiled is not None and not modes_before_autograd():
         return compiled()
@@ -52,7 +52,7 @@ class _KernelsOnly:
 
 
 class NoGrad:
-    """``torch.no_grad()``, at less cost: a plain context, which decorates nothing."""
+    """A cheaper ``torch.no_grad()``: a plain context, which cannot be used as a decorator."""
 
     __slots__ = ("_before",)
 

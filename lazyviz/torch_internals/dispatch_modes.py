@@ -31,9 +31,9 @@ def dispatch_modes() -> list[Any]:
 
 
 def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
-    """Put ``mode`` below the user's modes; leaving a ``with`` pops the top whoever it is.
+    """Put ``mode`` below the user's modes, because leaving a ``with`` pops the top mode, whichever it is.
 
-    Once: the autograd engine puts a thread's modes back by itself when a node fails.
+    It is there only once: the autograd engine restores a thread's modes by itself when a node fails.
     """
     if active_dispatch_modes():
         _exchange_modes([mode, *[other for other in dispatch_modes() if other is not mode]])
@@ -42,7 +42,7 @@ def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
 
 
 def remove_mode(mode: TorchDispatchMode) -> bool:
-    """Take ``mode`` off this thread's stack wherever it is; False if it is not there."""
+    """Remove ``mode`` from this thread's stack, wherever it is; False if it is not there."""
     if not has_mode(mode):
         return False
     _exchange_modes([other for other in dispatch_modes() if other is not mode])
@@ -52,20 +52,20 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
 def has_mode(mode: TorchDispatchMode) -> bool:
     """Whether ``mode`` is on this thread's stack."""
     depth = active_dispatch_modes()
-    if depth == 1:  # as nearly always, and a generator takes longer than the look
+    if depth == 1:  # the most frequent case, and a generator is slower than this check
         return torch._C._get_dispatch_stack_at(0) is mode
     return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(depth))
 
 
-_ANY_MODE = TorchDispatchMode()  # comes and goes where there is none: at the first and the last PyTorch looks
+# Pushed and popped if there is none: PyTorch updates its state at the first and the last mode.
+_ANY_MODE = TorchDispatchMode()
 
 
 def refresh_modes() -> None:
-    """Make PyTorch look at this thread's modes again.
+    """Make PyTorch read this thread's modes again.
 
-    Leaving an inference mode brings back the dispatch keys that were active when it was
-    entered, whether or not modes came or went in between; with a stale set modes are
-    passed by, or looked for where there are none.
+    Leaving inference mode restores the dispatch keys that were active when it was entered, even if modes were
+    pushed or popped in between. With stale keys, modes are skipped, or looked for when there are none.
     """
     modes = [mode for mode in dispatch_modes() if mode is not _ANY_MODE]
     try:
@@ -79,7 +79,7 @@ def refresh_modes() -> None:
 
 
 def _exchange_modes(modes: list[Any]) -> None:
-    """Have ``modes`` on this thread's stack, the bottom first, or what is there now if it is interrupted."""
+    """Set this thread's stack to ``modes``, the bottom first, or leave it unchanged if interrupted."""
     before = dispatch_modes()
     try:
         _put_modes(modes)
@@ -95,7 +95,7 @@ def _put_modes(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
-# Keys that our contexts leave out on a thread while they last: outside of all contexts none is.
+# Keys that our contexts exclude on a thread while they are active; outside of all contexts, none is excluded.
 _LEFT_OUT = [
     DispatchKey.__members__[name]
     for name in (
@@ -111,7 +111,7 @@ _OF_MODES = (DispatchKey.Python, DispatchKey.PythonTLSSnapshot)
 
 
 def stray_keys() -> list[str]:
-    """Dispatch keys that this thread has in or leaves out, by name, for no context that is entered."""
+    """Dispatch keys that this thread includes or excludes although no context is active, by name."""
     if torch.is_inference_mode_enabled():
         return []
     found = [f"{key.name} left out" for key in _LEFT_OUT if _dispatch_tls_is_dispatch_key_excluded(key)]
@@ -123,7 +123,7 @@ def stray_keys() -> list[str]:
 
 
 def drop_stray_keys() -> None:
-    """Bring them to what they are outside of all contexts."""
+    """Restore their state outside of all contexts."""
     if stray_keys():
         for key in DispatchKey.__members__.values():
             if key in _LEFT_OUT or key.name.startswith(("Autograd", "FuncTorchDynamicLayer")):

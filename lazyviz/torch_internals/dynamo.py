@@ -1,7 +1,7 @@
 """Private torch APIs for ``torch.compile``, each with its reason.
 
 Compiled code treats dispatch modes and patched methods as part of the program, so recording must know where
-it begins and ends.  ``tests/test_torch_internals.py`` checks each entry.
+it begins and ends. ``tests/test_torch_internals.py`` checks each entry.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 
-# The class of autograd nodes of custom functions, and what the engine calls of them: torch 2.13 hands
-# gradients to some in a list, which lets them be freed on the way.
+# The class of autograd nodes of custom functions, and the methods that the engine calls: torch 2.13 passes
+# gradients to some in a list, so that they can be freed early.
 CustomBackward = torch.autograd.function.BackwardCFunction
 BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(CustomBackward, name))
 
 
-# The module that keeps functions of PyTorch in tables when it is imported, and replaces some.  Importing it
-# takes most of a second, which nobody here does before it is needed.
+# The module that keeps PyTorch functions in tables when it is imported, and replaces some. Importing it takes
+# most of a second, so it is imported only if it is needed.
 KEEPS_WHAT_IT_FINDS = "torch._dynamo"
 EXPORT = "torch._dynamo.export"
 # What tracers make a fake tensor of a given one with, and what `pipeline` traces a model with.
@@ -40,19 +40,19 @@ IMPORTS_CUDA = "torch._inductor.cudagraph_trees"
 # Flex attention's operator, and the function that calls it, by its name there.
 FLEX_OPERATOR, FLEX_FUNCTION = "torch._higher_order_ops.flex_attention", "torch.nn.attention.flex_attention"
 FLEX_CALLED = "flex_attention_hop"
-# Dynamo's hook on this thread's frames, and the mark of code that it leaves alone.
+# Dynamo's hook on this thread's frames, and the mark of code that it skips.
 _FRAMES = torch._C._dynamo.eval_frame
 set_eval_frame = _FRAMES.set_eval_frame
 
 
-_checked: Mapping[Any, Any] | None = None  # the table of Dynamo's rules that was last looked through
+_checked: Mapping[Any, Any] | None = None  # the table of Dynamo's rules that was checked last
 
 
 def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
     """Rebuild Dynamo's table of rules, if it was built while functions of PyTorch were patched.
 
-    The table is made once, of the functions that are there when it is first needed.  One that has our
-    replacements has no rule for the originals, which could not be traced any more, in whatever program.
+    The table is created once, from the functions that exist when it is first needed. A table with our
+    replacements has no rules for the originals, so no program could trace them any more.
     """
     global _checked
     rules = sys.modules.get("torch._dynamo.trace_rules")
@@ -66,14 +66,14 @@ def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
 
 
 def skip_code(code: CodeType, *, recursive: bool = False) -> None:
-    """Make Dynamo skip ``code``; ``recursive``: and everything that it calls."""
+    """Make Dynamo skip ``code``; with ``recursive``, also everything that it calls."""
     actions = _FRAMES._FrameAction
     strategy = _FRAMES._FrameExecStrategy(actions.SKIP, actions.SKIP if recursive else actions.DEFAULT)
     _FRAMES.set_code_exec_strategy(code, strategy)
 
 
 def is_compiled_backward(node: Any) -> bool:
-    """Whether an autograd node of a custom function runs a backward pass that ``torch.compile`` made."""
+    """Whether an autograd node of a custom function runs a backward pass that ``torch.compile`` created."""
     return hasattr(node._forward_cls, "_aot_id")
 
 
@@ -84,9 +84,10 @@ def calls_compiled_function(frame: FrameType) -> bool:
 
 
 def compiled_name(frame: FrameType) -> str:
-    """The name of what ``torch.compile``'s wrapper calls in ``frame``: a function's, or a module's class.
+    """The name of the function, or the class of the module, that ``torch.compile``'s wrapper in ``frame``
+    calls.
 
-    Empty for PyTorch's own, of which eager code makes use.
+    Empty for PyTorch's own functions, which eager code uses.
     """
     function = inspect.unwrap(frame.f_locals["fn"])
     owner = getattr(function, "__self__", function)
@@ -98,10 +99,11 @@ def compiled_name(frame: FrameType) -> str:
 
 
 def eager_stance(frame: FrameType) -> tuple[Any, str, Any] | None:
-    """Module, name and value by which ``torch.compile``'s wrapper in ``frame`` calls functions as they are.
+    """Module, name and value that make ``torch.compile``'s wrapper in ``frame`` call functions uncompiled.
 
-    What ``torch.compiler.set_stance("force_eager")`` sets; with another stance it complains where it has
-    compiled nothing (``fullgraph=True``).  ``None``: it is so already, or this PyTorch has no such thing.
+    This is the setting of ``torch.compiler.set_stance("force_eager")``; with another stance, the wrapper
+    raises an error if it has compiled nothing (``fullgraph=True``). ``None``: it is set already, or this
+    PyTorch has no such setting.
     """
     module = sys.modules.get(frame.f_globals["__name__"])
     stance = getattr(module, "_stance", None)
@@ -110,27 +112,27 @@ def eager_stance(frame: FrameType) -> tuple[Any, str, Any] | None:
     return module, "_stance", type(stance)("force_eager")
 
 
-# The wrapper calls the function inside of a guard of dispatch keys, since torch 2.13; in 2.15 it calls two
-# functions in its stead, the second in any case.
+# Since torch 2.13, the wrapper calls the function inside of a guard of dispatch keys; in 2.15, it calls two
+# functions instead, the second in any case.
 _KEPT_KEYS = ("_dynamo_save_local_dispatch_key_set", "_dynamo_restore_local_dispatch_key_set")
 KEPT_KEYS = tuple((torch._C, name) for name in _KEPT_KEYS if hasattr(torch._C, name))
 
-# Before torch 2.13 nothing of the call can be seen but that it asks for functorch's depth right before, and
-# restores it right after, in any case.
+# Before torch 2.13, the only visible parts of the call are that it reads functorch's depth just before, and
+# restores it just after, in any case.
 DEPTH = (torch._C._functorch, "get_dynamic_layer_stack_depth")
 UNDO_TO_DEPTH = (torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth")
 
 
 def calls_unguarded(frame: FrameType) -> bool:
-    """Whether ``frame`` is that of ``torch.compile``'s wrapper, of a torch whose wrapper has no guard."""
+    """Whether ``frame`` is that of ``torch.compile``'s wrapper, in a version whose wrapper has no guard."""
     return calls_compiled_function(frame) and "_ForceDispatchKeyGuard" not in frame.f_code.co_names
 
 
 def when_returned(frame: FrameType, then: Callable[[Any], None]) -> bool:
-    """Have ``then`` called with what ``frame`` returns, which is being run and will not fail.
+    """Call ``then`` with the return value of ``frame``, which is running and will not fail.
 
-    Its code keeps the result in no variable.  Python shows it to profilers only; False where all places for
-    them are taken.
+    Its code does not store the result in a variable. Python shows it only to profilers; False if all profiler
+    slots are taken.
     """
     if sys.version_info >= (3, 12):
         watching = sys.monitoring
@@ -164,7 +166,7 @@ def when_returned(frame: FrameType, then: Callable[[Any], None]) -> bool:
 
 
 class CompiledCall(NamedTuple):
-    """A call of a compiled function: what it read, the modules it is of, and what it returned."""
+    """A call of a compiled function: the tensors that it read, its modules, and its result."""
 
     read: Any
     modules: Sequence[torch.nn.Module]
@@ -172,9 +174,10 @@ class CompiledCall(NamedTuple):
 
 
 def compiled_call(frame: FrameType) -> CompiledCall:
-    """What ``torch.compile``'s wrapper calls in ``frame``; with a result once it leaves its guard, if any.
+    """The function that ``torch.compile``'s wrapper calls in ``frame``; with its result once it leaves its
+    guard, if any.
 
-    What a function reads beside its arguments is found as far as its own code names it.
+    Tensors that a function reads besides its arguments are found if its own code names them.
     """
     variables = frame.f_locals
     args, kwargs = variables.get("args") or (), variables.get("kwargs") or {}
@@ -191,17 +194,17 @@ def compiled_call(frame: FrameType) -> CompiledCall:
 
 
 class Compiled(NamedTuple):
-    """Compiled code, and for which sizes it is right: None stands for those of the example."""
+    """Compiled code, and the sizes for which it is valid: None means those of the example."""
 
     code: Callable[..., Sequence[torch.Tensor]]
     holds: Callable[[int], bool] | None = None
 
 
 @contextlib.contextmanager
-def nothing_to_build_in() -> Iterator[None]:
+def without_compile_context() -> Iterator[None]:
     """Context without autocast and ``__torch_function__`` modes, such as a default device's.
 
-    Compilers read both while they trace; what they trace was recorded below.
+    Compilers read both while they trace; the traced program was recorded below them.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._C._DisableAutocast())
@@ -223,14 +226,14 @@ def compile_graph(
 ) -> Compiled:
     """``module``, which calls ATen operators, compiled by Inductor for inputs like these.
 
-    ``compile_fx`` is what ``torch.compile(backend="inductor")`` calls with the graph that Dynamo found: it
-    removes in-place writes (AOTAutograd), generates code and gives a function with the same arguments, which
-    writes what was written at the end.  Dynamo itself has nothing to find here: the graph is the
-    recorded program.  A shape environment of its own gives ``numbers``, whose values the code reads
-    when it runs, their symbols.
+    ``torch.compile(backend="inductor")`` calls ``compile_fx`` with the graph that Dynamo found. It removes
+    in-place writes (AOTAutograd), generates code, and returns a function with the same arguments that
+    performs the remaining writes at the end. Dynamo itself is not needed, because the graph is the recorded
+    program. A separate shape environment gives symbols to ``numbers``, whose values the code reads when it
+    runs.
 
-    Shapes are those of ``inputs``; with ``size``, the module's first argument, they are ``dimensions`` of
-    it, and the code is for all sizes for which what the compiler took for granted holds.
+    Shapes are those of ``inputs``; with ``size``, the module's first argument, they are ``dimensions`` of it,
+    and the code is valid for all sizes that meet the compiler's assumptions.
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
@@ -264,7 +267,7 @@ def compile_graph(
 
 
 def _holding(environment: Any, symbol: Any) -> Callable[[int], bool]:
-    """Whether everything that the compiler took for granted of ``symbol`` is so for a value of it."""
+    """Whether all assumptions of the compiler about ``symbol`` hold for a value of it."""
     import sympy  # type: ignore[import-untyped]
 
     taken = [guard.expr for guard in environment.guards]
@@ -287,8 +290,8 @@ def _holding(environment: Any, symbol: Any) -> Callable[[int], bool]:
 
 
 def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
-    """Have ``kind`` raised between two Python instructions of the thread with that ident.
+    """Raise ``kind`` between two Python instructions of the thread with this ident.
 
-    Compilers cannot be asked to stop, and CPython's call for this has no Python form.
+    Compilers have no way to stop them, and CPython's function for this has no Python binding.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

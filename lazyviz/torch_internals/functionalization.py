@@ -20,7 +20,7 @@ Spec = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 
 
 def decompositions(more: Sequence[Any] = ()) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own decompositions into its core operators, and of these ``more``."""
+    """PyTorch's own decompositions into its core operators, and those for ``more``."""
     return {**core_aten_decompositions(), **get_decompositions(more)}
 
 
@@ -30,14 +30,13 @@ def functional_graph(
     numbers: Sequence[float],
     table: Mapping[Any, Callable[..., Any]],
 ) -> fx.GraphModule:
-    """The ATen operators that ``function`` calls on tensors like ``inputs``, without writes in place.
+    """The ATen operators that ``function`` calls on tensors like ``inputs``, without in-place writes.
 
-    What it writes to an input becomes an ``aten.copy_`` to that input, after everything else.  After
-    ``inputs`` it is given 0-d tensors whose values it may read: numbers of the types of ``numbers``.
-    Nothing is computed.
+    A write to an input becomes an ``aten.copy_`` to that input, after everything else. After ``inputs``, it
+    gets 0-d tensors whose values it may read: numbers of the types of ``numbers``. Nothing is computed.
 
-    ``make_fx`` and ``torch.func.functionalize`` are what AOTAutograd is built of; a shape environment gives
-    the numbers their symbols.
+    AOTAutograd is built on ``make_fx`` and ``torch.func.functionalize``; a shape environment gives the
+    numbers their symbols.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -16,12 +16,12 @@ _modified = ctypes.pythonapi.PyType_Modified
 
 
 def generator_identity(generator: torch.Generator) -> int:
-    """Identity of a generator: the dispatcher hands on the default one in another Python object."""
+    """Identity of a generator: the dispatcher passes the default one in another Python object."""
     return generator._cdata  # type: ignore[attr-defined]
 
 
 def dictionary_of(owner: Any) -> dict[str, Any]:
-    """The attributes of a module or class itself; a class's read-only ``__dict__`` refers to this."""
+    """The attribute dictionary of a module or class itself; a class's read-only ``__dict__`` refers to it."""
     if isinstance(owner, type):
         (attributes,) = gc.get_referents(vars(owner))
         return attributes
@@ -29,9 +29,9 @@ def dictionary_of(owner: Any) -> dict[str, Any]:
 
 
 def has_changed(cls: type) -> None:
-    """Have Python look again into the dictionary of a static type of C, where it remembers what it found.
+    """Make Python read the dictionary of a static C type again, whose lookups it caches.
 
-    torch.Generator is one: reading or copying a generator's state reaches neither a dispatch nor a function
-    mode, and attributes of such a type cannot be set.
+    torch.Generator is such a type: reading or copying a generator's state reaches neither a dispatch mode nor
+    a function mode, and attributes of such a type cannot be set.
     """
     _modified(ctypes.py_object(cls))

@@ -28,13 +28,13 @@ def conv_backend(
     groups: int,
     dtype: torch.dtype,
 ) -> str:
-    """The kernel that a convolution of these sizes takes on the CPU: ``"Mkldnn"``, ``"Slow2d"``, ...
+    """The kernel that PyTorch selects for a CPU convolution of these sizes: ``"Mkldnn"``, ``"Slow2d"``, ...
 
-    ``at::native::select_conv_backend`` (Convolution.cpp) looks at sizes, type, threads and flags, so
-    tensors without memory of their own answer; its rules have no public form.
+    ``at::native::select_conv_backend`` (Convolution.cpp) reads sizes, dtype, threads and flags, so tensors
+    without memory are enough; its rules have no public API.
     """
     one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype)
-    with torch._C._DisableTorchDispatch():  # nothing of this is the user's: no mode need see it
+    with torch._C._DisableTorchDispatch():  # no mode needs to see this, because nothing is the user's
         backend = torch._C._select_conv_backend(
             one.expand(*shape),
             one.expand(*weight),
@@ -47,12 +47,12 @@ def conv_backend(
             groups,
         )
     name = str(backend.name)
-    # The Python binding has no name for this one value of the C++ enumeration.
+    # The Python binding has no name for this value of the C++ enumeration.
     return "MkldnnTranspose" if name == "???" and transposed else name
 
 
 class Instructions(IntEnum):
-    """The instruction sets that oneDNN has kernels of its own for on x86, each with those before it."""
+    """The instruction sets that oneDNN has separate x86 kernels for, each including those before it."""
 
     UNKNOWN = 0
     SSE41 = 1
@@ -66,9 +66,9 @@ class Instructions(IntEnum):
 def onednn_instructions() -> Instructions:
     """The instruction set that oneDNN uses in this process.
 
-    The processor's, unless the system or ``ONEDNN_MAX_CPU_ISA`` withholds it; that of ATen's own kernels
-    (``get_cpu_capability``) is another question.  oneDNN does not export its answer, but the layouts that
-    it chooses for small weights differ: their size tells.
+    It is the processor's, unless the system or ``ONEDNN_MAX_CPU_ISA`` restricts it; that of ATen's own
+    kernels (``get_cpu_capability``) may differ. oneDNN does not export it, but its layouts for small weights
+    differ in size, which reveals it.
     """
     known = {4: Instructions.SSE41, 8: Instructions.AVX2, 16: Instructions.AVX512}
     blocks = {32: Instructions.AMX, 64: Instructions.AVX512_BF16}
@@ -81,7 +81,7 @@ def onednn_instructions() -> Instructions:
             found = known.get(ops._nbytes(weight) // (4 * 9 * 4), Instructions.UNKNOWN)
             if found is Instructions.AVX512:
                 weight = torch.zeros(17, 3, device="cpu", dtype=torch.bfloat16)
-                # 17 x 3 elements in blocks of 32 or 64 outputs by 32 inputs; as they are without such kernels
+                # 17 x 3 elements in blocks of 32 or 64 outputs by 32 inputs; unblocked without such kernels
                 size = ops._nbytes(ops._reorder_linear_weight(weight, 64)) // weight.itemsize
                 found = blocks.get(size // 32, found)
         except (AttributeError, RuntimeError):  # a build without oneDNN
@@ -90,6 +90,6 @@ def onednn_instructions() -> Instructions:
 
 
 def multiplies_bfloat16_in_onednn() -> bool:
-    """Whether ATen gives products of bfloat16 matrices to oneDNN (``mkldnn_bf16_device_check``)."""
+    """Whether ATen uses oneDNN for products of bfloat16 matrices (``mkldnn_bf16_device_check``)."""
     mkldnn = torch.backends.mkldnn
     return bool(mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]  # of a checkout, or the folder that the package is in
+ROOT = Path(__file__).resolve().parents[2]  # in a checkout, or the folder that has the package
 _NATIVE = Path("lazyviz") / "torch_internals" / "native"
 CYTHON = _NATIVE / "recorder.pyx"
 CPP = (
@@ -45,7 +45,7 @@ from torch.utils.cpp_extension import include_paths, library_paths
 print(json.dumps([torch.__version__, include_paths(), library_paths()]))
 """
 
-# PyTorch does not export the classes that UBSan would compare virtual tables with.
+# PyTorch does not export the classes whose virtual tables UBSan would compare.
 SANITIZED = (
     "-fsanitize=address,undefined",
     "-fno-sanitize=vptr",
@@ -69,7 +69,7 @@ class Torch:
 
 
 def digest(source: Path) -> str:
-    """What a compiled module knows its source by."""
+    """The digest by which a compiled module recognizes its source."""
     return hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
 
 
@@ -79,7 +79,7 @@ def find_torch() -> Torch:
     Raises:
         CannotBuild: there is none.
     """
-    # Isolated, Python does not look where pip's build environment points it to, but at its own packages.
+    # In isolated mode, Python does not search the paths of pip's build environment, but its own packages.
     asked = subprocess.run([sys.executable, "-I", "-c", _ASK_TORCH], capture_output=True, text=True)
     if asked.returncode:
         raise CannotBuild("PyTorch is not installed in this environment yet")
@@ -87,14 +87,14 @@ def find_torch() -> Torch:
 
 
 def name_of(source: Path) -> str:
-    """The module that a source makes."""
+    """The name of the module that is built from a source."""
     return ".".join(source.with_suffix("").parts)
 
 
 def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) -> Path:
-    """Compile one of ``SOURCES`` for this Python; returns the file, which stands beside its source.
+    """Compile one of ``SOURCES`` for this Python; returns the file, which is next to its source.
 
-    ``more`` are options of the compiler and the linker.
+    ``more`` are options for the compiler and the linker.
 
     Raises:
         CannotBuild: a compiler or a requirement is missing, or does not take the source.
@@ -118,18 +118,18 @@ def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) ->
             command.run()
         except CannotBuild:
             raise
-        except Exception as error:  # setuptools and Cython have exceptions of many kinds for this
+        except Exception as error:  # setuptools and Cython raise many kinds of exceptions for this
             if type(error).__name__ in ("CompileError", "LinkError") and "Command" in str(error):
                 raise CannotBuild("the compiler failed; its output is above") from error
             raise CannotBuild(f"{type(error).__name__}: {error}") from error
         made = Path(command.get_ext_fullpath(name_of(source)))
         target = ROOT / source.parent / made.name
-        target.unlink(missing_ok=True)  # a process may have the old one loaded
+        target.unlink(missing_ok=True)  # a process may have loaded the old one
         shutil.move(made, target)
     return target
 
 
-# Cython compresses a module's strings: `is_made` looks for this one.
+# Cython compresses a module's strings, but `is_made` searches for this one.
 _FOUND_IN_THE_FILE = '''
 cdef extern from *:
     """
@@ -189,8 +189,8 @@ def _joined(reasons: Iterable[str]) -> list[str]:
 
 
 def missing_compiler() -> str | None:
-    """Why nothing can be compiled here; ``None`` where Python's compilers are found."""
-    if os.name == "nt":  # setuptools looks for Visual Studio by itself
+    """Why nothing can be compiled here; ``None`` if Python's compilers are found."""
+    if os.name == "nt":  # setuptools finds Visual Studio by itself
         return None
     for variable in ("CC", "CXX"):
         command = os.environ.get(variable) or sysconfig.get_config_var(variable) or ""
@@ -205,8 +205,8 @@ def build_all(
 ) -> tuple[list[Path], list[str]]:
     """Compile what can be compiled; returns the files, and why others are missing.
 
-    ``more`` are options as in :func:`build`; without ``anew`` what is there of the same source stays.
-    ``report`` is told what is being done, from several threads.
+    ``more`` are options as in :func:`build`; without ``anew``, modules that match their source are not
+    rebuilt. ``report`` is called with progress messages, from several threads.
     """
     reasons: list[str] = []
     try:
@@ -222,7 +222,7 @@ def build_all(
             made = build(source, torch, more)
         except CannotBuild as error:
             return f"{source.name}: {error}"
-        except OSError as error:  # the folder is another's
+        except OSError as error:  # the folder belongs to another Python
             return f"{source.name}: cannot be written to {ROOT / source.parent}: {error.strerror}"
         report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
         return made
@@ -237,12 +237,12 @@ def build_all(
     return [item for item in made if isinstance(item, Path)], reasons
 
 
-# Python's own structures are made to be initialized in part.
+# Python's own structs are meant to be partially initialized.
 STRICT = ("-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 
 
 def check_warnings() -> list[str]:
-    """What the compiler has to say about our own C++, of PyTorch's and Python's headers nothing."""
+    """The compiler's warnings about our own C++, without those about PyTorch's and Python's headers."""
     torch = find_torch()
     outside = [*torch.include, sysconfig.get_paths()["include"]]
     compiler = os.environ.get("CXX", "g++")

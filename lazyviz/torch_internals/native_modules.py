@@ -25,10 +25,10 @@ loaded: list[str] = []  # their names
 
 
 def load(source: str) -> Any:
-    """The compiled module of the file ``source`` in ``native``; ``None`` if there is none to use.
+    """The compiled module of the file ``source`` in ``native``; ``None`` if there is no usable one.
 
-    Warns if there is one that was made of another source, or for another PyTorch; most of these cannot even
-    be loaded.
+    Warns if a module was built from another source, or for another PyTorch; most of these cannot even be
+    loaded.
     """
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         return None

@@ -11,7 +11,7 @@ _library.define("nccl_reduce(Tensor(a!) output, Tensor[] inputs) -> ()")
 
 
 def _no_result(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-    """It writes ``output``, and makes no tensor."""
+    """It writes ``output``, and returns no tensor."""
 
 
 torch.library.register_fake("lazyviz::nccl_reduce", _no_result, lib=_library)

@@ -19,7 +19,7 @@ from ..process.transaction import no_warnings
 from . import private_api
 from .private_api import OpOverload
 
-# PyTorch's own functions and methods in C, below what `torch` and `torch.Tensor` let others patch.
+# PyTorch's own C functions and methods, which patches of `torch` and `torch.Tensor` do not affect.
 _PLACES: tuple[Any, ...] = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # the public one is a context as well
@@ -39,13 +39,13 @@ class _Catch(private_api.TorchDispatchMode):
 
 @contextlib.contextmanager
 def proving() -> Iterator[Callable[[OpOverload, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]]:
-    """Context that gives a function which finds the quickest callable for a call of an operator.
+    """Context that provides a function which finds the fastest callable for a call of an operator.
 
-    Its arguments are the operator, and arguments as the call will have them: tensors of the same shape and
-    type, of any device, none of which requires a gradient.
+    Its arguments are the operator, and arguments like those of the call: tensors of the same shape and dtype,
+    on any device, none of which requires a gradient.
     """
     with (
-        no_warnings(),  # of functions that are tried and not taken
+        no_warnings(),  # of functions that are tried and rejected
         private_api.no_dispatch_modes(),
         torch._C.DisableTorchFunction(),
         private_api.below_autograd(),
@@ -56,7 +56,7 @@ def proving() -> Iterator[Callable[[OpOverload, Sequence[Any], Mapping[str, Any]
 
 
 def plain(op: OpOverload) -> Callable[..., Any]:
-    """What ``op`` itself calls."""
+    """The function that ``op`` itself calls."""
     return op._op
 
 
@@ -73,15 +73,15 @@ def _quickest(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def _calls(
     function: Callable[..., Any], op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether ``function(*args, **kwargs)`` is ``op(*args, **kwargs)``."""
+    """Whether ``function(*args, **kwargs)`` is equivalent to ``op(*args, **kwargs)``."""
     try:
         function(*args, **kwargs)
     except _CalledError as reached:
         called, given, named = reached.call
         return called is op and _same(given, args) and _same(dict(named), dict(kwargs))
-    except Exception:  # it takes other arguments
+    except Exception:  # it has other parameters
         return False
-    return False  # it has called nothing
+    return False  # it has not called an operator
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -96,5 +96,5 @@ def _same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other)
 
 
-# For the compiled form of `_torch.kernels_only`: the keys that are left out in it, and those that are not.
+# For the compiled form of `private_api.kernels_only`: the keys that it excludes, and those that it includes.
 LEVEL_KEYS = private_api._BELOW_EVERYTHING.raw_repr(), private_api._LAZY_TENSORS.raw_repr()

@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 @contextmanager
 def watched_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> Iterator[None]:
-    """Context in which both are called with the optimizer around each step that is not within another one.
+    """Context in which both are called with the optimizer around each step that is not inside another one.
 
-    Those of optimizers whose class makes its first instance in the context, as that is when PyTorch puts its
-    own wrapper around ``step``.
+    This applies to optimizers whose class creates its first instance in the context, because PyTorch then
+    wraps ``step``.
     """
     original: Any = vars(Optimizer)["profile_hook_step"]
     active = [True]

@@ -63,17 +63,17 @@ def is_defined_in_python(op: OpOverload) -> bool:
     return bool(op._defined_in_python)
 
 
-# What `torch.profiler.record_function` calls, as every optimizer's step does.
+# The op of `torch.profiler.record_function`, which every optimizer's step calls.
 _marks = torch.ops.profiler
 PROFILER_MARKS = (_marks._record_function_enter_new.default, _marks._record_function_exit._RecordFunction)
 
 
 # --- tensors without memory -------------------------------------------------------
 
-# The one call that makes a tensor with true metadata and no memory.
+# The only call that creates a tensor with true metadata and no memory.
 MAKE_WRAPPER_SUBCLASS = "_make_wrapper_subclass"  # DTensor calls it by this name
 make_wrapper_subclass = getattr(torch.Tensor, MAKE_WRAPPER_SUBCLASS)
-# `Tensor.__torch_function__ = ` this makes library fast paths treat a subclass as a plain tensor.
+# As `Tensor.__torch_function__`, this makes fast paths of libraries treat a subclass as a plain tensor.
 disabled_torch_function = torch._C._disabled_torch_function_impl
 _disabled_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 set_conj = torch._C._set_conj
@@ -96,7 +96,8 @@ def storage_address(tensor: torch.Tensor) -> int:
 class MemoryRef:
     """A weak reference to a tensor's memory.
 
-    One to the tensor itself would show: ``torch.utils.swap_tensors`` refuses tensors that have any.
+    A reference to the tensor itself would be noticed: ``torch.utils.swap_tensors`` rejects tensors that have
+    any.
     """
 
     __slots__ = ("_ref",)
@@ -121,15 +122,16 @@ _PYTHON_KEYS = _python_keys()
 
 
 def word(address: int) -> int:
-    """What is in memory there: eight bytes."""
+    """The eight bytes at an address in memory."""
     return ctypes.c_uint64.from_address(address).value
 
 
 def _key_set_offset() -> int:
     """Byte offset of the dispatch key set inside a ``TensorImpl``.
 
-    Found by looking for the known key sets of two different tensors, so it does not
-    depend on the build.  It is looked for from the front: what is behind it may be another's memory, or none.
+    It is found by searching for the known key sets of two different tensors, so it does not depend on the
+    build. The search starts at the front, because memory behind the object may belong to another object, or
+    to none.
     """
     probes = [torch.empty(1), torch.empty(1, device="meta", dtype=torch.complex64).conj()]
     known = [(probe._cdata, torch._C._dispatch_keys(probe).raw_repr()) for probe in probes]
@@ -153,11 +155,11 @@ SNAPSHOT_KEY = int(DispatchKeySet(DispatchKey.PythonTLSSnapshot).raw_repr())
 
 
 def show_as_wrapper(tensor: torch.Tensor, on: bool) -> None:
-    """Whether autograd sees a pending tensor as one of a subclass that dispatches to Python.
+    """Whether autograd treats a pending tensor as one of a subclass that dispatches to Python.
 
-    Of such a tensor it replays a view whose base was written; of an ordinary one it takes
-    ``as_strided``.  Gradients of views that overlap themselves are summed in another order then.
-    While it does not, an op on the tensor reaches us only through a mode on this thread.
+    For such a tensor, autograd replays a view whose base was written; for an ordinary one, it uses
+    ``as_strided``, and then sums gradients of overlapping views in another order. While this is off, an op on
+    the tensor reaches us only through a mode on this thread.
     """
     key_set = ctypes.c_uint64.from_address(tensor._cdata + KEY_SET_OFFSET)
     key_set.value = key_set.value | SNAPSHOT_KEY if on else key_set.value & ~SNAPSHOT_KEY
@@ -167,23 +169,23 @@ _set_class = object.__dict__["__class__"].__set__
 
 
 def set_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
-    """``tensor.__class__ = cls`` past the setter of pending tensors, to which it is the class to come."""
+    """``tensor.__class__ = cls`` without the setter of pending tensors, which stores the future class."""
     _set_class(tensor, cls)
 
 
 def become_real(tensor: torch.Tensor, real: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Turn a pending wrapper into an ordinary tensor of class ``cls`` on ``real``'s memory, in place.
 
-    ``Tensor.data = `` gives the wrapper ``real``'s storage and metadata but keeps its
-    Python dispatch key, for which torch has no setter; without that key it is an
-    ordinary tensor.  The ``TensorImpl`` stays the same one, so whatever C++ holds on to
-    (saved tensors, AccumulateGrad, hooks, ``.grad``, views, version counters) stays
-    right; ``torch._C._swap_tensor_impl`` would leave all of these with the old object.
+    ``Tensor.data = `` gives the wrapper ``real``'s storage and metadata but keeps its Python dispatch key,
+    for which torch has no setter; without that key, it is an ordinary tensor. The ``TensorImpl`` stays the
+    same, so everything that C++ refers to (saved tensors, AccumulateGrad, hooks, ``.grad``, views, version
+    counters) stays valid; ``torch._C._swap_tensor_impl`` would leave all of these with the old object.
     """
     _set_python_keys(tensor, False)
     try:
         _take(tensor, real)
-    except RuntimeError:  # e.g. integers for what requires gradients: it stays as it was
+    # For example, integers in place of a tensor that requires gradients: it is unchanged.
+    except RuntimeError:
         _set_python_keys(tensor, True)
         raise
     set_class(tensor, cls)
@@ -202,10 +204,10 @@ def set_metadata(tensor: torch.Tensor, wrapper: torch.Tensor) -> None:
 
 
 def _take(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """``tensor.data = other``, which on conjugate and negative views would first compute them.
+    """``tensor.data = other``, which would first compute conjugate and negative views.
 
-    Function modes (``with torch.device(...)`` is one) and UninitializedParameter's
-    ``__torch_function__`` would call the public setter, which is ours.
+    Function modes (such as ``with torch.device(...)``) and UninitializedParameter's ``__torch_function__``
+    would call the public setter, which is ours.
     """
     if torch._C._is_torch_function_enabled():
         with torch._C.DisableTorchFunction():
@@ -243,12 +245,12 @@ def dispatches_itself(cls: type) -> bool:
 
 
 def below_autograd() -> Any:
-    """Context: ops go past autograd and autocast, but not past dispatch modes."""
+    """Context: ops bypass autograd and autocast, but not dispatch modes."""
     return _ExcludeDispatchKeyGuard(_BELOW_EVERYTHING - _PYTHON_KEY_SET)
 
 
 def excluding_python() -> Any:
-    """Context: ops go straight to the kernel, past dispatch modes and wrappers (metadata-only kernels)."""
+    """Context: ops go directly to the kernel, without dispatch modes and wrappers (metadata-only kernels)."""
     return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)
 
 
@@ -259,8 +261,8 @@ _enter_forced, _leave_forced = _ForceDispatchKeyGuard.__enter__, _ForceDispatchK
 class seeing_lazy_bits:
     """Context in which kernels see conjugate and negative bits, as they do in eager mode.
 
-    A handler of a dispatch mode is called with them out of sight, for what it got has none;
-    but a kernel may make such tensors itself, and would then compute with their opposites.
+    The handler of a dispatch mode does not see these bits, because its arguments have none. But a kernel may
+    create such tensors itself, and would then ignore the bits in computations.
     """
 
     __slots__ = ("_guard",)
@@ -274,15 +276,15 @@ class seeing_lazy_bits:
         _leave_forced(self._guard, None, None, None)
 
 
-no_dispatch_modes = _disable_current_modes  # TorchScript's tracer is to see none
+no_dispatch_modes = _disable_current_modes  # TorchScript's tracer must not see one
 
 
 @contextmanager
 def kernels_only() -> Iterator[None]:
     """Context in which a recorded ATen call reaches the kernel it reached when it was recorded.
 
-    Recording happens below autograd, autocast and every mode; running must start at
-    the same place, whatever is active around the sync point.
+    Recording happens below autograd, autocast and every mode; running must start at the same level, whatever
+    is active around the sync point.
     """
     with (
         _disable_current_modes(),
@@ -293,14 +295,15 @@ def kernels_only() -> Iterator[None]:
         yield
 
 
-# Called by C++ for each op that reaches a dispatch mode: the rule somebody has registered for both, if any.
+# C++ calls it for each op that reaches a dispatch mode: it returns the rule that is registered for both, if
+# any.
 dispatch_rule = simple_registry.find_torch_dispatch_rule
-# The module itself, whose functions call each other: `import` gives a wrapper with properties.
+# The module itself, whose functions call each other: `import` returns a wrapper with properties.
 mkldnn = torch.backends.mkldnn.m  # type: ignore[attr-defined]
-# What `nn.Module.__call__` is, as PyTorch made it.
+# PyTorch's original `nn.Module.__call__`.
 module_call = torch.nn.Module._wrapped_call_impl
 
-# What is below `torch.inference_mode` and around compiled functions restores, when it is left, the
+# The guard in `torch.inference_mode`, and around compiled functions. When it is left, it restores the
 # dispatch keys that were active when it was entered: see `refresh_modes`.
 _InferenceGuard = torch._C._InferenceMode
 KEY_GUARDS: tuple[Any, ...] = (_InferenceGuard, torch._C._ForceDispatchKeyGuard)
@@ -309,7 +312,7 @@ _enter_inference, _leave_inference = _InferenceGuard.__enter__, _InferenceGuard.
 
 @contextmanager
 def inference_mode(enabled: bool) -> Iterator[None]:
-    """``torch.inference_mode(enabled)`` for our own use, not watched."""
+    """``torch.inference_mode(enabled)`` for our own use, which is not watched."""
     guard = _InferenceGuard(enabled)
     _enter_inference(guard)
     try:
@@ -331,19 +334,19 @@ TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 
 
 def forward_mode_active() -> bool:
-    """Whether tensors may carry forward-mode derivatives, which below autograd cannot be seen."""
+    """Whether tensors may have forward-mode derivatives, which cannot be seen below autograd."""
     return forward_ad._current_level >= 0
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether a forward-mode derivative is carried with ``tensor``."""
+    """Whether ``tensor`` has a forward-mode derivative."""
     return forward_mode_active() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 # --- autograd ---------------------------------------------------------------------
 
 current_autograd_node = torch._C._current_autograd_node
-# Number the next autograd node will get: forward and backward ops are paired by it.
+# The number that the next autograd node will get: it pairs forward and backward ops.
 sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
@@ -353,13 +356,13 @@ def _owners(arguments: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _owners_in_the_engine() -> tuple[int, int]:
-    """What ``_owners`` says of a gradient that only the autograd engine holds."""
+    """The result of ``_owners`` for a gradient that only the autograd engine holds."""
     found: list[tuple[int, int]] = []
 
     class Count(TorchDispatchMode):
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # skipping it would import all of Dynamo, for two ops
+            return False  # skipping it would import all of Dynamo, for only two ops
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.aten.add.Tensor:
@@ -375,13 +378,13 @@ def _owners_in_the_engine() -> tuple[int, int]:
 
 
 def engine_is_sole_owner(arguments: tuple[Any, ...]) -> bool:
-    """Whether nothing but the autograd engine holds the first argument of an op that it calls."""
+    """Whether only the autograd engine holds the first argument of an op that it calls."""
     return _owners(arguments) == _OWNERS_IN_THE_ENGINE
 
 
 _OWNERS_IN_THE_ENGINE = _owners_in_the_engine()
-# Tells TorchScript's compiler which operator a function is, by the function's `id`; the table is made when it
-# is first asked.
+# Tells TorchScript's compiler which operator a function is, by the function's `id`; the table is created on
+# first use.
 _BUILTINS: Any = sys.modules["torch.jit._builtins"]
 FIND_BUILTIN = (_BUILTINS, "_find_builtin")
 
@@ -392,7 +395,8 @@ def table_of_builtins() -> tuple[dict[int, str], bool]:
     return _BUILTINS._get_builtin_table(), is_new
 
 
-# The name of the node that puts a gradient into ``.grad``, and how it makes a sparse one of its components.
+# The name of the node that stores a gradient in ``.grad``, and the way it creates a sparse gradient from its
+# components.
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 make_sparse: Any = torch.ops.aten._sparse_coo_tensor_unsafe
 # Modules whose `_engine_run_backward` is called for every backward pass.
@@ -401,7 +405,7 @@ _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
 
 
 def is_engine_call(frame: FrameType | None) -> bool:
-    """Whether what ``frame`` has called is the autograd engine; ``None``: on a thread of its own it is."""
+    """Whether the autograd engine is what ``frame`` has called; ``None``: it is, on another thread."""
     return frame is None or frame.f_code is _ENGINE_CALL
 
 
@@ -409,13 +413,13 @@ def is_engine_call(frame: FrameType | None) -> bool:
 nn_functions: Any = torch._C._nn
 
 
-# Whether the gradient of `cumprod` is another formula for tensors that are not plain even where it is not to
-# be differentiated again: so in torch 2.11, not in 2.13.
-CUMPROD_ASKS_ALWAYS = torch.__version__ < "2.13"  # compares as versions do
+# Whether the gradient of `cumprod` has another formula for tensors that are not plain, even if it will not be
+# differentiated again: in torch 2.11 it has, in 2.13 not.
+CUMPROD_ASKS_ALWAYS = torch.__version__ < "2.13"  # compares like versions
 
 
 def gradient_metadata(node: Any) -> Any:
-    """Shape, dtype and device of each gradient that an autograd node takes; unpacks no saved tensor."""
+    """Shape, dtype and device of each gradient that an autograd node receives; unpacks no saved tensor."""
     return node._input_metadata
 
 
@@ -426,7 +430,9 @@ for _name, _key in DispatchKey.__members__.items():
 
 
 def leaves_autograd_to_its_parts(op: OpOverload) -> bool:
-    """Whether an op from outside of ATen has no autograd of its own: that of the ops in its kernel counts."""
+    """Whether an op from outside of ATen has no autograd formula, so that autograd differentiates the ops in
+    its kernel.
+    """
     return op.namespace != "aten" and not any(
         torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
         for key in ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -434,7 +440,7 @@ def leaves_autograd_to_its_parts(op: OpOverload) -> bool:
 
 
 def with_autograd() -> Any:
-    """Context, in a dispatch mode: ops are recorded by autograd, as they are in a kernel in eager mode."""
+    """Context, in a dispatch mode: autograd records ops as it does in a kernel in eager mode."""
     included, excluded = (
         torch._C._dispatch_tls_local_include_set(),
         torch._C._dispatch_tls_local_exclude_set(),
@@ -447,10 +453,10 @@ def with_autograd() -> Any:
 
 # --- shape inference --------------------------------------------------------------
 
-VF = torch._VF  # the functions nn.utils.rnn and nn.RNN call
+VF = torch._VF  # the functions that nn.utils.rnn and nn.RNN call
 is_zero_tensor = torch._is_zerotensor
 neg_view = torch._neg_view
-# What FakeTensor raises when metadata cannot tell.
+# Errors that FakeTensor raises if metadata is not enough.
 DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -476,8 +482,8 @@ def no_function_modes() -> Any:
 
 
 def use_count(tensor: torch.Tensor) -> int:
-    """References of C++ to the tensor, Python's one included: more than 1 where autograd saved it."""
+    """C++ references to the tensor, including Python's: more than 1 if autograd has saved it."""
     return tensor._use_count()  # type: ignore[attr-defined]
 
 
-base_of = operator.attrgetter("_base")  # the tensor that a view keeps alive, None for what is no view
+base_of = operator.attrgetter("_base")  # the tensor that a view keeps alive, None if it is not a view

@@ -28,12 +28,12 @@ import torch
 import torch.distributed as dist
 
 is_available: Callable[[], bool] = dist.is_available
-"""Whether this PyTorch has ``torch.distributed``; nothing else here may be called where it does not."""
+"""Whether this PyTorch has ``torch.distributed``; if not, nothing else here may be called."""
 FAKE = "fake"
 PIPELINE_SCHEDULES = "torch.distributed.pipelining.schedules"
 PIPELINE_STAGES = "torch.distributed.pipelining.stage"
 PIPELINE_SCHEDULE = "_PipelineSchedule"
-"""The class of all schedules, in the first of these modules."""
+"""The base class of all schedules, in the first of these modules."""
 
 _TABLES = (
     "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",
@@ -41,12 +41,12 @@ _TABLES = (
 
 
 def c10d() -> Any:
-    """The module that keeps the groups."""
+    """The module that stores the groups."""
     return sys.modules["torch.distributed.distributed_c10d"]
 
 
 class GroupTables:
-    """All that ``torch.distributed`` knows of its groups; empty: nothing is initialized."""
+    """All group tables of ``torch.distributed``; empty ones mean that nothing is initialized."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[Any, Any]] = {name: {} for name in _TABLES}
@@ -58,12 +58,12 @@ class GroupTables:
 
     @property
     def names(self) -> list[tuple[str, Any]]:
-        """Each group with the name that collectives look it up by."""
+        """Each group with the name by which collectives look it up."""
         return [(name, group) for group, name in self.tables["_pg_names"].items()]
 
 
 def exchange(tables: GroupTables) -> GroupTables:
-    """Have ``torch.distributed`` know ``tables`` and nothing else; returns what it knew."""
+    """Set the group tables of ``torch.distributed`` to ``tables``; returns the previous ones."""
     module, state = c10d(), c10d()._world
     core: Any = torch._C._distributed_c10d
     before = GroupTables()
@@ -92,7 +92,7 @@ def exchange(tables: GroupTables) -> GroupTables:
 
 
 def _forget_shardings() -> None:
-    """DTensor remembers by meshes, which are equal on all ranks, what refers to the groups of one."""
+    """DTensor caches objects that refer to the groups of one rank by meshes, which are equal on all ranks."""
     if "torch.distributed.tensor._redistribute" in sys.modules:
         from torch.distributed.tensor import _redistribute
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -103,7 +103,9 @@ def _forget_shardings() -> None:
 
 
 def _tracker(tables: GroupTables | None) -> Any:
-    """What DTensor draws by, where it has been imported; with ``tables`` theirs is put in its place."""
+    """DTensor's tracker of random draws, if DTensor has been imported; with ``tables``, it is replaced by
+    theirs.
+    """
     module: Any = sys.modules.get("torch.distributed.tensor._random")
     if module is None:
         return None
@@ -114,14 +116,15 @@ def _tracker(tables: GroupTables | None) -> Any:
 
 def patches() -> Iterable[tuple[Any, str, Any]]:
     """Owner, name, and value of patches that make every new group one without communication."""
-    fsdp_parameter()  # its package registers a backend on import, which would be lost with the block
+    fsdp_parameter()  # its package registers a backend on import, which would be lost at the end of the block
     module = c10d()
     backend = module.Backend
 
     def backends(config: Any) -> dict[str, str]:
         return dict.fromkeys(("cpu", "cuda"), FAKE)
 
-    # Each by its name: PyTorch 2.14 looks for one without a plugin, and registers it with a type of its own.
+    # Registered one by one: PyTorch 2.14 searches for a backend without a plugin, and registers it with its
+    # own type.
     names = (*backend.backend_type_map, FAKE)
     plugins = {
         **dict.fromkeys((name.upper() for name in names), backend._BackendPlugin(_fake_group, True)),
@@ -133,13 +136,13 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     yield backend, "backend_type_map", dict.fromkeys(names, custom)
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
-    yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _unlogged
+    yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _no_log_entry
     if not isinstance(module.default_pg_nccl_timeout, timedelta):
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 
 
-def _unlogged(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """What PyTorch logs of a collective that failed: it would ask NCCL for its version."""
+def _no_log_entry(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Replaces what PyTorch logs about a failed collective: it would ask NCCL for its version."""
     return {"func_name": name}
 
 
@@ -151,7 +154,7 @@ def _fake_group(options: Any, backend_options: Any) -> Any:
 def start(rank: int, size: int, backend: str) -> None:
     """Initialize a world of ``size`` ranks of which this process is ``rank``; see :func:`patches`.
 
-    ``backend`` is what ``torch.distributed.get_backend`` says.
+    ``backend`` is the return value of ``torch.distributed.get_backend``.
     """
     hook = sys.excepthook
     try:
@@ -159,11 +162,13 @@ def start(rank: int, size: int, backend: str) -> None:
             backend, store=torch._C._distributed_c10d.HashStore(), rank=rank, world_size=size
         )
     finally:
-        sys.excepthook = hook  # which PyTorch puts the rank in front of
+        sys.excepthook = hook  # PyTorch puts the rank in front of it
 
 
 def call_itself(function: Any) -> Any:
-    """The function inside PyTorch's decorators, which log and time: whoever has imported it calls it."""
+    """The function inside PyTorch's decorators, which log and time: code that has imported it calls the
+    decorated one.
+    """
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -173,14 +178,14 @@ INIT_PROCESS_GROUP: Any = call_itself(dist.init_process_group) if dist.is_availa
 
 
 def name_backend(backend: str) -> None:
-    """Have ``get_backend`` of the world's group, and of groups to come, say ``backend``."""
+    """Let ``get_backend`` of the world's group, and of later groups, return ``backend``."""
     module = c10d()
     group = module._world._default_pg
     module._pg_map[group] = (module.Backend(backend), module._pg_map[group][1])
 
 
 def backend_name() -> str:
-    """The backend of the world's group as it was asked for."""
+    """The backend that was requested for the world's group."""
     module = c10d()
     return str(module._pg_map[module._world._default_pg][0])
 
@@ -196,7 +201,9 @@ def is_fake() -> bool:
 
 
 def done(tensors: list[Any]) -> Any:
-    """What a collective on ``tensors`` gives its caller to wait for, as the dispatcher takes it."""
+    """The object that a collective on ``tensors`` returns for its caller to wait on, in the dispatcher's
+    form.
+    """
     future: Any = torch.futures.Future()
     future.set_result(tensors)
     core: Any = torch._C._distributed_c10d
@@ -204,7 +211,7 @@ def done(tensors: list[Any]) -> Any:
 
 
 def unboxed(item: Any) -> Any:
-    """The process group in an argument of an operator; ``None`` if it is none."""
+    """The process group in an argument of an operator; ``None`` if it is not one."""
     kind = torch._C._distributed_c10d.ProcessGroup
     if isinstance(item, kind):
         return item
@@ -233,21 +240,23 @@ def fsdp_parameter() -> Any:
 
 
 def sharding_propagator() -> Any:
-    """The class by which DTensor works out the shapes and placements of results, with fake tensors."""
+    """The class with which DTensor computes the shapes and placements of results, with fake tensors."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     return ShardingPropagator
 
 
 def random_state() -> tuple[Any, Any]:
-    """The module in which DTensor asks whether draws follow a generator's state, and who keeps that."""
+    """The module in which DTensor asks whether draws follow a generator's state, and the owner of
+    that state.
+    """
     from torch.distributed.tensor import _dispatch, _random
 
     return _dispatch, _random._RNGStateTracker
 
 
 def wrapper_classes() -> tuple[type[torch.Tensor], ...]:
-    """The tensors of ``torch.distributed`` around other tensors."""
+    """The tensor classes of ``torch.distributed`` that wrap other tensors."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
 

@@ -21,23 +21,23 @@ import torch
 numpy: ModuleType | None
 try:
     import numpy
-except ImportError:  # without it no array can show a tensor's memory
+except ImportError:  # without NumPy, no array can share a tensor's memory
     numpy = None
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _MOST_WORDS = 16
 _TensorBase: Any = torch._C.TensorBase
 
-# To the C++ tensor, not to Python's object: no weak reference that `swap_tensors` would refuse.
+# Of the C++ tensor, not of Python's object, so that no weak reference makes `swap_tensors` fail.
 WeakTensor: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 storage_address = torch._C._storage_address  # type: ignore[attr-defined]
 
 
-_OWN_REFERENCES = 3  # to a Python storage in a function that has just asked for it
+_OWN_REFERENCES = 3  # to a Python storage in a function that has just obtained it
 
 
 class Memory(NamedTuple):
-    """Where a storage's memory is, which function frees it, and what that is given."""
+    """The address of a storage's memory, the function that frees it, and that function's argument."""
 
     data: int
     deleter: int
@@ -49,9 +49,10 @@ def _words(address: int, count: int) -> list[int]:
 
 
 def _find_memory() -> int | None:
-    """Offset of data, deleter and context in a ``StorageImpl``: the CPU's own allocator is given the data.
+    """Offset of data, deleter and context in a ``StorageImpl``: the CPU's own allocator passes the data as
+    context.
 
-    It is looked for from the front: what is behind a storage may be another's memory, or none.
+    The search starts at the front, because memory behind a storage may belong to another object, or to none.
     """
     probes = [torch.UntypedStorage(64), torch.UntypedStorage(4096)]
     known = [(probe._cdata, probe.data_ptr()) for probe in probes]
@@ -66,7 +67,7 @@ _MEMORY_OFFSET = _find_memory()
 
 
 def memory_of(storage: int) -> Memory | None:
-    """What the storage at an address says of its memory; ``None``: there is no telling."""
+    """The memory of the storage at an address; ``None`` if it cannot be determined."""
     return None if _MEMORY_OFFSET is None else Memory(*_words(storage + _MEMORY_OFFSET, 3))
 
 
@@ -75,17 +76,19 @@ def _deleter(storage: torch.UntypedStorage) -> int | None:
     return None if memory is None else memory.deleter
 
 
-# Frees what the CPU's own allocator has given, which files are read into, too.
+# Frees memory of the CPU's own allocator, into which files are read as well.
 OWN = _deleter(torch.UntypedStorage(64))
-# Lets go of another storage that this one is a part of, as safetensors and `torch.load(mmap=True)` cut files.
+# Releases another storage that this one is a part of, as safetensors and `torch.load(mmap=True)` slice files.
 _PART = _deleter(torch.UntypedStorage(64)[0:8])
-# A function object of C++ with what it refers to: an object of Python, if it is one of those below.
+# A C++ function object with its captures: a Python object, if it is one of those below.
 _CLOSURE = _deleter(torch.frombuffer(bytearray(8), dtype=torch.uint8).untyped_storage())
-_CLOSURE_WORDS = 5  # the data, two of what it refers to, its manager, its caller
+_CLOSURE_WORDS = 5  # the data, two captures, its manager, its caller
 
 
 def _find_keepers() -> set[tuple[int, ...]]:
-    """The code of the closures by which tensors keep a Python object, whose memory they show."""
+    """The code addresses of the closures with which tensors keep the Python object whose memory they
+    share.
+    """
     kept: list[Any] = [bytearray(8)]
     tensors = [torch.frombuffer(kept[0], dtype=torch.uint8)]
     if numpy is not None:
@@ -105,12 +108,12 @@ _KEEPERS = _find_keepers()
 
 
 def whole_of(memory: Memory) -> int | None:
-    """The address of the storage that ``memory`` is a part of, if it is one."""
+    """The address of the storage that ``memory`` is a part of, if any."""
     return memory.context if memory.deleter == _PART else None
 
 
 def is_kept_by_python(memory: Memory) -> bool:
-    """Whether ``memory`` is that of a Python object, such as a NumPy array."""
+    """Whether ``memory`` belongs to a Python object, such as a NumPy array."""
     return (
         bool(_KEEPERS)
         and memory.deleter == _CLOSURE
@@ -119,12 +122,12 @@ def is_kept_by_python(memory: Memory) -> bool:
 
 
 def keeper(memory: Memory) -> Any:
-    """The Python object whose memory it is; only where :func:`is_kept_by_python`."""
+    """The Python object that owns the memory; only if :func:`is_kept_by_python`."""
     return ctypes.cast(_words(memory.context, 2)[1], ctypes.py_object).value
 
 
 def _references_of_one() -> int:
-    """What ``sys.getrefcount`` says of an object that a tensor keeps and a variable has been given."""
+    """``sys.getrefcount`` of an object that a tensor keeps and a variable refers to."""
     tensor = torch.frombuffer(bytearray(8), dtype=torch.uint8)
     memory = memory_of(storage_address(tensor))
     if memory is None or not is_kept_by_python(memory):
@@ -134,11 +137,11 @@ def _references_of_one() -> int:
 
 
 ALONE = _references_of_one()
-"""``sys.getrefcount(variable)`` of an object that ``variable`` and one other refer to."""
+"""``sys.getrefcount(variable)`` of an object that ``variable`` and one other object refer to."""
 
 
 def _mapping_deleter() -> int | None:
-    """What lets go of a file in memory: that of a mapping of this one."""
+    """The function that releases a mapped file: the deleter of a mapping of this file."""
     try:
         return _deleter(torch.UntypedStorage.from_file(__file__, False, 64))  # type: ignore[arg-type]
     except RuntimeError:  # in an archive
@@ -149,10 +152,10 @@ _MAPPED = _mapping_deleter()
 
 
 def is_private_mapping(memory: Memory) -> bool:
-    """Whether it is a mapped file's, of which nobody else sees what is written to it.
+    """Whether it is a private mapping of a file, whose writes nobody else sees.
 
-    PyTorch tells a shared mapping's name, but nothing of a private one that a block of shared memory would
-    not say, too; the operating system knows.  Where it cannot be asked nothing is known.
+    PyTorch reports the name of a shared mapping, but for a private one it reports nothing that would not also
+    hold for a block of shared memory. The operating system knows; where it cannot be asked, the answer is no.
     """
     if memory.deleter != _MAPPED:
         return False
@@ -169,15 +172,15 @@ def is_private_mapping(memory: Memory) -> bool:
 
 
 def shared_file(storage: torch.UntypedStorage) -> str | None:
-    """The file that others see what is written to the storage in, if there is one."""
+    """The file in which others see writes to the storage, if there is one."""
     return storage._get_filename() or None
 
 
 def _find_flag() -> int | None:
-    """Offset of the byte that says whether a storage can be resized: what making an array changes."""
+    """Offset of the byte that says whether a storage can be resized: creating an array changes it."""
     if numpy is None or torch._C._len_torch_dispatch_stack():
         return None
-    for offset in range(_MOST_WORDS * _WORD):  # from the front, too: each time with a storage of its own
+    for offset in range(_MOST_WORDS * _WORD):  # also from the front, each time with a new storage
         probe = torch.empty(2, device="cpu")
         flag = ctypes.c_ubyte.from_address(storage_address(probe) + offset)
         before, array = flag.value, probe.numpy()
@@ -191,25 +194,25 @@ _FLAG_OFFSET = _find_flag()
 
 
 def is_resizable(tensor: torch.Tensor) -> bool:
-    """``tensor.untyped_storage().resizable()``, without the Python object that stays with the storage."""
+    """``tensor.untyped_storage().resizable()``, without creating the Python object of the storage."""
     if _FLAG_OFFSET is None:
         return _TensorBase.untyped_storage(tensor).resizable()
     return bool(ctypes.c_ubyte.from_address(storage_address(tensor) + _FLAG_OFFSET).value)
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether the memory is the CPU allocator's, and PyTorch has never given it to NumPy."""
+    """Whether the memory is the CPU allocator's, and PyTorch has never passed it to NumPy."""
     memory = memory_of(storage_address(tensor))
     return (memory is None or memory.deleter == OWN) and is_resizable(tensor)
 
 
 def use_count(tensor: torch.Tensor) -> int:
-    """References of C++ to the tensor, Python's one included."""
+    """C++ references to the tensor, including Python's."""
     return tensor._use_count()  # type: ignore[attr-defined]
 
 
 def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but these tensors, which are on one storage, refers to it."""
+    """Whether only these tensors, which are on one storage, refer to it."""
     memory = _TensorBase.untyped_storage(tensors[0])
     others = torch._C._storage_Use_Count(memory._cdata) - 1 - len(tensors)
     return others == 0 and sys.getrefcount(memory) == _OWN_REFERENCES
@@ -228,5 +231,5 @@ def address_of(tensor: torch.Tensor) -> int | None:
 
 
 def referents_of(objects: Iterable[Any]) -> list[Any]:
-    """What each of ``objects`` refers to, as far as the garbage collector knows: once for each reference."""
+    """The objects that ``objects`` refer to, according to the garbage collector: once for each reference."""
     return gc.get_referents(*objects)

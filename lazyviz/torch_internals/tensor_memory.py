@@ -8,24 +8,24 @@ import torch
 
 from .private_api import make_wrapper_subclass
 
-# A read of an address is an error where there is no memory yet, as for PyTorch's own fake tensors: not null.
+# If there is no memory yet, reading an address is an error, as for PyTorch's own fake tensors, and not null.
 _refuse_addresses = torch._C._set_throw_on_mutable_data_ptr
 
-EXPORTS = (torch._C._to_dlpack,)  # C functions that hand out an argument's memory
-# `torch.FloatTensor` and its like, which read tensors in lists.
+EXPORTS = (torch._C._to_dlpack,)  # C functions that export an argument's memory
+# `torch.FloatTensor` and similar types, which read tensors in lists.
 LEGACY_TYPES = tuple(sorted(torch._tensor_classes, key=str))
-# Methods by which C++ code that makes a tensor, or an index, of a list reads the numbers in it.
+# Methods with which C++ code that creates a tensor, or an index, from a list reads the numbers in it.
 NUMBERS = ("__index__", "__int__", "__float__", "__bool__", "__complex__")
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 FILE_WRITER = torch._C.PyTorchFileWriter  # writes the storages that `torch.save` finds
-# TorchScript's files: the memory of a module's tensors is written, and of those that `__getstate__` makes.
+# TorchScript's files: this writes the memory of a module's tensors, and of those that `__getstate__` creates.
 SCRIPT_WRITERS = (
     *((torch._C.ScriptModule, name) for name in dir(torch._C.ScriptModule) if "save" in name),
     *((torch._C.ScriptFunction, name) for name in dir(torch._C.ScriptFunction) if "save" in name),
     (torch._C.ScriptModuleSerializer, "serialize"),
     (torch._C, "_pickle_save"),
 )
-# Readers give memory to tensors that an op has made.
+# Readers assign memory to tensors that an op has created.
 _READ = ("import_ir_module", "_load_for_", "_load_jit_", "_load_mobile_", "_pickle_load_obj")
 SCRIPT_READERS = tuple((torch._C, name) for name in dir(torch._C) if any(part in name for part in _READ))
 # `UntypedStorage.data_ptr` without our patch.
@@ -46,20 +46,20 @@ def make_wrapper(
     return tensor
 
 
-def past_modes() -> bool:
-    """Whether what is called now passes every dispatch mode: C++ code is reading a number for itself."""
+def bypasses_modes() -> bool:
+    """Whether a call now bypasses every dispatch mode, because C++ code is reading a number itself."""
     return _is_excluded(torch._C.DispatchKey.Python)
 
 
 calling_overrides = torch._C._EnableTorchFunction
-"""Context: ``__torch_function__`` of an argument is called, where only that of subclasses is not."""
+"""Context: an argument's ``__torch_function__`` is called, even where only that of subclasses is disabled."""
 
 
 def plain_overrides() -> bool:
-    """Whether ``__torch_function__`` of an argument can be called, and no mode's would be before it."""
+    """Whether an argument's ``__torch_function__`` can be called, and no mode's would be called before it."""
     return not torch._C._is_torch_function_all_disabled() and not torch._C._len_torch_function_stack()
 
 
 def overrides_are_called() -> bool:
-    """Whether ``__torch_function__`` of an argument is called."""
+    """Whether an argument's ``__torch_function__`` is called."""
     return torch._C._is_torch_function_enabled()

@@ -34,7 +34,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
 @contextmanager
 def _undone() -> Iterator[None]:
     """Prevents or undoes all side effects of importing torchax in the block, except filling its tables."""
-    if "torchax" in sys.modules:  # the user's: as it is
+    if "torchax" in sys.modules:  # a module that the user has imported stays unchanged
         yield
         return
     stand_ins = []

@@ -138,7 +138,7 @@ def said(page):
     return page.locator(".lazyviz > .lz-said").inner_text()
 
 
-def test_what_happens_is_said_once_and_in_words(page):
+def test_events_are_announced_once_as_text(page):
     graph, keep = training(4)
     with Stage(page, graph) as stage:
         page.evaluate(
@@ -166,7 +166,7 @@ def test_what_happens_is_said_once_and_in_words(page):
     del keep
 
 
-def test_the_focus_is_not_lost_when_its_button_goes_or_everything_is_drawn_anew(page):
+def test_the_focus_is_not_lost_when_its_button_disappears_or_everything_is_redrawn(page):
     graph, keep = training(4)
     with Stage(page, graph) as stage:
         shown(page.locator('button[data-action="views"]')).focus()

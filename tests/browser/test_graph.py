@@ -79,7 +79,7 @@ def test_nothing_overlaps_and_nothing_is_cut_whatever_is_open_at_any_width_and_z
         stage.settle()
 
 
-def test_words_are_never_smaller_than_nine_pixels_and_what_is_cut_is_told_on_hover(page, show):
+def test_text_is_never_smaller_than_nine_pixels_and_truncated_text_is_in_the_tooltip(page, show):
     show("resnet", width=900)
     seen = set()
     for _ in range(9):
@@ -445,7 +445,7 @@ def test_the_selected_box_lights_up_what_it_reads_what_reads_it_what_is_saved_an
     assert page.locator(".lz-relations .lz-relation").count() == 0
 
 
-def test_what_flows_along_an_edge_is_told_on_hover(page, show):
+def test_the_data_along_an_edge_is_shown_on_hover(page, show):
     stage = show("mlp")
     page.locator(".lz-graph").hover(position={"x": 2, "y": 2})
     stage.settle()

@@ -99,7 +99,7 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
 
 
 @pytest.mark.takes_times
-def test_a_cancelled_run_is_resumed_where_it_stopped_and_the_page_hears_all_along(page):
+def test_a_cancelled_run_is_resumed_where_it_stopped_and_the_page_is_notified_throughout(page):
     graph, (x, y) = long_graph()
     with Stage(page, graph) as stage:
         page.locator(EVALUATE).click()
@@ -279,7 +279,7 @@ def test_one_widget_stops_what_the_other_started(page, browser):
     other_page.close()
 
 
-def test_a_backend_that_cannot_be_is_disabled_or_refused_in_words_and_loses_nothing(page):
+def test_an_unavailable_backend_is_disabled_or_refused_with_a_message_and_loses_nothing(page):
     class Broken:
         def compile(self, segment, inputs):
             raise RuntimeError("no compiler here")

@@ -83,7 +83,7 @@ def test_dot_html_and_pdf_are_written_by_python(page, browser, tmp_path):
         assert pdf.startswith(b"%PDF-")
 
 
-def test_what_cannot_be_saved_is_said_in_words_and_the_menu_can_be_used_again(page, monkeypatch):
+def test_a_failed_save_shows_a_message_and_the_menu_can_be_used_again(page, monkeypatch):
     graph, _keep = small_step()
     monkeypatch.setattr(rasterize, "_by_cairo", lambda svg, kind: None)
     monkeypatch.setattr(rasterize, "browser", lambda: None)

@@ -63,7 +63,7 @@ def opened(browser, tmp_path):
     assert trouble == []
 
 
-def test_groups_open_details_and_lines_are_told_and_search_finds(opened, screenshots):
+def test_groups_open_details_and_lines_are_answered_and_search_finds(opened, screenshots):
     graph, _keep = step()
     page = opened(graph)
     fold = page.locator('[data-node][data-kind="module"][data-phase="forward"]').filter(has_text="× 4").first

@@ -409,7 +409,7 @@ def test_devices_in_time_records_a_script(write, tmp_path):
     assert "nowhere.csv" in done.stderr
 
 
-def test_output_that_nobody_reads_is_no_error(write, tmp_path):
+def test_output_without_a_reader_is_not_an_error(write, tmp_path):
     program = (
         "import subprocess, sys\n"
         "ours = subprocess.Popen([sys.executable, '-m', 'lazyviz', 'devices'], stdout=subprocess.PIPE,"

@@ -201,7 +201,7 @@ def stopped(spoilt, known=True):
         graph.evaluate()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     for read in (a.tolist, weight.tolist, b.tolist, graph.evaluate, lazyviz.sync):
-        with pytest.raises(RuntimeError, match=r"half written[\s\S]*add__0 at .*test_backends.py"):
+        with pytest.raises(RuntimeError, match=r"partially written[\s\S]*add__0 at .*test_backends.py"):
             read()
     return a, weight, b, graph
 
@@ -230,7 +230,7 @@ def test_what_was_left_half_written_can_be_overwritten_whole(spoilt, overwrite, 
     else:
         overwrite(a)
     assert a.tolist() == [[7] * 3] * 2
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         weight.tolist()  # not overwritten yet
     module = nn.Module()
     module.weight = weight
@@ -240,7 +240,7 @@ def test_what_was_left_half_written_can_be_overwritten_whole(spoilt, overwrite, 
         y = a + 1
     lazyviz.sync()
     assert type(y) is torch.Tensor and y[0, 0].item() == 8
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         b.tolist()
     assert a.add_(1)[0, 0].item() == 8  # nothing of what failed runs again
 
@@ -252,13 +252,13 @@ def test_what_was_left_half_written_can_be_overwritten_whole(spoilt, overwrite, 
 )
 def test_what_does_not_overwrite_all_of_it_is_refused(spoilt, part):
     a, *_ = stopped(spoilt)
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         part(a)
     with lazyviz.lazy() as later:
         part(a)
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         later.evaluate()
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         a.tolist()
 
 
@@ -266,7 +266,7 @@ def test_what_has_nothing_to_do_with_a_segment_that_stopped_runs_and_reset_forge
     a, *_ = stopped(spoilt)
     with lazyviz.lazy():
         y = torch.ones(2) + 1
-    with pytest.raises(RuntimeError, match="half written"):
+    with pytest.raises(RuntimeError, match="partially written"):
         lazyviz.sync()
     assert type(y) is torch.Tensor
     lazyviz.session.lazy_graph.reset()

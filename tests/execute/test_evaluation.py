@@ -236,7 +236,7 @@ def test_a_loader_with_workers_inside_the_block():
     assert total.item() == 2 * sum(range(12))
 
 
-def test_a_graph_nobody_can_reach_is_forgotten():
+def test_an_unreachable_graph_is_forgotten():
     from lazyviz.session.lazy_graph import cell_boundary
 
     x = torch.ones(3)
@@ -253,7 +253,7 @@ def test_a_graph_nobody_can_reach_is_forgotten():
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_owed_write_and_an_owed_draw_are_not_forgotten():
+def test_a_pending_write_and_a_pending_draw_are_not_forgotten():
     from lazyviz.session.lazy_graph import cell_boundary
 
     torch.manual_seed(3)

@@ -18,7 +18,7 @@ def test_what_was_used_least_recently_is_dropped_first():
     assert list(cache.values()) == [3, 5]
 
 
-def test_sizes_count_and_a_value_that_is_set_anew_counts_once():
+def test_sizes_count_and_a_value_that_is_set_again_counts_once():
     dropped = []
     cache = LRUCache(10, size=len, on_drop=lambda key, value: dropped.append(key))
     cache["a"], cache["b"] = "xxxx", "xxxxx"

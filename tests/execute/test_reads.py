@@ -184,7 +184,7 @@ def test_memory_met_by_what_ran_at_once_is_known_again_after_a_read(either_way):
         flat.add_(3)
         if lazily:
             assert tape.pending
-        seen.append(x.tolist())  # owed a write through `flat`
+        seen.append(x.tolist())  # `flat` has a pending write to it
         x.mul_(2)
         seen.append(flat.tolist())
         return seen, waits

@@ -254,7 +254,7 @@ def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):
         assert some.share(done) == pytest.approx(whole.share(done), abs=0.03)
 
 
-def test_a_choice_that_cannot_be_changes_nothing_and_others_are_told():
+def test_an_invalid_choice_changes_nothing_and_valid_ones_notify_subscribers():
     net, x, _ = model()
     with lazyviz.lazy() as graph:
         net(x)

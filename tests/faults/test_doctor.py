@@ -138,7 +138,7 @@ def test_what_is_left_behind_is_named(breaking, name, state):
         lazyviz.reset()
 
 
-def test_a_healthy_process_is_told_of(state):
+def test_a_healthy_process_is_reported(state):
     found = lazyviz.doctor()
     assert found.ok and found
     assert found.versions["torch"] == torch.__version__ and "No leftover state" in repr(found)

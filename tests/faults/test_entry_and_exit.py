@@ -92,7 +92,7 @@ def test_an_exception_at_any_instruction_of_entry_or_exit_leaves_pytorch_plain(b
     table.add_block(block.__name__, "KeyboardInterrupt at an instruction", len(chosen))
 
 
-def test_what_was_recorded_stays_pending_and_owed_whatever_is_raised_on_leaving(state, request):
+def test_recorded_ops_stay_pending_whatever_is_raised_on_leaving(state, request):
     weight = torch.zeros(3)
     made = []
 
@@ -213,7 +213,7 @@ def test_a_block_is_entered_once(state):
     assert is_plain()
 
 
-def test_a_block_that_nobody_enters_changes_nothing(state):
+def test_a_block_that_is_never_entered_changes_nothing(state):
     latest = lazyviz.session.evaluation.latest
     block = lazyviz.lazy(device="A100-40GB")
     assert callable(block.__exit__)

@@ -136,7 +136,7 @@ def test_running_statistics_are_put_back_however_many_there_are(way):
 )
 def test_much_is_refused_until_it_is_overwritten(kind, way):
     written, graph, words = failed(kind, LARGE, way)
-    assert "half written" in words
+    assert "partially written" in words
     assert graph.state == "failed"
     for read in (written[0].tolist, graph.evaluate, lazyviz.sync):
         with pytest.raises(RuntimeError, match=r"a kernel .* stopped midway[\s\S]*test_partial_writes.py"):
@@ -203,7 +203,7 @@ def test_what_writes_all_of_it_or_fails_before_is_run_again():
     lazyviz.reset()
 
 
-def test_an_operator_of_somebody_else_may_fail_midway(way):
+def test_a_third_party_operator_may_fail_midway(way):
     @torch.library.custom_op("lazyviz_tests::adds_twice", mutates_args=("x",))
     def adds_twice(x: torch.Tensor) -> None:
         x.add_(1)
@@ -234,6 +234,6 @@ def test_an_operator_of_somebody_else_may_fail_midway(way):
             graph.evaluate()
             assert x.unique().tolist() == [2]
         else:
-            with pytest.raises(RuntimeError, match="half written"):
+            with pytest.raises(RuntimeError, match="partially written"):
                 graph.evaluate()
             lazyviz.reset()

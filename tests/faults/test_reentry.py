@@ -35,7 +35,7 @@ def asks(x, y, graph):
         "tolist": x.tolist,
         "format": lambda: f"{y[0]:.2f}",
         "an op": lambda: torch.add(y, 1).sum().item(),
-        "an owed write": lambda: x.add_(1),
+        "a pending write": lambda: x.add_(1),
         "reset": lazyviz.reset,
         "a block": lambda: lazyviz.lazy().__enter__(),
     }
@@ -46,7 +46,7 @@ def asks(x, y, graph):
     "ask",
     [
         *("the graph", "everything", "one tensor", "to_eager", "item", "tolist", "format", "an op"),
-        *("an owed write", "reset", "a block"),
+        *("a pending write", "reset", "a block"),
     ],
 )
 def test_a_progress_callback_that_asks_gets_one_error_and_the_run_goes_on(ask, known):

@@ -67,7 +67,7 @@ def dropped(program):
         program.model(program.x).sum()
         (program.x * 2).exp()
     del graph
-    lazyviz.evaluate()  # running statistics are owed their writes
+    lazyviz.evaluate()  # running statistics have pending writes
 
 
 def failed(program):

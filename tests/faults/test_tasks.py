@@ -114,13 +114,13 @@ class Schedules(RuleBasedStateMachine):
         self.before = State()
         self.tasks = [contextvars.copy_context() for _ in range(3)]
         self.open: list[tuple[int, object]] = []  # task and block, in the order in which they were entered
-        self.owed: list[tuple[torch.Tensor, list[float]]] = []
+        self.pending: list[tuple[torch.Tensor, list[float]]] = []
         self.count = 0
 
     def compute(self):
         self.count += 1
         value = torch.full((2,), float(self.count)) + 1
-        self.owed.append((value, [self.count + 1.0] * 2))
+        self.pending.append((value, [self.count + 1.0] * 2))
         assert lazyviz.is_lazy(value) == bool(self.open)
 
     @rule(task=st.integers(0, 2))
@@ -143,17 +143,17 @@ class Schedules(RuleBasedStateMachine):
     def record(self, task):
         self.tasks[task].run(self.compute)
 
-    @precondition(lambda self: self.owed)
+    @precondition(lambda self: self.pending)
     @rule(at=st.integers(0, 9))
     def read(self, at):
-        value, expected = self.owed.pop(at % len(self.owed))
+        value, expected = self.pending.pop(at % len(self.pending))
         assert value.tolist() == expected
 
     @rule()
     def forget(self):
         lazyviz.reset()
         self.open.clear()
-        self.owed.clear()
+        self.pending.clear()
 
     @invariant()
     def what_no_block_is_around_is_plain(self):
@@ -163,7 +163,7 @@ class Schedules(RuleBasedStateMachine):
     def teardown(self):
         for _, block in self.open:
             block.__exit__(None, None, None)
-        for value, expected in self.owed:
+        for value, expected in self.pending:
             assert value.tolist() == expected
         lazyviz.sync()
         assert is_plain()

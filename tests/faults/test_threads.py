@@ -72,7 +72,7 @@ def test_threads_that_open_blocks_get_the_right_answer_or_one_clear_error(count,
     assert outcomes["recorded"] and outcomes.total() == 40 * count
 
 
-def test_a_thread_that_never_leaves_its_block_holds_nobody_up_once_it_is_gone(state):
+def test_a_thread_that_never_leaves_its_block_blocks_no_other_after_it_has_ended(state):
     def record():
         block = lazyviz.lazy()
         block.__enter__()  # and that is that

@@ -56,7 +56,7 @@ def test_a_whole_training_step_in_place_updates_included(foreach):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
     x = torch.randn(5, 4)
-    # Copied before recording: reading a parameter that is owed a write would evaluate.
+    # Copied before recording: reading a parameter with a pending write would evaluate.
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     with lazyviz.lazy() as graph:
         model(x).square().mean().backward()

@@ -70,7 +70,7 @@ def test_transformers_trains_the_same_and_logs_the_plan(tmp_path, caplog, accumu
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_transformers_own_loggers_are_told(tmp_path):
+def test_transformers_own_loggers_get_the_figures(tmp_path):
     transformers = pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
 

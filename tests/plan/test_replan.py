@@ -26,7 +26,7 @@ def graph():
 
 @pytest.mark.parametrize("size", [None, 1, 5, 12, 96])
 @pytest.mark.parametrize("split", [None, "off", 2, 5, "auto"])
-def test_a_plan_made_again_is_the_plan_made_anew(graph, size, split):
+def test_replanning_gives_the_same_plan_as_a_new_one(graph, size, split):
     again = graph.plan(split=3).replan(batch_size=size, split=split)
     anew = graph.plan(batch_size=size, split=split)
     for name in ("peak_bytes", "eager_peak_bytes", "timeline", "category_timeline", "peak_position"):
@@ -37,7 +37,7 @@ def test_a_plan_made_again_is_the_plan_made_anew(graph, size, split):
 @pytest.mark.parametrize("size", [None, 96])
 @pytest.mark.parametrize("split", ["off", 3])
 @pytest.mark.parametrize("device", ["cpu", "H100-80GB", "T4-16GB", lazyviz.DeviceProfile("small", "64 KiB")])
-def test_a_plan_made_again_for_another_device_is_the_plan_made_anew(graph, device, size, split):
+def test_replanning_for_another_device_gives_the_same_plan_as_a_new_one(graph, device, size, split):
     anew = graph.plan(device=device, batch_size=size, split=split)
     for start in (graph.plan(), graph.plan(device="RTX-3060", split=2, batch_size=24)):
         again = start.replan(size, split, device)
@@ -104,7 +104,7 @@ def test_in_pieces_a_tensor_of_the_batch_is_held_once_a_piece_and_a_weight_throu
     assert plan.held(weight) == [range(len(plan.timeline))]
 
 
-def test_the_words_for_a_plan_in_pieces_name_what_is_alive_at_its_own_peak(graph):
+def test_the_text_of_a_plan_in_pieces_names_what_is_alive_at_its_own_peak(graph):
     plan = graph.plan(split=4)
     at_peak = plan.at(plan.peak_position)
     assert f"{lazyviz.plan.units.format_bytes(at_peak.nbytes)}" in plan.explain()

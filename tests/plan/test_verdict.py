@@ -92,7 +92,7 @@ def test_what_plain_pytorch_cannot_hold_does_not_fit_though_an_evaluation_would(
     assert other_run(plan) == "evaluated by lazyviz: 2.00 GiB"
 
 
-def test_on_a_device_at_hand_the_verdict_names_its_run_and_shows_the_other():
+def test_on_a_present_device_the_verdict_names_its_run_and_shows_the_other():
     plan = holding(8, 4 * MIB, device=None).plan()
     assert plan.verdict_of == "lazyviz" and plan.fits and plan.eager_fits
     assert plan.peak_bytes == plan.lazyviz_peak_bytes < plan.eager_peak_bytes
@@ -152,7 +152,7 @@ def test_the_largest_batch_fits_for_the_allocator_of_plain_pytorch_and_one_more_
         assert (sized.eager_needed_bytes <= sized.capacity_bytes) is fits
 
 
-def test_budgets_judge_plain_pytorch_unless_told_otherwise():
+def test_budgets_apply_to_plain_pytorch_by_default():
     def run() -> None:
         x = torch.zeros(4 * MIB)
         names = []

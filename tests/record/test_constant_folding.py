@@ -10,7 +10,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():
@@ -28,7 +28,7 @@ def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():
     assert counts.tolist() == [1, 7, 1, 1]
 
 
-def test_masks_and_positions_of_a_real_size_are_told_without_running():
+def test_masks_and_positions_of_a_real_size_are_known_without_running():
     ids = torch.randint(0, 100, (8, 512))
     mask = torch.ones(8, 512, dtype=torch.long)
     mask[3, 400:] = 0
@@ -69,7 +69,7 @@ def test_tensors_without_elements_hold_nothing_that_only_running_tells():
     assert not graph.sync_points
 
 
-def test_data_is_not_told_ahead():
+def test_data_is_not_folded():
     x, weight = torch.randn(5), torch.nn.Parameter(torch.ones(()))
     with lazyviz.lazy() as graph:
         (x * 2).sum().item()
@@ -78,7 +78,7 @@ def test_data_is_not_told_ahead():
     assert len(graph.sync_points) == 3
 
 
-def test_a_real_tensor_that_is_owed_nothing_is_read_without_a_sync_point():
+def test_a_real_tensor_without_a_pending_write_is_read_without_a_sync_point():
     x = torch.randn(())
     with lazyviz.lazy(allow_sync=False):
         assert x.item() == float(x)
@@ -90,7 +90,7 @@ def test_a_value_too_large_to_be_cheap_is_a_sync_point():
     assert [point.cause for point in graph.sync_points] == ["item"]
 
 
-def test_what_was_told_ahead_survives_a_sync_in_between():
+def test_folded_values_survive_a_sync_in_between():
     data, count = torch.randn(3), torch.zeros((), dtype=torch.long)
     with lazyviz.lazy() as graph:
         for step in range(1, 4):
@@ -101,7 +101,7 @@ def test_what_was_told_ahead_survives_a_sync_in_between():
     assert count.item() == 3
 
 
-def test_a_write_beside_the_record_is_seen():
+def test_an_unrecorded_write_is_noticed():
     count = torch.zeros(2, dtype=torch.long)
     with lazyviz.lazy():
         count += 1
@@ -113,7 +113,7 @@ def test_a_write_beside_the_record_is_seen():
 
 @pytest.mark.parametrize("first", [7, 7.5, torch.tensor(2, dtype=torch.uint8), torch.tensor(1.5).bfloat16()])
 @pytest.mark.parametrize("operand", [3, 0.1, -2, 1e300, 300])
-def test_a_counter_that_is_written_and_read_in_each_step_is_told_as_in_eager(first, operand):
+def test_a_counter_that_is_written_and_read_in_each_step_has_eagers_values(first, operand):
     def steps():
         seen = []
         for write in ("add_", "sub_", "mul_", "div_"):

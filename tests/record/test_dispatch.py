@@ -283,7 +283,7 @@ def test_a_tensor_is_an_ordinary_one_once_it_is_real():
     assert type(detached) is torch.Tensor
 
 
-def test_marks_of_a_profiler_are_none_of_the_programs():
+def test_marks_of_a_profiler_are_not_part_of_the_program():
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
@@ -369,7 +369,7 @@ def test_kernels_that_are_taken_out_are_gone():
     assert kernels() == count
 
 
-def test_an_operator_can_be_defined_anew():
+def test_an_operator_can_be_redefined():
     def define(schema, function):
         library = torch.library.Library("aten", "FRAGMENT")
         library.define(schema)

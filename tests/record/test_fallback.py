@@ -220,7 +220,7 @@ def test_memory_that_is_released_by_resizing_its_storage_no_longer_counts():
     assert a.nbytes == b.nbytes
 
 
-def test_storages_that_are_released_and_filled_again_in_turn_count_one_at_a_time():
+def test_storages_that_are_alternately_released_and_refilled_count_one_at_a_time():
     full = [torch.zeros(1000, 100) for _ in range(4)]
     with lazyviz.lazy() as graph:
         for t in full:

@@ -32,7 +32,7 @@ def test_running_statistics_are_writes():
     assert not graph.sync_points
 
 
-def test_saving_a_model_with_owed_statistics():
+def test_saving_a_model_with_pending_statistics():
     model, eager = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     data = torch.randn(8, 2)
     eager(data)
@@ -88,7 +88,7 @@ def test_forward_mode_differentiation():
         assert (result == expected).all()  # evaluated from inside a dispatch
 
 
-def test_dlpack_functions_see_owed_writes():
+def test_dlpack_functions_see_pending_writes():
     x = torch.ones(2)
     with lazyviz.lazy():
         x.add_(1)
@@ -134,7 +134,7 @@ def test_limit_threads_older_than_the_block_are_guarded_only_on_lazy_tensors():
     go.set()
     thread.join()
     assert result[0] == [2, 2]
-    assert result[1] == [1, 1]  # the limit: a real tensor's owed write is not seen from such a thread
+    assert result[1] == [1, 1]  # the limit: a real tensor's pending write is not seen from such a thread
     assert x.tolist() == [2, 2]
 
 
@@ -197,7 +197,7 @@ def test_quantized_tensors_run_at_named_sync_points():
     assert graph.pending == 0
 
 
-def test_higher_order_operators_inside_and_beside_a_block():
+def test_higher_order_operators_inside_and_outside_of_a_block():
     x = torch.ones(3)
 
     def choose(x, y):

@@ -87,7 +87,7 @@ def test_an_array_that_a_tensor_was_made_of_shows_the_write():
     assert array.tolist() == [1, 1, 1]
 
 
-def test_after_a_reset_gradients_start_anew():
+def test_after_a_reset_gradients_start_from_zero():
     def trained(reset):
         torch.manual_seed(0)
         model = nn.Linear(3, 1)

@@ -177,7 +177,7 @@ def facts(graph):
 
 
 @pytest.mark.parametrize("what", HELD)
-def test_what_somebody_has_of_a_record_keeps_all_of_it(recorder, what):
+def test_a_reference_to_a_part_of_a_record_keeps_all_of_it(recorder, what):
     graph, _ = evaluated(training_step())
     held = HELD[what](graph)
     expected = facts(graph.ir)

@@ -297,7 +297,7 @@ def test_the_collector_goes_over_a_record_once_its_owner_is_gone(restored):
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
-def test_a_graph_goes_when_nobody_refers_to_it(evaluated):
+def test_a_graph_is_freed_when_nothing_refers_to_it(evaluated):
     layer = nn.Linear(3, 3)
     for _ in range(3):
         with lazyviz.lazy() as graph:

@@ -220,7 +220,7 @@ def library(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_sync_point_names_the_library_s_line_that_read_the_value_beside_the_user_s(library):
+def test_a_sync_point_names_the_user_s_line_and_the_library_s_line_that_read_the_value(library):
     with lazyviz.lazy() as graph:
         for _ in range(3):
             library.train(torch.rand(2).sum() + 1)
@@ -269,7 +269,7 @@ def test_a_sync_point_can_be_made_of_its_first_fields_alone():
     assert str(point.source) == "train.py:4"
 
 
-def test_thousands_of_sync_points_are_told_at_once():
+def test_thousands_of_sync_points_are_listed_quickly():
     line = SourceLine("train.py", 4, "x.item()")
     points = [SyncPoint("item", line, 3, 0.5, 4, at) for at in range(100_000)]
     start = time.perf_counter()

@@ -15,7 +15,7 @@ def dispatch_modes() -> int:
     return torch._C._len_torch_dispatch_stack()
 
 
-def test_reading_a_real_tensor_owed_a_write():
+def test_reading_a_real_tensor_with_a_pending_write():
     weight = torch.ones(3)
     with lazyviz.lazy():
         weight.add_(1)

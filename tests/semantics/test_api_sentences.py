@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def data():
@@ -157,7 +157,7 @@ LATER = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_reading_a_tensor_owed_a_write_evaluates_it_first(name):
+def test_reading_a_tensor_with_a_pending_write_evaluates_it_first(name):
     eager = torch.ones(3).add_(1)
     expected = LATER[name](eager)
     t = torch.ones(3)
@@ -213,7 +213,7 @@ def test_drawing_or_seeding_with_pending_draws_in_any_cell():
         assert torch.equal(left, right)
 
 
-def test_ops_recorded_before_an_exception_stay_pending_and_owed():
+def test_ops_recorded_before_an_exception_stay_pending():
     x, weight = data(), torch.zeros(3)
     with pytest.raises(ZeroDivisionError):
         with lazyviz.lazy() as graph:

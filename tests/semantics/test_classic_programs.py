@@ -13,7 +13,7 @@ from torch import nn
 import lazyviz
 
 from ..bits import difference
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def test_a_loop_of_a_thousand_iterations():
@@ -243,7 +243,7 @@ def test_a_switch_between_lazy_and_eager_subgraphs():
     assert difference(program(nullcontext), program(lazyviz.lazy)) is None
 
 
-def test_accumulating_a_loss_that_nobody_reads_until_the_end():
+def test_accumulating_a_loss_that_is_not_read_until_the_end():
     model = make_classifier()
 
     def program():

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 

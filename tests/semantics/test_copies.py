@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 PROGRAMS = {}
 NOT_RECORDED = {}  # with the causes of their sync points
@@ -147,7 +147,7 @@ def the_same_memo_twice(x):
 
 
 @recorded
-def what_is_owed_a_write(x):
+def a_tensor_with_a_pending_write(x):
     x.mul_(2)
     a, b = copy.deepcopy((x[1:], x))
     a.add_(1)
@@ -155,7 +155,7 @@ def what_is_owed_a_write(x):
 
 
 @recorded
-def a_parameter_that_is_owed_a_write(x):
+def a_parameter_with_a_pending_write(x):
     p = nn.Parameter(x)
     with torch.no_grad():
         p.mul_(2)
@@ -270,7 +270,7 @@ def a_shallow_copy_of_what_is_no_leaf(x):
 
 
 @recorded
-def a_shallow_copy_of_what_is_owed_a_write(x):
+def a_shallow_copy_of_a_tensor_with_a_pending_write(x):
     x.mul_(2)
     u = copy.copy(x)
     u.add_(1)

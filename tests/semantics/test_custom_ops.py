@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 calls: list[str] = []
 
@@ -202,7 +202,7 @@ def test_an_op_that_writes_a_list_and_returns_something():
     both(program, lambda: (grid(), torch.ones(4)), versions=False)
 
 
-def test_the_kernel_and_not_its_shape_rule_words_the_error():
+def test_the_error_message_is_the_kernels_and_not_the_shape_rules():
     both(lambda x: checked(x[0]), grid, syncs=None)
     both(lambda x: checked(x * 2), grid, versions=False)
 

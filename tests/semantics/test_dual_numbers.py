@@ -11,8 +11,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import lazyviz
 
-from ..alike import assert_alike
 from ..bits import difference
+from ..same_as_eager import assert_same_as_eager
 
 
 def reals(*shape):
@@ -86,7 +86,7 @@ def derivative(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_dual_number_in_a_block(name):
-    assert_alike(lambda: derivative(name))
+    assert_same_as_eager(lambda: derivative(name))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -223,4 +223,4 @@ def negative_view_of_what_was_read():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_derivatives_and_views(name):
-    assert_alike(PROGRAMS[name])
+    assert_same_as_eager(PROGRAMS[name])

@@ -263,7 +263,7 @@ def test_what_metadata_tells_fails_while_recording(name):
     assert difference(A * 2 + 1, after) is None and graph.pending == 0
 
 
-def test_the_block_ends_with_the_error_and_what_came_before_is_owed():
+def test_the_block_ends_with_the_error_and_earlier_ops_stay_pending():
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="size of tensor"):
         with lazyviz.lazy() as graph:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 PROGRAMS = {
     "window of integers": lambda x: torch.hann_window(5, dtype=torch.int64),

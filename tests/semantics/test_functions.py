@@ -21,7 +21,7 @@ from torch.func import (
     vmap,
 )
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit"),

@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def model_and_data():
@@ -186,7 +186,7 @@ def test_evaluation_in_any_mode_keeps_the_mode_of_the_record():
     assert x.grad.tolist() == [2, 2, 2] and not x.grad.is_inference()
 
 
-def test_owed_writes_are_seen_after_an_inference_mode_around_the_block():
+def test_pending_writes_are_seen_after_an_inference_mode_around_the_block():
     x = torch.ones(3)
     with torch.inference_mode():
         with lazyviz.lazy():

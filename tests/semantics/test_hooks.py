@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def weight():

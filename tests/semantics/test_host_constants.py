@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 DATA = torch.randn(4, 3)
 

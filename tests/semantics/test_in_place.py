@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def grid():
@@ -438,7 +438,7 @@ def test_gradients_count_their_versions():
         lambda w: torch.autograd.grad((w * 2).sum(), w * 2),
     ],
 )
-def test_autograd_refuses_at_the_same_line_with_the_same_words(program):
+def test_autograd_refuses_at_the_same_line_with_the_same_message(program):
     both(lambda w: (program(w), None)[1], leaf, syncs=None, versions=False)
 
 

@@ -196,7 +196,7 @@ def test_dropping_every_reference_to_a_pending_graph_frees_it():
     assert not tape.pending and lazyviz.metrics()["ops pending"] == 0
 
 
-def test_a_write_owed_to_an_outside_tensor_outlives_its_graph():
+def test_a_pending_write_to_an_outside_tensor_outlives_its_graph():
     x = torch.ones(3)
     with lazyviz.lazy() as graph:
         unseen = torch.full((3,), 7.0)

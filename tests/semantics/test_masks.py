@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..alike import assert_alike
+from ..same_as_eager import assert_same_as_eager
 
 PROGRAMS = []
 
@@ -337,7 +337,7 @@ def an_old_mask_for_masked_scatter():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_masks(program):
-    assert_alike(program)
+    assert_same_as_eager(program)
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["outside", "written"])
@@ -359,6 +359,6 @@ def test_a_mask_from_outside(written):
             kept.copy_(before)
             return masked()
 
-        assert_alike(again)
+        assert_same_as_eager(again)
     else:
-        assert_alike(masked)
+        assert_same_as_eager(masked)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def data():

@@ -93,7 +93,7 @@ def test_contexts_nest_and_end_also_by_an_error():
     assert lazyviz.options.widget is True
 
 
-def test_the_environment_says_what_nobody_has_set():
+def test_environment_variables_apply_to_options_that_are_not_set():
     options = Options({"LAZYVIZ_DEVICE": "A100-40GB", "LAZYVIZ_WIDGET": "off", "LAZYVIZ_BACKEND": ""})
     assert (options.device, options.widget, options.backend) == ("A100-40GB", False, "eager")
     options.device = None
@@ -102,7 +102,7 @@ def test_the_environment_says_what_nobody_has_set():
         Options({"LAZYVIZ_WIDGET": "maybe"}).widget
 
 
-def test_evaluations_are_logged_where_somebody_listens(caplog):
+def test_evaluations_are_logged_if_logging_is_enabled(caplog):
     with lazyviz.lazy() as graph:
         torch.ones(3) + 1
     with caplog.at_level("DEBUG", "lazyviz"):

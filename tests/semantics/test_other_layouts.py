@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC|invariant).*"),

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 
 from ..bits import difference
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 DRAWS = {
     "rand": lambda g: torch.rand(3, generator=g),

@@ -23,9 +23,9 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 import lazyviz
 from lazyviz.record import native_recorder
 
-from ..alike import assert_alike
 from ..bits import difference
-from ..both_ways import both
+from ..eager_and_lazy import both
+from ..same_as_eager import assert_same_as_eager
 
 PROGRAMS = []
 compiled = pytest.mark.skipif("not native_recorder.watches_access()", reason="of the compiled modules")
@@ -578,7 +578,7 @@ def test_programs_on_raw_memory(program):
         with pytest.raises(RuntimeError, match="data is not allocated yet"), lazyviz.lazy():
             program()
     else:
-        assert_alike(program)
+        assert_same_as_eager(program)
 
 
 @compiled
@@ -625,7 +625,7 @@ READS = {
 
 @compiled
 @pytest.mark.parametrize("name", READS)
-def test_a_real_tensor_that_is_owed_a_write_is_read_with_it(name):
+def test_a_real_tensor_with_a_pending_write_is_read_after_it(name):
     x = torch.tensor(1.0)
     with lazyviz.lazy():
         x.add_(1)

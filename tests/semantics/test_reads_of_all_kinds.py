@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 def made(*shape, **options):

@@ -154,7 +154,7 @@ def test_what_is_loaded_in_a_block_is_no_sync_point(tmp_path, mapped):
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_number_of_a_storage_is_read_after_what_it_is_owed():
+def test_a_number_of_a_storage_is_read_after_its_pending_writes():
     with lazyviz.lazy():
         x = torch.zeros(4, dtype=torch.uint8)
         memory = x.untyped_storage()

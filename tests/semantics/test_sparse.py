@@ -9,7 +9,7 @@ import torch
 
 import lazyviz
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
 
@@ -231,7 +231,7 @@ def test_written_indices_of_a_sparse_tensor():
     both(program, lambda: torch.tensor(MATRIX).to_sparse(), syncs=None, orders=("at once",))
 
 
-def test_a_write_to_the_values_of_a_sparse_tensor_is_owed_after_the_block():
+def test_a_write_to_the_values_of_a_sparse_tensor_stays_pending_after_the_block():
     sparse = torch.tensor(MATRIX).to_sparse()
     with lazyviz.lazy():
         sparse._values().add_(1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from ..both_ways import both
+from ..eager_and_lazy import both
 
 
 class Named(torch.Tensor):

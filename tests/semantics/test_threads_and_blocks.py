@@ -306,7 +306,7 @@ def test_graphs_that_share_tensors_in_any_order_of_evaluation(order):
     assert difference(expected, actual) is None
 
 
-def test_an_exception_in_the_middle_leaves_what_came_before_owed():
+def test_an_exception_in_the_middle_leaves_earlier_ops_pending():
     x = torch.ones(3)
     with pytest.raises(ZeroDivisionError):
         with lazyviz.lazy() as outer:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from ..alike import assert_alike
+from ..same_as_eager import assert_same_as_eager
 
 
 class Nothing(torch.autograd.Function):
@@ -147,7 +147,7 @@ def test_what_gets_no_gradient_gives_none(name):
         total.backward()
         return x.grad, [parameter.grad for parameter in parameters]
 
-    assert_alike(program)
+    assert_same_as_eager(program)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -159,7 +159,7 @@ def test_each_result_may_be_the_only_one_used(name):
             for result in results(function(x))
         ]
 
-    assert_alike(program)
+    assert_same_as_eager(program)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -171,7 +171,7 @@ def test_a_gradient_of_a_gradient_may_be_nothing(name):
         (Nothing.apply(gradient).sum() + gradient.pow(2).sum() + x.sum()).backward()
         return x.grad, [parameter.grad for parameter in parameters]
 
-    assert_alike(program)
+    assert_same_as_eager(program)
 
 
 PROGRAMS = []
@@ -335,4 +335,4 @@ def gradcheck_of_an_embedding_bag():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_without_some_gradients(program):
-    assert_alike(program)
+    assert_same_as_eager(program)

@@ -54,7 +54,7 @@ def test_the_static_picture_is_made_of_nothing_that_viewers_filter_out():
     assert attributes["alt"]
 
 
-def test_the_widget_adds_no_words_of_its_own_where_it_cannot_live():
+def test_the_widget_adds_no_text_where_it_cannot_run():
     graph, _keep = recorded()
     widget = LazyWidget(graph)
     bundle = widget._repr_mimebundle_()

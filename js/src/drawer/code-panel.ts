@@ -1,4 +1,4 @@
-// The user's code beside the graph: each line with what it allocates, its share of the peak and its time.
+// The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
 import { grouped, html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
@@ -40,7 +40,7 @@ export class CodePanel {
     });
   }
 
-  /** Asks for what has changed with a plan or a run: one question under way, then the newest. */
+  /** Requests the changes after a new plan or a run: one request at a time, then the newest. */
   refresh(): void {
     this.#again = this.#asking;
     if (this.#asking) return;
@@ -61,7 +61,7 @@ export class CodePanel {
     if (this.#again) this.refresh();
   }
 
-  /** The layers that hold most at the peak; `go` shows one in the graph. */
+  /** The layers with the most memory at the peak; `go` shows one in the graph. */
   showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
     const rows = layers.map(({ label, name: whole = label, cls, through, line, bytes, category, share, chain }) => {
       const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, label));
@@ -79,7 +79,7 @@ export class CodePanel {
     this.#layers.replaceChildren(...(rows.length ? [html("h3", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
-  /** Marks lines: those of what is selected, or the one that was chosen. */
+  /** Marks lines: those of the selected box, or the chosen one. */
   mark(ids: readonly string[]): void {
     const marked = new Set(ids);
     let first: HTMLElement | undefined;
@@ -174,7 +174,7 @@ export class CodePanel {
   }
 }
 
-/** What a line's row says on hover, and to screen readers. */
+/** The tooltip of a line's row, also for screen readers. */
 function words(fact: LineFact, share: (bytes?: number) => string): string {
   const parts: string[] = [];
   if (fact.failed) parts.push(`failed: ${fact.failed}`);

@@ -1,5 +1,5 @@
-// The panels of details: what is known of the clicked box; before a click, what is alive at the peak.  What they
-// say is written by drawer/details.ts, which comes with the widget's second part.
+// The panels of details: facts about the selected box; before a selection, what is alive at the peak. Their content is
+// written by drawer/details.ts, which is in the widget's second part.
 
 import { html } from "../page/dom";
 import { whenHere } from "../page/second-part";
@@ -17,7 +17,7 @@ export class DetailsPanel {
     this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", { class: "lz-muted" }, "Click a box."));
   }
 
-  /** Has it written anew, once that can be done; the newest wish holds. */
+  /** Updates the content as soon as that is possible; the newest request counts. */
   write(how: (writer: Writer) => void): void {
     const wish = ++this.#newest;
     whenHere(({ Writer }) => {
@@ -26,7 +26,7 @@ export class DetailsPanel {
     });
   }
 
-  /** What the picture itself knows, until the kernel answers. */
+  /** Facts that the picture has without asking the kernel. */
   showBox(box: BoxData): void {
     this.#newest++;
     this.element.replaceChildren(

@@ -1,4 +1,4 @@
-// What the details say: of a box, of a point or a part of the chart, of an error.  In the widget's second part.
+// The content of the details: of a box, of a point or a part of the chart, of an error. In the widget's second part.
 
 import { grouped, html, on, plainButton } from "../page/dom";
 import type { Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
@@ -43,7 +43,7 @@ export class Writer {
     this.element.scrollTop = 0;
   }
 
-  /** What is alive at the point of the chart that was chosen. */
+  /** Storages that are alive at the chosen point of the chart. */
   showMoment(moment: Moment): void {
     const rows = moment.alive.slice(0, SHOWN_ALIVE).map((alive) => {
       const item = html(
@@ -70,7 +70,7 @@ export class Writer {
     this.element.scrollTop = 0;
   }
 
-  /** What is made in a part of the run that is looked at closer. */
+  /** Storages that are allocated in a part of the run that is zoomed in. */
   showRange(range: Range): void {
     const [start, stop] = range.points.range;
     const rows = range.made.slice(0, SHOWN_ALIVE).map((made) =>
@@ -183,7 +183,7 @@ export function sourceBlock(source: Source): HTMLElement {
   );
 }
 
-/** The error of the last run, with the line of the user's that it belongs to. */
+/** The error of the last run, with the user's line where it occurred. */
 export function failureBlock(failure: Failure, go: (chain: string[]) => void): HTMLElement {
   const block = html("div", { class: "lz-error", role: "alert" }, html("pre", {}, failure.message));
   if (failure.sizes?.length) block.append(html("ul", {}, ...failure.sizes.map((text) => html("li", {}, html("bdi", {}, text)))));

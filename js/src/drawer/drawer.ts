@@ -1,5 +1,5 @@
-// The drawer beside the graph: one panel at a time, each with a tab.  In a narrow widget it is a bar at the foot that
-// a click on a tab raises.
+// The drawer beside the graph: one panel at a time, each with a tab. In a narrow widget it is a bar at the bottom that
+// a click on a tab opens.
 
 import { html, on, plainButton } from "../page/dom";
 
@@ -56,13 +56,13 @@ export class Drawer {
     }
   }
 
-  /** The same, and in a narrow widget to where it is seen. */
+  /** The same; in a narrow widget, it also scrolls there. */
   raise(name: Tab): void {
     this.show(name);
     this.element.classList.add("lz-raised");
   }
 
-  /** Whether there is such a panel at all; a tab that comes `last` moves no other. */
+  /** Whether the panel exists; a tab that is added `last` does not move the others. */
   offer(name: Tab, there: boolean, last = false): void {
     const tab = this.#tabs.get(name);
     if (tab) tab.hidden = !there;
@@ -70,7 +70,7 @@ export class Drawer {
     if (!there && this.#current === name) this.show("code");
   }
 
-  /** What is alive is of another moment than the peak. */
+  /** The storages that are shown are those of another moment than the peak. */
   titleAlive(words: string): void {
     const tab = this.#tabs.get("alive");
     if (!tab) return;

@@ -1,4 +1,4 @@
-// What a result's values are: a few numbers and a small histogram, the same in words for who does not see it.
+// The values of a result: a few numbers and a small histogram, also as text for screen readers.
 
 import { html, svg } from "../page/dom";
 import type { Values } from "../model/types";
@@ -16,7 +16,7 @@ export function valuesBlock(values: Values): HTMLElement {
     const picture = svg("svg", { class: "lz-histogram", role: "img", "aria-label": values.words, viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
     picture.append(svg("title", {}, values.words));
     values.bins.forEach((count, n) => {
-      // One value among thousands is seen, too.
+      // One value among thousands stays visible.
       const high = count && Math.max((count / most) * (HEIGHT - 1), 1);
       picture.append(svg("rect", { x: n * wide + 0.5, y: HEIGHT - high, width: wide - 1, height: high }));
     });

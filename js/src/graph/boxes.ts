@@ -1,5 +1,5 @@
-// Drawing one box.  Its words are set anew when a zoom band is crossed (`Band`), its place when the picture
-// is arranged anew; the element stays.
+// Drawing one box. Its text changes when the zoom enters another `Band`, its position when the layout changes; the
+// element is kept.
 
 import { charWidth, cut, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
@@ -7,21 +7,24 @@ import type { Colours, Part } from "./colors";
 import type { Frame } from "../model/scene";
 import type { BoxData, ShapePart } from "../model/types";
 
-const LEAST = 9.2; // pixels on screen below which nothing is written
+const LEAST = 9.2; // pixels on screen below which no text is written
 const SUB = 11; // size of a second line
 const EDGE = 32; // width of a card's tinted edge
 
-/** How text is written at a zoom: `grow` enlarges it, so that it stays legible; `lines` that a box has room for. */
+/**
+ * How text is written at a zoom: `grow` enlarges it so that it stays legible; `lines` is the number of lines that fit
+ * into a box.
+ */
 export interface Band {
   grow: number;
   lines: 0 | 1 | 2;
-  titles: number; // the height that a title may take, in its own pixels: groups have room for 31, lanes for 50
+  titles: number; // the height available for a title, in its own pixels: groups have room for 31, lanes for 50
 }
 
-/** Nothing is written: for boxes that are out of view, and for all where nothing could be read. */
+/** No text is written: for boxes that are out of view, and for all if no text would be legible. */
 export const SILENT: Band = { grow: 9, lines: 0, titles: 0 };
 
-/** The band of a scale: a quarter of an octave has one, as its lower end needs it. */
+/** The band of a scale: each quarter of an octave is one, with the text size that its lower end needs. */
 export function bandOf(scale: number): Band {
   const least = scale >= 0.8 ? 1 : 2 ** (Math.floor(Math.log2(scale) * 4 + 1e-9) / 4);
   const grow = scale >= 0.8 ? 1 : Math.max(LEAST / SUB / least, 1);
@@ -29,15 +32,15 @@ export function bandOf(scale: number): Band {
   return { grow, lines: grow <= 1.5 ? 2 : grow * SUB <= 31 ? 1 : 0, titles: grow * SUB };
 }
 
-/** A box's name as it is read: with how often it repeats. */
+/** A box's name as it is read aloud, with its number of repeats. */
 export function nameOf(box: BoxData): string {
   return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
 }
 
-/** How many sync points are in a group. */
+/** The number of sync points in a group. */
 const syncsOf = ({ syncs = 0 }: BoxData): string => (syncs ? `❚❚ ${syncs} sync${syncs === 1 ? "" : "s"}` : "");
 
-/** All that is known of a box without asking, for its tooltip and for screen readers. */
+/** Everything that is known of a box without a request, for its tooltip and for screen readers. */
 function wordsOf(box: BoxData): string {
   const parts = [nameOf(box), box.cls, box.through, box.params, box.sub, box.dtype, box.module && `in ${box.module}`];
   if (box.state && box.state !== "pending") parts.push(box.state);
@@ -47,14 +50,14 @@ function wordsOf(box: BoxData): string {
 
 const at = (frame: Frame): string => `translate(${frame.x.toFixed(1)},${frame.y.toFixed(1)})`;
 
-/** The outline of a closed box; parameters and buffers have their corners cut, so that they are no ops. */
+/** The outline of a closed box; parameters and buffers have cut corners, which distinguish them from ops. */
 function outline(box: BoxData, width: number, height: number, by: number): SVGElement {
   const cut = 9;
   if (box.kind === "input" && box.role !== "input") {
     const d = `M${cut},0H${width - cut}L${width},${cut}V${height - cut}L${width - cut},${height}H${cut}L0,${height - cut}V${cut}Z`;
     return svg("path", { class: "lz-card", d });
   }
-  // A further card of a fold: what of it is seen, below and at the right.
+  // A further card of a fold: its visible part, below and at the right.
   if (by) return svg("path", { class: "lz-card lz-behind", d: `M${by},${height}v${by - 6}a6,6 0 0 0 6,6H${width + by - 6}a6,6 0 0 0 6,-6V${by + 6}a6,6 0 0 0 -6,-6` });
   const round = box.kind === "input" || box.kind === "output" ? height / 2 : 6;
   return svg("rect", { class: "lz-card", width, height, rx: round });
@@ -74,7 +77,7 @@ export class BoxDrawing {
   readonly #title = svg("title", {});
   readonly #label: SVGTextElement;
   readonly #sub: SVGTextElement | null;
-  readonly #third: SVGTextElement | null = null; // of a module's card
+  readonly #third: SVGTextElement | null = null; // for a module's card
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
   readonly #done: SVGRectElement | null = null; // as wide as its ops have run
@@ -90,7 +93,7 @@ export class BoxDrawing {
     this.#frame = frame;
     const { box, width, height, open } = frame;
     const lane = box.kind === "lane";
-    const still = lane && !frame.rail; // nothing to click on
+    const still = lane && !frame.rail; // cannot be clicked
     const kind = lane ? "lane" : open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
     this.#label = svg("text", { class: lane ? "lz-lane-title" : open ? "lz-frame-title" : "lz-label" });
     this.#sub = open && !lane ? null : svg("text", { class: "lz-sub" });
@@ -146,13 +149,13 @@ export class BoxDrawing {
       this.element.append(this.#badge);
     }
     this.element.append(this.#alarm);
-    // Its title is its name, in words that are not cuted.
+    // Its title is its name, without truncation.
     if (!still) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
   }
 
-  /** Whether this drawing can show the box in `frame`, moved at most. */
+  /** Whether this element can show the box in `frame`, after moving it at most. */
   fits(frame: Frame): boolean {
     const { width, height, open, barrier, rail } = this.#frame;
     return (
@@ -170,7 +173,7 @@ export class BoxDrawing {
     return this.#frame.box;
   }
 
-  /** Its state and what else changes while the graph runs. */
+  /** Its state and other properties that change while the graph runs. */
   tell(): void {
     const { box } = this.#frame;
     const words = wordsOf(box);
@@ -213,7 +216,7 @@ export class BoxDrawing {
     this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box), colours.barNow(box)));
   }
 
-  /** Writes its words as there is room for them. */
+  /** Writes as much text as there is room for. */
   write(band: Band): void {
     const { box, width, height, open } = this.#frame;
     const before = this.#band;
@@ -228,7 +231,7 @@ export class BoxDrawing {
       this.#writeTitle(box, width, band);
       return;
     }
-    const lines = SUB * grow > height - 4 ? 0 : band.lines; // no words that are higher than their box
+    const lines = SUB * grow > height - 4 ? 0 : band.lines; // no text that is higher than its box
     const pill = box.kind === "input" || box.kind === "output";
     const left = pill ? 28 : box.layer ? (height < 40 ? 30 : EDGE + 8) : 11;
     const right = box.group && height > 40 ? 22 : pill ? 14 : 10;
@@ -239,7 +242,7 @@ export class BoxDrawing {
     const wide = badge ? badge.length * 6.6 * grow + 14 : 0;
     const room = width - left - right - (badge ? wide + 4 : 0);
     const lead = rows === 1 ? height / 2 + size * 0.36 - (this.#bar && box.kind === "op" ? 2 : 0) : rows === 2 ? height / 2 - 2 * grow : 15 * grow + 3;
-    // In one row what else there is to say stands at its end.
+    // In a single row, the rest of the text is at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
     const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
@@ -277,7 +280,7 @@ export class BoxDrawing {
     );
   }
 
-  /** The second line of a small card: shapes and number, or one of them where there is no room for both. */
+  /** The second line of a small card: shapes and number, or one of them if there is no room for both. */
   #short(room: number, size: number): string {
     const { through } = this.#frame.box;
     const both = (this.#chosen ? [this.#number, through] : [through, this.#number]).filter(Boolean);
@@ -285,7 +288,7 @@ export class BoxDrawing {
     return words.length * charWidth(size, "bold") > room ? (both[0] ?? "") : words;
   }
 
-  /** A lane as a rail says downwards what it is, and how much it holds. */
+  /** A lane that is a rail shows its name and bytes vertically. */
   #writeRail(box: BoxData, width: number, height: number, { grow, lines }: Band): void {
     const size = 14 * grow;
     const [start, room] = [46, height - 60];
@@ -326,7 +329,7 @@ export class BoxDrawing {
     }
   }
 
-  /** Text without words is not there at all: every text is laid out anew at every step of a zoom. */
+  /** Empty text elements are removed, because all text is laid out again at every step of a zoom. */
   #put(text: SVGTextElement | null, words: string, x: number, y: number, size: number): void {
     if (!words) text?.remove();
     else if (text) {
@@ -338,10 +341,10 @@ export class BoxDrawing {
   }
 }
 
-/** The first of the texts if there is room for it, else the second. */
+/** The first of the texts if there is room for it, otherwise the second. */
 const fitting = (room: number, size: number, text: string, short = text): string => (text.length * charWidth(size) > room ? short : text);
 
-/** A bar on its track, its parts side by side; pale below those of `now`, if there are. */
+/** A bar on its track, its parts side by side; pale below those of `now`, if there are any. */
 function bar(x: number, y: number, width: number, height: number, parts: readonly Part[], now: readonly Part[] | null): SVGElement[] {
   const row = (of: readonly Part[], style: string): SVGElement[] => {
     let at = x;
@@ -355,7 +358,7 @@ function bar(x: number, y: number, width: number, height: number, parts: readonl
   return [svg("rect", { class: "lz-track", x, y, width, height, rx: height / 2 }), ...row(parts, now ? " lz-pale" : ""), ...row(now ?? [], "")];
 }
 
-/** A shape with the sizes that do not fit set off. */
+/** A shape in which mismatched sizes are marked. */
 export function clashing(shape: readonly ShapePart[]): SVGElement[] {
   return shape.map(([text, clashes]) => svg("tspan", { class: clashes ? "lz-clash" : undefined }, text));
 }

@@ -1,11 +1,11 @@
-// What part of the picture is seen, and how large: panning, zooming, pinching, the first view.
+// The visible part of the picture, and its scale: panning, zooming, pinching, the first view.
 
 const LEAST_HEIGHT = 240;
-export const LEGIBLE = 0.8; // the scale at which a box that is centered can be read
-const LEAST_SCALE = 0.8; // of the first view, in which all words can be read
+export const LEGIBLE = 0.8; // the scale at which a centered box is legible
+const LEAST_SCALE = 0.8; // of the first view, in which all text is legible
 const MARGIN = 12;
 const SCALES = [0.03, 4] as const;
-const CLICK_DISTANCE = 4; // pixels that a pointer may move and still click
+const CLICK_DISTANCE = 4; // pixels that a pointer may move and still count as a click
 
 export interface Area {
   x: number;
@@ -23,7 +23,7 @@ export interface View {
 
 export class Camera {
   width = 0;
-  touched = false; // the reader has panned or zoomed: the view is theirs
+  touched = false; // the user has panned or zoomed, so the view is not changed automatically
   picture = { width: 0, height: 0 };
   view: View = { x: 0, y: 0, k: 1 };
   private readonly pointers = new Map<number, [x: number, y: number]>();
@@ -36,7 +36,7 @@ export class Camera {
     svg.addEventListener(
       "wheel",
       (event) => {
-        // The wheel scrolls the notebook until the graph was clicked into, or with Ctrl held.
+        // The wheel scrolls the notebook until the graph was clicked, or Ctrl is held.
         if (!event.ctrlKey && !svg.matches(":focus-within")) return;
         event.preventDefault();
         const step = event.deltaMode === 1 ? 0.05 : event.deltaMode ? 1 : 0.002;
@@ -51,12 +51,12 @@ export class Camera {
     return this.svg.clientHeight || LEAST_HEIGHT;
   }
 
-  /** The pixels of the picture that are seen across at the least scale of the first view. */
+  /** The width in picture pixels that is visible at the smallest scale of the first view. */
   get seen(): number {
     return (this.width - 2 * MARGIN) / LEAST_SCALE;
   }
 
-  /** Zooms about a point of the view, its middle if none is given. */
+  /** Zooms about a point of the view, by default its center. */
   zoomBy(factor: number, [x, y] = [this.width / 2, this.height / 2]): void {
     const { view } = this;
     const k = Math.min(Math.max(view.k * factor, SCALES[0]), SCALES[1]);
@@ -78,20 +78,20 @@ export class Camera {
     this.#move((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN), k);
   }
 
-  /** The first view: all lanes side by side, from the top, at a size that can be read. */
+  /** The first view: all lanes side by side, from the top, at a legible size. */
   home(): void {
     this.touched = false;
     const k = this.#homeScale();
     this.#move(this.#homeLeft(k), MARGIN, k);
   }
 
-  /** The picture has changed: what was at `before` and is at `after` now stays where it is on screen. */
+  /** The picture has changed: the point that was at `before` and is at `after` now keeps its position on screen. */
   keep(before: Area, after: Area): void {
     const { x, y, k } = this.view;
     this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
   }
 
-  /** Moves the view so that the box is in the middle, at a size that can be read. */
+  /** Moves the view so that the box is in the center, at a legible size. */
   center(area: Area): void {
     this.centerOn(area.x + area.width / 2, area.y + Math.min(area.height / 2, 100), Math.max(this.view.k, LEGIBLE));
   }
@@ -101,7 +101,7 @@ export class Camera {
     this.#move(this.width / 2 - x * k, this.height / 2 - y * k, k);
   }
 
-  /** Moves the view no further than it takes to see the box (its upper left part, if it is larger). */
+  /** Moves the view as little as necessary to show the box (its upper left part, if it is larger). */
   reveal(area: Area): void {
     const { x, y, k } = this.view;
     const shift = (from: number, size: number, room: number): number => {

@@ -1,4 +1,4 @@
-// What boxes show beside their names: a number with its bar, and the tint of their edge.
+// What boxes show besides their names: a number with its bar, and the tint of their edge.
 
 import { bytesText } from "../strip/memory-chart";
 import { seconds } from "../page/dom";
@@ -25,7 +25,7 @@ export interface Entry {
   text: string;
 }
 
-/** A part of a bar: what it is of, and its share of the whole length. */
+/** A part of a bar: its category, and its share of the whole length. */
 export type Part = readonly [category: string, share: number];
 
 /** Bytes of all categories. */
@@ -36,16 +36,16 @@ const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*"
 /** Numbers, bars and tints for the boxes that are drawn. */
 export class Colours {
   by: Colouring = "peak";
-  peak = 0; // bytes, the length of a bar of what is held
-  now: Held | null = null; // what boxes hold where the chart is read, which is told instead of the peak
-  against: Differences | null = null; // what boxes hold at the peak of this graph and of another one
+  peak = 0; // bytes, the length of a bar of held bytes
+  now: Held | null = null; // bytes that boxes hold where the chart is read, shown instead of the peak
+  against: Differences | null = null; // bytes that boxes hold at the peak of this graph and of another one
   most = 0; // bytes, the higher of both peaks
   notes: readonly Note[] = [];
   #most = 0;
   #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
   #general = false; // modules by their place in the repeated part: h.* for h.0, h.1
 
-  /** Takes notice of what is known of all boxes and which of them are drawn. */
+  /** Learns the facts of all boxes, and which of them are drawn. */
   learn(known: Iterable<BoxData>, drawn: readonly BoxData[]): void {
     const { note } = this;
     this.#most = this.by === "peak" ? (this.against ? this.most : this.peak) : note ? Math.max(Math.abs(note[1]), Math.abs(note[2])) : 0;
@@ -59,24 +59,24 @@ export class Colours {
       if (key) sizes.set(key, (sizes.get(key) ?? 0) + (box.bytes ?? 0) + 1);
     }
     const largest = [...sizes].sort((a, b) => b[1] - a[1]).slice(0, HUES).map(([key]) => key);
-    // What keeps its place keeps its colour.
+    // Entries that keep their position keep their color.
     const kept = new Map([...this.#slots].filter(([key]) => largest.includes(key)));
     const free = Array.from({ length: HUES }, (_, slot) => slot).filter((slot) => ![...kept.values()].includes(slot));
     for (const key of largest) if (!kept.has(key)) kept.set(key, free.shift() ?? 0);
     this.#slots = kept;
   }
 
-  /** The annotation that is shown, if one is. */
+  /** The annotation that is shown, if any. */
   get note(): Note | undefined {
     return this.notes.find(([name]) => noteKey(name) === this.by);
   }
 
-  /** What the choice is called. */
+  /** The name of the choice. */
   get name(): string {
     return this.note?.[0] ?? COLOURINGS[this.by] ?? "";
   }
 
-  /** The style of one box: custom properties for its tint, where that is not its layer's. */
+  /** The style of one box: custom properties for its tint, if that is not its layer's. */
   style(box: BoxData): string {
     const span = this.note && this.#span(box);
     if (span) {
@@ -89,7 +89,7 @@ export class Colours {
     return slot === undefined ? "" : `--lz-tint:var(--lz-hue-${slot})`;
   }
 
-  /** The number of a box in words, as its bar shows it. */
+  /** The number of a box as text, as its bar shows it. */
   number(box: BoxData): string {
     const span = this.#span(box);
     switch (this.by) {
@@ -125,7 +125,9 @@ export class Colours {
     return pair[0] === pair[1] ? null : pair;
   }
 
-  /** The solid parts of a bar, of where the chart is read or of the other graph; those of the peak are pale then. */
+  /**
+   * The solid parts of a bar: where the chart is read, or those of the other graph; those of the peak are pale then.
+   */
   barNow(box: BoxData): Part[] | null {
     const solid = this.now ? (this.now[box.id] ?? []) : this.against && (this.against[box.id]?.[1] ?? []);
     return solid && this.by === "peak" && this.#most ? this.#shares(solid) : null;
@@ -135,7 +137,7 @@ export class Colours {
     return sizes.map(([category, bytes]) => [category, Math.min(bytes / this.#most, 1)]);
   }
 
-  /** What bars or tints mean, to be read from left to right: the names of hues, or the ends and middle of a scale. */
+  /** The meaning of bars or tints, from left to right: the names of hues, or the ends and middle of a scale. */
   legend(): { entries: Entry[]; ticks: string[] } {
     if (this.by === "dtype" || this.by === "module") {
       return { entries: [...this.#slots].map(([text, slot]) => ({ fill: `var(--lz-hue-${slot})`, text })), ticks: [] };
@@ -152,7 +154,7 @@ export class Colours {
     return { entries: [], ticks: ["0", text(most / 2), text(most)] };
   }
 
-  /** A number of which a bar tells how large it is, and a hue whether it is below zero. */
+  /** A number whose bar shows its magnitude, and whose hue shows whether it is negative. */
   #noted([least, most]: Span): Part {
     const below = -least > most;
     return [below ? "below" : "note", this.#most ? Math.abs(below ? least : most) / this.#most : 0];

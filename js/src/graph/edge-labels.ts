@@ -1,5 +1,5 @@
-// Where the words of edges stand: beside their line, where they touch no line, no box and no other words.
-// The same as lazyviz/view/layout/edge_labels.py, where it is explained, held to the same golden files.
+// Placement of edge labels: beside their line, without touching lines, boxes or other labels. The same as
+// lazyviz/view/layout/edge_labels.py, which documents it; both are tested with the same golden files.
 
 import type { Size } from "../model/layout";
 
@@ -68,7 +68,7 @@ function free(heights: readonly [Size, number][], wide: number, strokes: readonl
   return null;
 }
 
-/** The line in short pieces, each as the rectangle around it. */
+/** The line divided into short pieces, each as the rectangle around it. */
 function strokesOf(points: readonly Size[]): Rect[] {
   const result: Rect[] = [];
   let [x, y] = points[0] ?? [0, 0];

@@ -1,4 +1,4 @@
-// Drawing the edges of the picture, and where there is room what flows along them.
+// Drawing the edges of the picture, and their labels where there is room.
 
 import { clashing } from "./boxes";
 import { svg } from "../page/dom";
@@ -11,7 +11,7 @@ export class Edges {
   readonly labels = svg("g", { class: "lz-edge-labels" });
   #drawn = new Map<string, SVGGElement>();
 
-  /** Draws these lines and returns the new ones; those that are drawn already stay as they are. */
+  /** Draws these lines and returns the new ones; existing ones are not changed. */
   draw(lines: readonly Line[]): Element[] {
     const next = new Map<string, SVGGElement>();
     for (const line of lines) next.set(keyOf(line), this.#drawn.get(keyOf(line)) ?? edge(line));

@@ -1,6 +1,5 @@
-// The graph: boxes and edges in an SVG that pans and zooms, groups that open in place, what is selected
-// and what lights up.  What it is made of has modules of its own: boxes, edges, camera, colours and legend,
-// keyboard, minimap, motion, relations.
+// The graph: boxes and edges in an SVG that pans and zooms, groups that open in place, the selection, and highlights.
+// Its parts are separate modules: boxes, edges, camera, colors and legend, keyboard, minimap, motion, relations.
 
 import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
@@ -15,20 +14,20 @@ import { secondPart, whenHere } from "../page/second-part";
 import type { Arrangement, Frame, Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
-const FAR = 0.25; // below this scale what is small in a box is left out
+const FAR = 0.25; // below this scale, small parts of a box are omitted
 
 export interface GraphEvents {
-  /** A box was clicked or chosen by keyboard; `open`: a group is to open or to close. */
+  /** A box was clicked or chosen by keyboard; `open`: a group should open or close. */
   choose(id: string, open: boolean): void;
-  /** The innermost open group at the box is to be closed; where there is none, nothing is selected any more. */
+  /** The innermost open group at the box should close; if there is none, the selection is cleared. */
   close(id: string): void;
   /** The empty background was clicked. */
   clear(): void;
-  /** Other groups are open, or other numbers are shown. */
+  /** Other groups are open, or another number is shown. */
   drawn(): void;
-  /** Numbers that boxes have not told are to be shown. */
+  /** Numbers that have not been received for the boxes should be shown. */
   numbers(by: Colouring): void;
-  /** Another box is the selected one now. */
+  /** Another box is selected now. */
   selected(id: string | null): void;
 }
 
@@ -54,13 +53,13 @@ export class GraphView {
   #peak: [text: string, chain: readonly string[]] = ["", []];
   readonly #flagLayer = svg("g", { class: "lz-peak-flag", "aria-hidden": "true" });
   #high = 0; // of the view when it was drawn
-  #scale = 0; // that words are written for
+  #scale = 0; // for which text was written
   private selected: string | null = null;
   #lit = new Map<string, string>();
   #found = new Set<string>();
-  #now: string | null = null; // the box of the op that is read in the chart
+  #now: string | null = null; // the box of the op at the position that is read in the chart
   #relations: Relation[] = [];
-  #current: string | null = null; // the one box that the Tab key leads to
+  #current: string | null = null; // the single box that the Tab key reaches
 
   readonly #scene: Scene;
   readonly #events: GraphEvents;
@@ -118,7 +117,7 @@ export class GraphView {
     });
   }
 
-  /** The view's size in pixels has become known or has changed. */
+  /** The size of the view in pixels is known or has changed. */
   resize(width: number): void {
     const { camera } = this;
     const high = this.svg.clientHeight;
@@ -137,7 +136,7 @@ export class GraphView {
     this.#minimap?.follow();
   }
 
-  /** Draws anew; the box `anchor`, if it is there before and after, stays where it is on screen. */
+  /** Draws again; the box `anchor`, if it exists before and after, keeps its position on screen. */
   draw(anchor?: string): void {
     const { camera } = this;
     if (camera.width === 0) return;
@@ -159,7 +158,8 @@ export class GraphView {
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
-      if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 }); // it opens to the right
+      // It opens to the right.
+      if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 });
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
@@ -179,11 +179,11 @@ export class GraphView {
     if (this.#arrangement) camera.home();
     const failed = this.#arrangement?.frames.find(({ box }) => box.kind === "error");
     if (!failed) return;
-    camera.reveal(failed); // what one looks for
+    camera.reveal(failed); // the user's search terms
     camera.touched = false;
   }
 
-  /** Moves the view so that the box is in the middle, at a size that can be read. */
+  /** Moves the view so that the box is in the center, at a legible size. */
   center(id: string): void {
     const frame = this.#frames.get(id);
     if (frame) this.camera.center(frame);
@@ -195,7 +195,7 @@ export class GraphView {
     this.repaint();
   }
 
-  /** The user's annotations; one that has come is shown at once, and one that was shown and is gone no longer. */
+  /** The user's annotations; a new one is shown immediately, and a removed one is no longer shown. */
   offer(notes: readonly Note[]): void {
     const colours = this.#colours;
     const known = new Map(colours.notes.map((note) => [note[0], String(note)]));
@@ -207,7 +207,7 @@ export class GraphView {
     else if (shown && !colours.note) colours.by = "peak";
   }
 
-  /** All numbers of the boxes have come anew. */
+  /** All numbers of the boxes have been received again. */
   annotate(notes: readonly Note[], boxes: Record<string, Record<string, Span>>): void {
     for (const box of this.#scene.boxes.values()) delete box.numbers;
     for (const [id, numbers] of Object.entries(boxes)) Object.assign(this.#scene.boxes.get(id) ?? {}, { numbers });
@@ -240,12 +240,12 @@ export class GraphView {
     this.#mark();
   }
 
-  /** The pointer is on a box, or on none: its lines light up instead of those of the selected one. */
+  /** The pointer is on a box, or on none: its lines are highlighted instead of those of the selected one. */
   point(id: string | null): void {
     this.#edges.mark(id ?? this.selected);
   }
 
-  /** Lights up what the selected box has to do with. */
+  /** Highlights the relations of the selected box. */
   relate(relations: Relation[]): void {
     this.#relations = relations;
     whenHere(() => {
@@ -253,13 +253,13 @@ export class GraphView {
     });
   }
 
-  /** Lights up boxes: id of a box -> words for it. */
+  /** Highlights boxes: id of a box -> text. */
   light(boxes: Map<string, string>): void {
     this.#lit = boxes;
     this.#mark();
   }
 
-  /** Brings the first of these boxes that is drawn into view, unless one of them is. */
+  /** Scrolls the first of these boxes that is drawn into view, unless one of them is visible. */
   show(ids: readonly string[]): void {
     const { x, y, k } = this.camera.view;
     const drawn = ids.map((id) => this.#frames.get(id)).filter((frame) => frame && !frame.open);
@@ -272,19 +272,19 @@ export class GraphView {
     if (first && !inView) this.center(first.box.id);
   }
 
-  /** Draws what is kept for the backward pass. */
+  /** Draws tensors that are kept for the backward pass. */
   showKept(kept: readonly Kept[]): void {
     this.#kept = kept;
     this.#keptLayer.replaceChildren(...keptBands(kept, this.#colours.peak, this.#scene, this.#frames));
   }
 
-  /** Marks the box in which the op that is read in the chart runs. */
+  /** Marks the box whose op runs at the position that is read in the chart. */
   run(id: string | null): void {
     for (const each of [this.#now, id]) this.#drawings.get(each ?? "")?.element.classList.toggle("lz-now", each === id);
     this.#now = id;
   }
 
-  /** What boxes hold where the chart is read; null: it is not. */
+  /** The bytes that boxes hold at the position that is read in the chart; null if none is read. */
   holding(now: Held | null): void {
     if (now === this.#colours.now) return;
     this.#colours.now = now;
@@ -293,7 +293,7 @@ export class GraphView {
     this.#rewrite();
   }
 
-  /** Shows what differs from another graph; null: no longer. */
+  /** Shows the differences from another graph; null: stop. */
   compare(against: Differences | null, most: number): void {
     Object.assign(this.#colours, { against, most });
     this.#recolour();
@@ -301,7 +301,10 @@ export class GraphView {
     this.#rewrite();
   }
 
-  /** The bytes that bars are measured by, and the box in which the peak is; of another plan also what boxes hold there. */
+  /**
+   * The bytes that bars are relative to, and the box of the peak; for another plan also the bytes that boxes hold
+   * there.
+   */
   measure({ peak, peakText: text, peakChain: chain }: Memory, held?: Held): void {
     if (held) for (const box of this.#scene.boxes.values()) Object.assign(box, { by: held[box.id], held: sum(held[box.id]) });
     this.#colours.peak = peak;
@@ -339,7 +342,7 @@ export class GraphView {
     );
   }
 
-  /** Marks what a search has found; open groups are not marked, what is in them is. */
+  /** Marks the search results; open groups are not marked, only their content. */
   find(ids: readonly string[]): void {
     this.#found = new Set(ids);
     this.#mark();
@@ -364,7 +367,7 @@ export class GraphView {
       next.set(frame.box.id, drawing);
     }
     for (const [id, drawing] of this.#drawings) if (next.get(id) !== drawing) drawing.element.remove();
-    // Outer groups lie below inner ones, and all in the order in which they are read.
+    // Outer groups are below inner ones, and all are in reading order.
     const last = new Map<Element, Element | null>();
     for (const frame of frames) {
       const layer = frame.open ? this.#openLayer : this.#closedLayer;
@@ -402,7 +405,7 @@ export class GraphView {
     const id = nodeOf(event.target);
     if ((event.ctrlKey || event.metaKey || event.altKey) && !key.startsWith("Arrow")) return;
     if (key === "Enter" || key === " ") {
-      if (id === null) return; // Space plays
+      if (id === null) return; // Space starts playing
       this.#events.choose(id, key === "Enter");
       this.focus(id);
     } else if (key.startsWith("Arrow") && (event.shiftKey || event.ctrlKey)) {
@@ -424,7 +427,7 @@ export class GraphView {
     event.preventDefault();
   }
 
-  /** Writes the words of the boxes in view as large as the scale needs them. */
+  /** Writes the text of the boxes in view, in the size that the scale needs. */
   #rewrite(): void {
     const { x, y, k } = this.camera.view;
     const band = bandOf(k);
@@ -443,7 +446,7 @@ export class GraphView {
     }
   }
 
-  /** Has `make` see the graph with all its words, as large as they are at full size. */
+  /** Calls `make` while the graph has all its text, in full size. */
   atFullSize<T>(make: () => T): T {
     this.#content.classList.add("lz-near");
     this.#content.classList.remove("lz-far");

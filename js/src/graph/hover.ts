@@ -1,17 +1,17 @@
-// What the pointer or the focus is on: said in full at the foot of the graph, its lines lit up, and when it exists marked in
-// the memory chart for as long as the pointer is there.
+// The box under the pointer or with the focus: described at the bottom of the graph, with its lines highlighted, and
+// its lifetime marked in the memory chart while the pointer is there.
 
 import { nameOf } from "./boxes";
 import type { Scene } from "../model/scene";
 import type { Send } from "../model/types";
 
-const AFTER = 80; // milliseconds: who passes over boxes asks for none
+const AFTER = 80; // milliseconds: moving the pointer across boxes requests none
 
 export interface HoverEvents {
   ask: Send;
-  /** Another box is pointed at, or none. */
+  /** Another box is under the pointer, or none. */
   point(id: string | null): void;
-  /** When it exists; null: nothing is pointed at. */
+  /** Its lifetime; null if no box is under the pointer. */
   mark(lifetime: [number, number][] | null): void;
 }
 
@@ -41,10 +41,10 @@ export class Hover {
     graph.addEventListener("pointerleave", () => {
       this.#point(null);
     });
-    over(graph.querySelector(".lz-edge:hover, [data-node]:hover")); // the pointer has come before this
+    over(graph.querySelector(".lz-edge:hover, [data-node]:hover")); // the pointer arrived before this
   }
 
-  /** When a box exists has come. */
+  /** The lifetime of a box has arrived. */
   hear(id: string, lifetime: [number, number][]): void {
     if (id === this.#at) this.#events.mark(lifetime);
   }
@@ -61,7 +61,7 @@ export class Hover {
     }, AFTER);
   }
 
-  /** What flows along an edge, the whole name of a box. */
+  /** The data that flows along an edge, or the whole name of a box. */
   #read(element: SVGElement | null): void {
     const name = (id: string | undefined): string => {
       const box = this.#scene.boxes.get(id ?? "");

@@ -1,16 +1,17 @@
-// What is kept for the backward pass: bands between the lanes, from the box that makes it to the one that reads it.
+// Tensors kept for the backward pass: bands between the lanes, from the box that creates them to the box that reads
+// them.
 
 import { charWidth, svg } from "../page/dom";
 import type { Frame, Scene } from "../model/scene";
 import type { Kept } from "../model/types";
 
 const MOST = 3;
-const SMALL = 0.01; // of the peak, from which something is drawn
+const SMALL = 0.01; // share of the peak from which a band is drawn
 const PER_PIXEL = 2 ** 24; // bytes
-const STEEPEST = 80; // pixels up or down between boxes that do not lie beside one another
+const STEEPEST = 80; // vertical pixels between boxes that are not next to each other
 const WIDTHS = [2, 28] as const;
 
-/** The largest bands; the bytes are told where nothing else stands. */
+/** The largest bands; their bytes are shown where there is room. */
 export function keptBands(kept: readonly Kept[], peak: number, scene: Scene, frames: ReadonlyMap<string, Frame>): SVGElement[] {
   const shown = kept.flatMap(({ from, to, bytes, text }) => {
     const [start, end] = [from, to].map((chain) => frames.get(scene.visible(chain) ?? ""));
@@ -36,7 +37,7 @@ export function keptBands(kept: readonly Kept[], peak: number, scene: Scene, fra
   });
 }
 
-/** The heights at which a band leaves a box and comes to another: one, where they lie beside one another. */
+/** The heights at which a band leaves a box and arrives at another: the same if they are next to each other. */
 function levels(start: Frame, end: Frame): [number, number] {
   const [top, bottom] = [Math.max(start.y, end.y), Math.min(start.y + start.height, end.y + end.height)];
   return bottom > top ? [(top + bottom) / 2, (top + bottom) / 2] : [start.y + start.height / 2, end.y + end.height / 2];

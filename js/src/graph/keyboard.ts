@@ -1,5 +1,4 @@
-// Where an arrow key leads: along the edges as they are drawn, between the boxes of a layer, into and out of
-// open groups.
+// The target of an arrow key: along the drawn edges, between the boxes of a layer, into and out of open groups.
 
 import type { Arrangement, Frame } from "../model/scene";
 
@@ -7,7 +6,7 @@ export type Arrow = "ArrowUp" | "ArrowDown" | "ArrowLeft" | "ArrowRight";
 
 const middle = (frame: Frame): [x: number, y: number] => [frame.x + frame.width / 2, frame.y + frame.height / 2];
 
-/** The id of the box that the key leads to from the box `id`, or null if it stays there. */
+/** The id of the box that the key selects from the box `id`, or null if there is none. */
 export function neighbor(arrangement: Arrangement, id: string, key: Arrow): string | null {
   const frames = arrangement.frames.filter((frame) => frame.box.kind !== "lane" || frame.rail);
   const here = frames.find((frame) => frame.box.id === id);
@@ -47,7 +46,7 @@ function across(frames: readonly Frame[], here: Frame, right: boolean): string |
   return nearest(layer, middle(here), 1) ?? nearest(beyond, middle(here), 3) ?? null;
 }
 
-/** The nearest of the frames, where a pixel up or down counts `steep` times. */
+/** The nearest of the frames, where a vertical pixel counts `steep` times. */
 function nearest(frames: readonly Frame[], [x, y]: readonly [number, number], steep: number): string | undefined {
   let best: string | undefined;
   let least = Infinity;

@@ -1,4 +1,4 @@
-// The one legend of the graph, and the menu that says what its colours mean.
+// The only legend of the graph, and the menu that explains its colors.
 
 import { COLOURINGS, noteKey, type Colouring, type Colours } from "./colors";
 import { html, on } from "../page/dom";
@@ -28,7 +28,7 @@ export class Legend {
     this.element.append(this.#colour, this.#relations);
   }
 
-  /** The annotations that there are to choose. */
+  /** The annotations that can be chosen. */
   offer(notes: readonly Note[]): void {
     this.#own.replaceChildren(...notes.map(([name]) => html("option", { value: noteKey(name) }, name)));
     if (notes.length) this.#select.append(this.#own);
@@ -53,7 +53,7 @@ export class Legend {
     this.#colour.replaceChildren(...parts);
   }
 
-  /** The kinds of lines that are drawn about the selected box. */
+  /** The kinds of lines that are drawn around the selected box. */
   showRelations(kinds: readonly (readonly [kind: string, text: string])[]): void {
     this.#relations.replaceChildren(
       ...kinds.map(([kind, text]) => html("span", { class: `lz-entry lz-relation-${kind}` }, html("i", {}), text)),

@@ -1,5 +1,5 @@
-// The short movement from one arrangement to the next.  Everything is in its place at once; what moves is only
-// how it is shown, for a moment, so that the eye can follow.
+// The short animation from one layout to the next. Everything is at its final position immediately; only its display
+// moves for a moment, so that the eye can follow.
 
 import type { View } from "./camera";
 

@@ -1,5 +1,5 @@
-// What the selected box has to do with others: what it reads, what reads it, activations that are saved for the
-// backward pass, and the op it is the gradient of.  Each kind has a colour and a line of its own.
+// Relations of the selected box: its inputs, its readers, activations that are saved for the backward pass, and the op
+// that it is the gradient of. Each kind has its own color and line.
 
 import { svg } from "../page/dom";
 import type { Arrangement, Frame, Scene } from "../model/scene";
@@ -16,7 +16,7 @@ const MOST_LINES = 3;
 
 export type KindsShown = (readonly [kind: string, text: string])[];
 
-/** Lines and rings about the box `selected`, and which kinds of them there are. */
+/** Lines and rings around the box `selected`, and the kinds that occur. */
 export function relationLines(
   relations: readonly Relation[],
   selected: Frame,
@@ -30,7 +30,7 @@ export function relationLines(
   const kinds = new Set<Relation["kind"]>();
   const rings = new Map<Frame, number>();
   const elements: SVGElement[] = [];
-  // The lines of the three strongest; of the others the rings say where they are.
+  // Lines of the three strongest relations; rings show where the others are.
   const strongest = new Set([...relations].sort((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0)).filter(({ chain }) => !direct.has(scene.visible(chain) ?? "")).slice(0, MOST_LINES));
   for (const relation of relations) {
     const { kind, chain, label } = relation;
@@ -39,7 +39,7 @@ export function relationLines(
     if (!to || (to.box.kind === "lane" && to.open) || chain.includes(id) || drawn.has(kind + to.box.id)) continue;
     drawn.add(kind + to.box.id);
     kinds.add(kind);
-    const nth = rings.get(to) ?? 0; // several about one box lie around one another
+    const nth = rings.get(to) ?? 0; // several around one box are concentric
     rings.set(to, nth + 1);
     const inset = 3 + 3 * nth;
     const ring = { x: to.x - inset, y: to.y - inset, width: to.width + 2 * inset, height: to.height + 2 * inset, rx: 8 + inset };
@@ -59,7 +59,7 @@ function around(from: Frame, to: Frame, frames: ReadonlyMap<string, Frame>, scen
   const [y, side] = leave(from, out, frames);
   const [last, arrive] = leave(to, into, frames);
   const points: [number, number][] = [[side, y], [out, y]];
-  // Where another lane lies between: above all lanes.
+  // If another lane is in between: above all lanes.
   if (Math.abs(into - out) > 20) points.push([out, start.y - 5 - nth], [into, start.y - 5 - nth]);
   points.push([into, last], [arrive, last]);
   return rounded(points);
@@ -71,7 +71,7 @@ function laneOf(frame: Frame, frames: ReadonlyMap<string, Frame>, scene: Scene):
   return frames.get(at ?? "") ?? frame;
 }
 
-/** The height at which nothing stands between the box and `x`, if there is one, and the side that it is left by. */
+/** The height at which nothing is between the box and `x`, if there is one, and the side at which the line leaves. */
 function leave(frame: Frame, x: number, frames: ReadonlyMap<string, Frame>): [y: number, side: number] {
   const right = x > frame.x + frame.width / 2;
   const side = right ? frame.x + frame.width : frame.x;

@@ -1,5 +1,5 @@
-// Coordinates of one group.  The same arithmetic as `place` in lazyviz/view/layout/sugiyama.py, held to the same
-// golden files: Python finds layers and orders, the browser places what is open.
+// Coordinates of one group. The same arithmetic as `place` in lazyviz/view/layout/sugiyama.py, tested with the same
+// golden files: Python computes layers and orders, the browser places the open groups.
 
 export const LAYER_GAP = 26;
 export const BOX_GAP = 18;
@@ -73,7 +73,7 @@ export function place(
     right = Math.max(right, at(center, i) + at(width, i) / 2);
   }
   const y = new Array<number>(count).fill(0);
-  // In its layer a result is near its maker, and a tensor from outside near its reader.
+  // In its layer, a result is near its producer, and an outside tensor near its reader.
   const [makers, readers] = [new Set(paths.map((path) => path[0])), new Set(paths.map((path) => path.at(-1)))];
   const share = (i: number): number => (makers.has(i) === readers.has(i) ? 0.5 : Number(makers.has(i) !== flip));
   const tops: number[] = [];
@@ -90,7 +90,7 @@ export function place(
   return { x, y, width: right - left, height: Math.max(top - LAYER_GAP, 0), tops, bottoms };
 }
 
-/** Moves a layer's boxes as near to their neighbors' middle as order and gaps allow (least squares). */
+/** Moves a layer's boxes as close to the middle of their neighbors as order and gaps allow (least squares). */
 function settle(
   layer: readonly number[],
   neighbors: readonly (readonly number[])[],
@@ -154,8 +154,8 @@ export function narrowed(
   limit: number,
 ): [layers: number[][], paths: number[][]] {
   const result: number[][] = [];
-  const origin: number[] = []; // of each new layer, the one that it is a part of
-  const row: number[] = []; // of each box and bend
+  const origin: number[] = []; // for each new layer, the layer that it is a part of
+  const row: number[] = []; // for each box and bend
   layers.forEach((layer, number) => {
     let used = Infinity;
     for (const i of layer) {
@@ -188,13 +188,13 @@ export function narrowed(
   return [result.map((layer, number) => [...(first[number] ?? []), ...layer]), bent];
 }
 
-/** The same, cut alike at both sides, with every layer moved together until it is within `limit` pixels. */
+/** The same, indented equally on both sides, with every layer moved as a whole until it is within `limit` pixels. */
 export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
   const out = Math.max(placed.width - limit, 0) / 2;
   const x = placed.x.map((left) => left - out);
   const width = (i: number): number => sizes[i]?.[0] ?? BEND_WIDTH;
   for (const all of layers) {
-    // Where there is no room beside the boxes, lines go behind them.
+    // If there is no room beside the boxes, lines go behind them.
     const tight = all.reduce((sum, i) => sum + width(i) + BOX_GAP, -BOX_GAP) > limit;
     const layer = tight ? all.filter((i) => i < sizes.length) : all;
     for (const i of all) x[i] = Math.max(Math.min(at(x, i), limit - width(i)), 0);

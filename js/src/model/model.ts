@@ -1,11 +1,11 @@
-// Python's side of one widget, as anywidget hands it over.
+// Python's side of one widget, as anywidget provides it.
 
 import type { FromPython } from "./types";
 
-// What an event carries depends on its name: a message for "msg:custom", nothing of use for the others.
+// The payload of an event depends on its name: a message for "msg:custom", nothing useful for the others.
 export type Callback = (message: FromPython) => void;
 
-/** What this widget needs of an anywidget model. */
+/** The part of an anywidget model that this widget uses. */
 export interface Model {
   get(name: string): unknown;
   on(event: string, callback: Callback): void;

@@ -1,6 +1,6 @@
-// The questions about plans: one is under way at a time, and the next asks for the newest choice.
+// Requests for plans: one at a time, and the next one asks for the newest choice.
 //
-// A drag is so followed as fast as answers come, and an answer that a newer choice has overtaken is known.
+// So a drag is followed as fast as answers arrive, and an answer to an outdated choice is recognized.
 
 import type { FromPython, Send } from "./types";
 
@@ -8,7 +8,7 @@ const ORDER = ["device", "split", "batch-size", "largest"] as const;
 export type Question = (typeof ORDER)[number];
 
 export class Planning {
-  held = false; // while one drags, the search for the largest batch waits
+  held = false; // during a drag, the search for the largest batch waits
   readonly #next = new Map<Question, string>();
   #asked: Question | null = null;
 
@@ -17,17 +17,17 @@ export class Planning {
     private readonly changed: () => void,
   ) {}
 
-  /** Whether an answer is waited for. */
+  /** Whether a request is waiting for its answer. */
   get asking(): boolean {
     return this.#asked !== null && this.#asked !== "largest";
   }
 
-  /** The newest choice that is not answered yet. */
+  /** The newest choice that has not been answered yet. */
   wanted(question: Question): string | undefined {
     return this.#next.get(question);
   }
 
-  /** Whether the answer to the newest choice is still to come. */
+  /** Whether the answer to the newest choice has not arrived yet. */
   awaits(question: Question): boolean {
     return this.#asked === question || this.#next.has(question);
   }
@@ -37,7 +37,7 @@ export class Planning {
     this.pump();
   }
 
-  /** An answer has come, to this page or to another one of the same graph. */
+  /** An answer has arrived, for this page or for another one of the same graph. */
   answered(message: FromPython): void {
     if (message.kind === "plan" && this.#asked !== "largest") this.#asked = null;
     if (message.kind === "largest" && this.#asked === "largest") {

@@ -1,4 +1,4 @@
-// What screen readers are told, in one polite region; and that the focus is not lost where something changes.
+// Announcements for screen readers, in one polite region; and keeping the focus when elements change.
 
 import { html } from "./dom";
 import type { Progress, State } from "../model/types";
@@ -12,14 +12,14 @@ export class Announcer {
     this.element.textContent = text;
   }
 
-  /** The state in words, where it has changed. */
+  /** The state as text, if it has changed. */
   tellState(state: State, words: string): void {
     if (this.#state !== null && this.#state !== state) this.say(words);
     if (this.#state !== state) this.#quarter = 0;
     this.#state = state;
   }
 
-  /** Every quarter of a run, not every message. */
+  /** Announces every quarter of a run, not every message. */
   tellProgress(progress: Progress | null): void {
     const quarter = progress?.total ? Math.floor((progress.done / progress.total) * 4) : 0;
     if (quarter > this.#quarter && quarter < 4) this.say(`${quarter * 25} % of the ops have run`);

@@ -1,4 +1,4 @@
-// Making elements.  Text always goes through textContent: whatever Python sends is data.
+// Creating elements. Text is always set with textContent: whatever Python sends is data.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ export function html<K extends keyof HTMLElementTagNameMap>(
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** A button that sends no form. */
+/** A button that does not submit a form. */
 export function plainButton(attributes: Attributes, ...children: (Node | string)[]): HTMLButtonElement {
   return html("button", { type: "button", ...attributes }, ...children);
 }
@@ -44,12 +44,12 @@ export function svg<K extends keyof SVGElementTagNameMap>(
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Mean width of a character in pixels, of the widest of the fonts that may be there. */
+/** Mean width of a character in pixels, for the widest of the possible fonts. */
 export function charWidth(size: number, style: "" | "mono" | "bold" = ""): number {
   return size * (style === "mono" ? 0.605 : style === "bold" ? 0.66 : 0.58);
 }
 
-/** The text with its end left out where it would be wider than `room` pixels. */
+/** The text, truncated if it would be wider than `room` pixels. */
 export function cut(text: string, room: number, size: number, style: "" | "mono" | "bold" = ""): string {
   const fits = Math.max(Math.floor(room / charWidth(size, style)), 3);
   const letters = lettersOf(text);
@@ -60,17 +60,17 @@ const segments = new Intl.Segmenter();
 // East Asian letters and emoji: about twice as wide as others.  Python's part is view/layout/text_width.py.
 const WIDE = /[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60\uffe0-\uffe6]|\ufe0f|\p{Emoji_Presentation}/u;
 
-/** The text in graphemes: what must not be cut in two. */
+/** The text in graphemes, which must not be split. */
 function lettersOf(text: string): string[] {
   return /^[\x20-\x7e]*$/.test(text) ? [...text] : Array.from(segments.segment(text), ({ segment }) => segment);
 }
 
-/** How many columns these letters take. */
+/** The number of columns that these letters take. */
 function columnsOf(letters: readonly string[]): number {
   return letters.reduce((sum, letter) => sum + (WIDE.test(letter) ? 2 : 1), 0);
 }
 
-/** How many of the first letters take no more than `room` columns. */
+/** The number of leading letters that fit into `room` columns. */
 function taking(letters: readonly string[], room: number): number {
   let used = 0;
   const end = letters.findIndex((letter) => (used += WIDE.test(letter) ? 2 : 1) > room);
@@ -83,7 +83,7 @@ export function seconds(value: number): string {
   return value < 120 ? `${value.toPrecision(3)} s` : `${Math.round(value / 60)} min`;
 }
 
-/** A number with its thousands apart, as in 1,924. */
+/** A number with thousands separators, as in 1,924. */
 export function grouped(value: number): string {
   return value.toLocaleString("en");
 }

@@ -1,4 +1,4 @@
-// Keys that the first picture does without: playing the run, and the list of all keys.
+// Keys that the first picture does not need: playing the run, and the list of all keys.
 
 import { html, on, plainButton } from "./dom";
 import { row } from "./popover";
@@ -21,7 +21,7 @@ const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["?", "this list"],
 ];
 
-/** Plays or lists the keys; whether the key means either. */
+/** Plays or lists the keys; returns whether the key means either. */
 export function press(event: KeyboardEvent, root: HTMLElement): boolean {
   const target = event.target instanceof Element ? event.target : root;
   if (target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return false;
@@ -33,7 +33,7 @@ export function press(event: KeyboardEvent, root: HTMLElement): boolean {
   return true;
 }
 
-/** Shows the list of keys, or puts it away. */
+/** Shows or hides the list of keys. */
 function turnHelp(root: HTMLElement): void {
   const shown = root.querySelector<HTMLElement>(".lz-help");
   if (shown) {
@@ -58,7 +58,7 @@ function turnHelp(root: HTMLElement): void {
   close.focus({ preventScroll: true });
 }
 
-/** A row of the settings that leads to the list. */
+/** A row of the settings that opens the list. */
 export function offerHelp(root: HTMLElement): void {
   const button = plainButton({ class: "lz-button", "data-action": "keys", title: "List the keys (?)" }, "List");
   on(button, "click", () => {

@@ -1,4 +1,5 @@
-// What opens below a button of the toolbar: settings, findings.  One is open at a time; Escape and a click elsewhere close it.
+// Popovers below a button of the toolbar: settings, findings. One is open at a time; Escape and a click elsewhere close
+// it.
 
 import { html, on, plainButton } from "./dom";
 
@@ -33,7 +34,7 @@ export class Popover {
   }
 }
 
-/** A row of a popover: what it is about, and its control. */
+/** A row of a popover: its label, and its control. */
 export function row(title: string, ...controls: Node[]): HTMLElement {
   return html("div", { class: "lz-row" }, html("span", { class: "lz-row-title" }, title), ...controls);
 }

@@ -1,4 +1,4 @@
-// One of many buttons is reached by Tab, the others from there by arrow keys.
+// Roving tab index: Tab reaches one of many buttons, arrow keys the others.
 
 /** Makes the buttons inside `container` one stop; `bring` scrolls to the one that gets the focus. */
 export function roving(container: HTMLElement, bring: (button: HTMLElement) => void): (to: HTMLElement) => void {

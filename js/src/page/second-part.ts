@@ -1,5 +1,6 @@
-// The widget in two parts: the first draws the picture, the second is what people do with it (details, table, files).
-// The second is asked of Python when the pointer or the focus comes to the widget, and imported as the first was.
+// The widget in two parts: the first draws the picture, the second has the interactive features (details, table,
+// files). The second part is requested from Python when the pointer or the focus enters the widget, and imported like
+// the first.
 
 import type { FromPython } from "../model/types";
 import type { Model } from "../model/model";
@@ -11,22 +12,22 @@ let part: Part | null = null;
 let asked = false;
 const waiting: ((part: Part) => void)[] = [];
 
-/** The second part, where it is here. */
+/** The second part, if it has been loaded. */
 export const secondPart = (): Part | null => part;
 
-/** Has `use` run with the second part: at once if it is here, else when it has come. */
+/** Calls `use` with the second part: immediately if it is loaded, otherwise when it has arrived. */
 export function whenHere(use: (part: Part) => void): void {
   if (part) use(part);
   else waiting.push(use);
 }
 
-/** It is here: fetched, or in the same file. */
+/** It is loaded: fetched, or in the same file. */
 export function bring(loaded: Part): void {
   part = loaded;
   for (const use of waiting.splice(0)) use(loaded);
 }
 
-/** Asks for it, once; `failed` is told why it cannot be had. */
+/** Requests it, once; `failed` gets the reason if it is not available. */
 export function fetchSecondPart(model: Model, failed: (why: string) => void): void {
   if (part || asked) return;
   asked = true;

@@ -1,4 +1,4 @@
-// Moving the bar between two parts: by pointer, with arrow keys, and back with a double click.
+// Moving the bar between two parts: by pointer, with arrow keys, and back by a double click.
 
 import { within, type Split } from "./splitter";
 
@@ -36,7 +36,7 @@ export function dragSplitter(bar: HTMLElement, split: Split, now: number): void 
   });
 }
 
-/** A page without storage of its own, as some hosts' are, keeps nothing. */
+/** A page without its own storage, as in some hosts, stores nothing. */
 function keep(name: string, size: number): void {
   try {
     localStorage.setItem(`lazyviz:${name}`, String(size));

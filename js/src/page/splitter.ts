@@ -1,14 +1,14 @@
-// A bar between two parts, which pointer and arrow keys move; where it was put is kept for the page.
+// A bar between two parts that pointer and arrow keys move; its position is stored for the page.
 //
-// That it moves is in the widget's second part (splitter-moves.ts).
+// Moving it is in the widget's second part (splitter-moves.ts).
 
 import { html } from "./dom";
 import { whenHere } from "./second-part";
 
 export interface Split {
-  name: string; // under which the size is kept
+  name: string; // the key under which the size is stored
   label: string;
-  upright: boolean; // it moves sideways
+  upright: boolean; // it moves horizontally
   least: number;
   most: number;
   usual: number;
@@ -39,7 +39,7 @@ export function splitter(split: Split): HTMLElement {
 
 export const within = ({ least, most }: Split, size: number): number => Math.round(Math.min(Math.max(size, least), most));
 
-/** A page without storage of its own, as some hosts' are, keeps nothing. */
+/** A page without its own storage, as in some hosts, stores nothing. */
 function kept(name: string): number | null {
   try {
     return Number(localStorage.getItem(`lazyviz:${name}`)) || null;

@@ -9,17 +9,17 @@ const LIST = String.raw`${SIZE}(?:\s*[x×*,]\s*${SIZE})`;
 const SHAPE = new RegExp(String.raw`^(?:${LIST}+,?|[[(]\s*(?:${LIST}*,?)?\s*[\])])$`);
 const LINE = /^(?:(\S+):|line\s+)(\d{1,9})$/;
 
-/** Boxes are told by their place in `ids`, which is the order of hits. */
+/** Boxes are identified by their position in `ids`, which is the order of hits. */
 export interface SearchData {
   ids: string[];
-  parents: number[]; // -1: has none that can be lit
+  parents: number[]; // -1: none that can be highlighted
   chains: string[]; // ids from the root down to the box around it, for those of `above`
   above: number[]; // for each box, which of `chains`
   texts: string[];
   labels: number[]; // of `texts`
   subs: number[];
   names: string[];
-  words: Record<string, number[]>; // places as steps from one to the next
+  words: Record<string, number[]>; // positions as differences from one to the next
   code: Record<string, number[]>; // likewise, of the text of lines
   lines: Record<string, [file: string, place: number][]>;
   shapes: Record<string, number[]>;

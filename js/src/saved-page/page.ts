@@ -14,7 +14,7 @@ type Answers = Record<string, FromPython[]>;
 
 interface Start {
   traits: Record<string, unknown>;
-  parents: Record<string, string>; // of every group, the one around it
+  parents: Record<string, string>; // for every group, the one around it
   size: number; // ids of one part: "g0" to "g499" and so on
   moments: number[]; // the positions that have an answer
   momentsSize: number;
@@ -23,7 +23,7 @@ interface Start {
 
 const parts = new Map<string, Promise<unknown>>();
 
-/** A part of the page's data, or undefined if it was left out. */
+/** A part of the page's data, or undefined if it was omitted. */
 function part<T>(name: string): Promise<T | undefined> {
   let known = parts.get(name);
   if (!known) {
@@ -99,7 +99,7 @@ class Offline implements Model {
     return [];
   }
 
-  /** What `action` answers for a box, in the part that has those with ids like it. */
+  /** The answer to `action` for a box, in the part for ids like its own. */
   async #part(action: string, id: string): Promise<FromPython[]> {
     const number = Math.floor(Number(id.slice(1)) / this.#start.size);
     return (await part<Answers>(`${action}-${id.charAt(0)}${number}`))?.[id] ?? [];
@@ -120,7 +120,7 @@ class Offline implements Model {
     return chain;
   }
 
-  /** The moment at `position`, else the last one before it that was saved. */
+  /** The moment at `position`, otherwise the last saved one before it. */
   async #moment(position: number): Promise<FromPython[]> {
     const { moments, momentsSize } = this.#start;
     let at = moments.findIndex((each) => each > position);

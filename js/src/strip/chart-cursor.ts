@@ -1,7 +1,7 @@
-// Reading the memory chart: the cross-hair with its line of words, choosing a point, dragging over a part.
+// Reading the memory chart: the crosshair with its line of text, choosing a point, dragging over a part.
 //
-// The plot is a picture to a screen reader; beside it stands a slider over the positions, which says what
-// is at each of them, so that arrows, Enter and Escape do what the mouse does.
+// To a screen reader, the plot is a picture; next to it is a slider over the positions, which describes each of them,
+// so that arrows, Enter and Escape replace the mouse.
 
 import { edge, pointAt } from "./chart-geometry";
 import { grouped, html, on, plainButton, svg } from "../page/dom";
@@ -9,13 +9,13 @@ import { icon } from "../page/icons";
 import type { MemoryChart } from "./memory-chart";
 
 const SWEEP = 8000; // milliseconds
-const DRAG = 5; // pixels, from which a press is a drag
+const DRAG = 5; // pixels from which on a press is a drag
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
 
 export interface CursorEvents {
   choose(position: number): void;
   zoom(start: number, stop: number): void;
-  /** False if there is nothing to go back to. */
+  /** False if there is nothing to return to. */
   back(): boolean;
   /** Another point is read, or none. */
   read(): void;
@@ -31,7 +31,7 @@ export class ChartCursor {
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
-  #frame: number | null = null; // of the sweep that is under way
+  #frame: number | null = null; // of the running sweep
   readonly marks = svg("g", { class: "lz-cursors" });
   point: number | null = null; // that is read
   #chosen: number | null = null; // a position
@@ -54,7 +54,7 @@ export class ChartCursor {
     });
     on(target, "pointerdown", (event) => {
       if (event.button !== 0) return;
-      event.preventDefault(); // of the focus, which goes to the slider
+      event.preventDefault(); // of the focus, which moves to the slider
       this.element.focus({ preventScroll: true });
       this.#pressed = this.#x(event);
       this.#dragged = false;
@@ -95,7 +95,7 @@ export class ChartCursor {
     });
     on(this.element, "blur", () => {
       this.#anchor = null;
-      // Once the focus has arrived: what is drawn anew may be where it goes.
+      // After the focus has arrived, because it may arrive at an element that is drawn again.
       setTimeout(() => {
         if (document.activeElement !== this.element) this.read(null);
       });
@@ -112,7 +112,7 @@ export class ChartCursor {
     this.element.focus();
   }
 
-  /** Goes through all points in a few seconds, or stops. */
+  /** Plays through all points in a few seconds, or stops. */
   #sweep(): void {
     const going = this.#frame !== null;
     if (this.#frame !== null) cancelAnimationFrame(this.#frame);
@@ -132,7 +132,7 @@ export class ChartCursor {
     this.#frame = requestAnimationFrame(step);
   }
 
-  /** Takes the mark of the chosen point away. */
+  /** Removes the mark of the chosen point. */
   forget(): void {
     this.#chosen = this.#anchor = null;
     this.point = document.activeElement === this.element ? this.#start() : null;
@@ -140,7 +140,7 @@ export class ChartCursor {
     this.draw();
   }
 
-  /** The words of the point that is read. */
+  /** The text for the point that is read. */
   tell(): void {
     const { points } = this.#chart;
     const [start, stop] = points.range;
@@ -189,7 +189,7 @@ export class ChartCursor {
     return ((event.clientX - box.left) * wide) / (box.width || wide);
   }
 
-  /** Where reading starts: at what was chosen, else in the middle. */
+  /** The starting point of reading: the chosen point, otherwise the middle. */
   #start(): number {
     const { points } = this.#chart;
     return this.#chosen !== null ? pointAt(points, this.#chosen) : Math.floor(points.at.length / 2);
@@ -214,7 +214,7 @@ export class ChartCursor {
     this.draw();
   }
 
-  /** The part from where it was begun to a position, both within it. */
+  /** The part from its start to a position, both within it. */
   #part(at: number): [number, number] {
     const from = this.#anchor ?? at;
     const last = edge(this.#chart.points, pointAt(this.#chart.points, Math.max(from, at)) + 1);
@@ -229,7 +229,7 @@ export class ChartCursor {
     this.#events.zoom(start, stop);
   }
 
-  /** Whether the key meant something here. */
+  /** Whether the key had a meaning here. */
   #key(event: KeyboardEvent): boolean {
     if (event.altKey || event.ctrlKey || event.metaKey) return false;
     const { points } = this.#chart;

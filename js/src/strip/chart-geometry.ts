@@ -1,8 +1,8 @@
-// Where things are in the memory chart: positions of the run across, bytes upwards.
+// Geometry of the memory chart: positions of the run horizontally, bytes vertically.
 
 import type { Points } from "../model/types";
 
-export const HEIGHT = 112; // unless the reader makes it higher
+export const HEIGHT = 112; // unless the user makes it higher
 const LEFT = 60;
 const RIGHT = 8;
 const TOP = 22;
@@ -43,13 +43,13 @@ export class Plot {
   }
 }
 
-/** Where the part of a point begins; of the one after the last, where the points end. */
+/** The start of a point's part; for the index after the last point, the end of the points. */
 export function edge(points: Points, point: number): number {
   const [start, stop] = points.range;
   return start + Math.floor((point * (stop - start)) / Math.max(points.at.length, 1));
 }
 
-/** The point that stands for a position. */
+/** The point that represents a position. */
 export function pointAt(points: Points, position: number): number {
   const [start, stop] = points.range;
   const count = points.at.length;
@@ -58,12 +58,12 @@ export function pointAt(points: Points, position: number): number {
   return Math.min(Math.max(point, 0), count - 1);
 }
 
-/** The bytes of each point in all, of the categories that are shown. */
+/** The total bytes of each point, over the categories that are shown. */
 export function totals(points: Points, shown: readonly boolean[]): number[] {
   return points.at.map((_, i) => points.bytes.reduce((sum, series, n) => sum + (shown[n] ? (series[i] ?? 0) : 0), 0));
 }
 
-/** The outline of the area between two lines of steps. */
+/** The outline of the area between two step lines. */
 export function area(plot: Plot, points: Points, below: number[], above: number[]): string {
   const x = (point: number): string => plot.x(edge(points, point)).toFixed(1);
   let path = `M${x(0)},${plot.y(above[0] ?? 0).toFixed(1)}`;
@@ -72,7 +72,7 @@ export function area(plot: Plot, points: Points, below: number[], above: number[
   return `${path}Z`;
 }
 
-/** A line of steps, with gaps where nothing is known. */
+/** A step line, with gaps where nothing is known. */
 export function steps(plot: Plot, points: Points, bytes: readonly (number | null)[]): string {
   let path = "";
   let drawn = false;

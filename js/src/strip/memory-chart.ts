@@ -1,7 +1,7 @@
-// The memory chart: projected bytes by category over the run, what was measured, the peak and the capacity.
+// The memory chart: projected bytes by category over the run, measured bytes, the peak and the capacity.
 //
-// A part of the run is looked at closer in points that Python is asked for; until they come the ones that
-// are there are stretched.  chart-cursor.ts reads and chooses points.
+// A part of the run is zoomed in with points that are requested from Python; until they arrive, the existing ones are
+// stretched. chart-cursor.ts reads and chooses points.
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
@@ -12,9 +12,9 @@ const NEAR = 2; // how many times the peak a line may be high to be drawn
 
 export interface ChartEvents {
   peak(): void;
-  /** What is alive at a position was asked for. */
+  /** The storages alive at a position were requested. */
   moment(position: number): void;
-  /** The points of a part of the run were asked for. */
+  /** The points of a part of the run were requested. */
   range(start: number, stop: number): void;
   /** A point is read: ids from the outermost group to its op, or "" for none, and its position. */
   read(chain: string, position?: number): void;
@@ -29,10 +29,10 @@ export class MemoryChart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
-  #glance: [number, number][] | null = null; // of what the pointer is on, instead
+  #preview: [number, number][] | null = null; // of the box under the pointer, shown instead
   #failure: Failure | null = null;
-  #far = ""; // how much more the device has
-  #views: Points[] = []; // parts of the run looked at, each within the one before
+  #far = ""; // bytes of the device beyond that
+  #views: Points[] = []; // zoomed parts of the run, each inside the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
   readonly #legend = html("ul", { class: "lz-legend" });
   readonly #head = html("p", { class: "lz-muted lz-memory-head" });
@@ -101,7 +101,7 @@ export class MemoryChart {
     return this.memory.count;
   }
 
-  /** The point that is read, in short, or the peak: which op, bytes held, the op's place and name. */
+  /** The point that is read, in short, or the peak: its op, bytes held, the op's place and name. */
   reading(point: number | null): string[] {
     const { points, shown } = this;
     const { peakAt, peakText, peakName, count } = this.memory;
@@ -130,7 +130,7 @@ export class MemoryChart {
     return `${bytesText(all)} in all${measured}${named.length ? `: ${named.join(", ")}` : ""}${time}`;
   }
 
-  /** The projected time has come. */
+  /** The projected time has arrived. */
   showTrack(track: Track): void {
     this.memory.track = this.memory.points.track = track;
     if (!this.#views.length) this.#redraw();
@@ -141,7 +141,8 @@ export class MemoryChart {
   show(memory: Memory): void {
     const same = memory.count === this.memory.count;
     if (!same) this.#lifetime = [];
-    memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], keys: [] }; // asked for anew
+    // Requested again.
+    memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], keys: [] };
     const view = same ? this.#views.at(-1)?.range : undefined;
     this.#views = [];
     this.memory = memory;
@@ -151,7 +152,7 @@ export class MemoryChart {
     else this.#redraw();
   }
 
-  /** The points of a part of the run have come; false if another part is shown by now. */
+  /** The points of a part of the run have arrived; false if another part is shown by now. */
   showRange(range: Range): boolean {
     const view = this.#views.at(-1);
     const [start, stop] = range.points.range;
@@ -161,7 +162,7 @@ export class MemoryChart {
     return true;
   }
 
-  /** The place for the plot has become known or has changed. */
+  /** The size of the plot is known or has changed. */
   resize(): void {
     const { clientWidth: width, clientHeight: height } = this.svg.parentElement ?? this.element;
     this.resizeTo(width, height || HEIGHT);
@@ -173,12 +174,12 @@ export class MemoryChart {
     this.#draw();
   }
 
-  /** Takes the mark of the chosen point away. */
+  /** Removes the mark of the chosen point. */
   forget(): void {
     this.#cursor.forget();
   }
 
-  /** Says where the op is that failed. */
+  /** Shows where the op is that failed. */
   fail(failure: Failure | null): void {
     if (failure === this.#failure) return;
     this.#failure = failure;
@@ -191,9 +192,9 @@ export class MemoryChart {
     this.#draw();
   }
 
-  /** Marks them for as long as the pointer is on something, which null ends. */
-  glance(lifetime: [number, number][] | null): void {
-    this.#glance = lifetime;
+  /** Marks them while the pointer is on a box; null ends that. */
+  preview(lifetime: [number, number][] | null): void {
+    this.#preview = lifetime;
     this.#draw();
   }
 
@@ -206,7 +207,7 @@ export class MemoryChart {
     this.#events.range(start, stop);
   }
 
-  /** To the part looked at before; false if the whole run is shown already. */
+  /** Back to the previous part; false if the whole run is shown already. */
   #zoomOut(): boolean {
     if (!this.#views.pop()) return false;
     this.#cursor.forget();
@@ -229,7 +230,7 @@ export class MemoryChart {
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
     this.#far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? `${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
-    // One line, of which the tooltip has the rest.
+    // One line; the tooltip has the rest.
     this.#head.textContent = memory.measured.split(/[,;:] /, 1)[0] || memory.otherRun;
     this.#head.title = [`Peak ${memory.peakText}${at}`, `${memory.otherRun}${needs}`, this.#far, memory.measured].filter(Boolean).join(" · ");
     const { words = "", title = "", keys = [] } = memory.track ?? {};
@@ -245,7 +246,7 @@ export class MemoryChart {
     this.#cursor.tell();
   }
 
-  /** The chart in words, for those who do not see it. */
+  /** The chart as text, for screen readers. */
   #summary(at: string): string {
     const { memory } = this;
     const parts = memory.categories.filter((each) => each.peak).map((each) => `${each.label} ${each.peakText}`);
@@ -279,7 +280,7 @@ export class MemoryChart {
     const where = point === null ? "at the peak" : `at op ${grouped((points.at[point] ?? 0) + 1)}`;
     this.#legend.setAttribute("aria-label", `Categories, with their memory ${where}`);
     this.#legend.title = where;
-    this.#legend.replaceChildren(...entries.reverse()); // as they are stacked
+    this.#legend.replaceChildren(...entries.reverse()); // in stacking order
     if (this.#alone.size) {
       const all = plainButton({ class: "lz-link", "data-action": "all-categories" }, "all categories");
       on(all, "click", () => {
@@ -295,12 +296,13 @@ export class MemoryChart {
   #draw(): void {
     const { memory, width, points, shown } = this;
     if (width === 0) return;
-    const whole = shown.every(Boolean); // else lines of what is needed in all would mislead
+    const whole = shown.every(Boolean); // otherwise, lines of the total need would be misleading
     const [start, stop] = points.range;
     const heights = totals(points, shown);
     const held = whole ? points.held : undefined;
     const highest = Math.max(...heights, ...(held ?? []).map((size) => size ?? 0), 1);
-    const reach = (memory.verdict === "too-big" ? 4 * NEAR : NEAR) * highest; // what does not fit is to be seen
+    // The part that does not fit must be visible.
+    const reach = (memory.verdict === "too-big" ? 4 * NEAR : NEAR) * highest;
     const near = (bytes: number | null): bytes is number => whole && bytes !== null && bytes < reach;
     const most = Math.max(highest, ...[memory.needed, memory.capacity].filter(near)) * 1.08;
     const plot = (this.plot = new Plot(width, start, stop, most, this.height));
@@ -371,7 +373,7 @@ export class MemoryChart {
       memory.pieces.map(([first, name]) => [name, first]),
       (name, from, to, cut) => {
         if (cut) parts.push(svg("path", { class: "lz-piece", d: `M${from},${name ? 5 : plot.top}V${plot.bottom}` }));
-        // In full where there is room, else shorter: "piece 2, and 6 more like it", "piece 2 + 6", "+ 6".
+        // In full if there is room, otherwise shorter: "piece 2, and 6 more like it", "piece 2 + 6", "+ 6".
         const [piece = "", more = ""] = name.replace(/ more like it$/, "").split(", and ");
         const text = [name, more ? `${piece} + ${more}` : piece, more ? `+ ${more}` : ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
         if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
@@ -392,7 +394,7 @@ export class MemoryChart {
 
   #lives(plot: Plot): SVGElement[] {
     const { start, stop, top, bottom } = plot;
-    return (this.#glance ?? this.#lifetime)
+    return (this.#preview ?? this.#lifetime)
       .filter(([first, last]) => last > start && first < stop)
       .flatMap(([first, last]) => {
         const from = plot.x(Math.max(first, start));
@@ -405,11 +407,11 @@ export class MemoryChart {
   }
 }
 
-/** The words of the peak on black: its bytes, and its op where there is room. */
+/** The label of the peak on black: its bytes, and its op if there is room. */
 function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  // In full, else its op alone.
+  // In full, otherwise only its op.
   const name = [memory.peakName, memory.peakName.replace(/^.*: /, "")].find((each) => each.length * charWidth(11, "mono") <= Math.min(room, 300)) ?? "";
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
@@ -424,7 +426,7 @@ const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" 
 
 const boundOf = (track: Track | undefined, point: number): string => BOUNDS[track?.bounds.charAt(point) ?? ""] ?? "";
 
-/** Below the plot how long each point's part takes, by what bounds it. */
+/** Below the plot, the time of each point's part, by its bound. */
 function timeBars(plot: Plot, points: Points): SVGElement[] {
   const { track } = points;
   const low = plot.bottom + TRACK + 3;
@@ -443,7 +445,7 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
   return parts;
 }
 
-/** Words at the end of the plot, or at its start, where nothing is drawn as high. */
+/** Text at the end of the plot, or at its start, where no curve is as high. */
 function roomy(plot: Plot, heights: readonly number[], words: string): SVGElement[] {
   const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
   const wide = Math.ceil(share * heights.length);
@@ -453,7 +455,7 @@ function roomy(plot: Plot, heights: readonly number[], words: string): SVGElemen
   return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: plot.top + 11, "text-anchor": right ? "end" : "start" }, words)];
 }
 
-/** One line of words on a flag, within the plot. */
+/** One line of text on a flag, within the plot. */
 function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
   const words = cut(text, plot.right - plot.left - 12, 11, "bold");
   const wide = words.length * charWidth(11, "bold") + 12;
@@ -463,14 +465,14 @@ function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {
   const y = plot.y(bytes);
-  const x = atStart ? plot.left + 4 : plot.right - 4; // below the one line and above the other
+  const x = atStart ? plot.left + 4 : plot.right - 4; // below one line and above the other
   return [
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
     svg("text", { class: `${name}-text`, x, y: y + (atStart ? 12 : -5) }, text),
   ];
 }
 
-/** The points that there are of a part of the run, until finer ones come. */
+/** The existing points of a part of the run, until finer ones arrive. */
 export function slice(points: Points, start: number, stop: number): Points {
   const first = pointAt(points, start);
   const count = Math.min(stop - start, points.at.length);

@@ -4,7 +4,7 @@ import { html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import type { Compared, Differences, Send } from "../model/types";
 
-const TYPE = "application/x-lazyviz"; // of what is dragged: the token of a graph
+const TYPE = "application/x-lazyviz"; // type of the dragged data: the token of a graph
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM] = [640, 170, 70, 8, 24];
 
 export class ComparisonPanel {
@@ -15,7 +15,10 @@ export class ComparisonPanel {
   readonly #end = plainButton({ class: "lz-button", "data-action": "end-comparison" });
   readonly #mark: (boxes: Differences | null, most: number) => void;
 
-  /** `place` is where the choice stands, `chip` what is dragged, `root` what it is dropped on; `mark` has the graph show what differs. */
+  /**
+   * `place` contains the choice, `chip` is dragged, `root` is the drop target; `mark` shows the differences in the
+   * graph.
+   */
   constructor(root: HTMLElement, chip: HTMLElement, place: HTMLElement, ask: Send, mark: (boxes: Differences | null, most: number) => void) {
     this.#mark = mark;
     on(this.#end, "click", () => {
@@ -27,7 +30,7 @@ export class ComparisonPanel {
     place.append(this.#menu);
     this.offer("", []);
     chip.draggable = true;
-    // What there is, is asked for before it is needed: the settings open, or the pointer comes to what is dragged.
+    // The list of graphs is requested in advance: when the settings open, or the pointer reaches the chip.
     const around = place.closest(".lz-pop");
     for (const [element, name] of [[chip, "pointerenter"], [around, "focusin"], [around, "click"]] as const) {
       element?.addEventListener(name, (event) => {
@@ -70,7 +73,7 @@ export class ComparisonPanel {
     });
   }
 
-  /** The graphs that there are, and the token of this one. */
+  /** The list of graphs, and the token of this one. */
   offer(token: string, graphs: readonly [token: string, name: string][]): void {
     this.#token = token;
     const { value } = this.#menu;
@@ -79,7 +82,7 @@ export class ComparisonPanel {
     this.#menu.value = graphs.some(([each]) => each === value) ? value : "";
   }
 
-  /** The graph shows itself alone again. */
+  /** The graph is shown alone again. */
   end(): void {
     this.#menu.value = "";
     this.#end.hidden = true;

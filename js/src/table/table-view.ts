@@ -1,4 +1,5 @@
-// The graph as a table: the same facts to be read, sorted and filtered; rows come from Python a page at a time.
+// The graph as a table: the same facts, which can be read, sorted and filtered; rows are sent by Python one page at a
+// time.
 
 import { grouped, html, on, plainButton } from "../page/dom";
 import { roving } from "../page/roving";
@@ -8,7 +9,7 @@ export interface TableEvents {
   ask: Send;
   /** A row was chosen: a box's id, or a line's. */
   choose(id: string, line: boolean): void;
-  /** Graph or table: which of them is to be seen. */
+  /** Graph or table: the visible one. */
   turn(table: boolean): void;
   say(text: string): void;
 }
@@ -34,7 +35,7 @@ export class TableView {
 
   readonly #events: TableEvents;
 
-  /** `menu` is the button that turns to it. */
+  /** `menu` is the button that switches to it. */
   constructor(menu: HTMLElement, events: TableEvents) {
     this.#menu = menu;
     this.#events = events;
@@ -97,20 +98,20 @@ export class TableView {
     if (on) this.#find(this.#selected);
   }
 
-  /** Rows that a search finds. */
+  /** Rows that match a search. */
   search(query: string): void {
     if (query === this.#filter) return;
     this.#filter = query;
     this.#reset();
   }
 
-  /** The box that is selected: its row is marked, on the page where it is. */
+  /** The selected box: its row is marked, on its page. */
   select(id: string | null): void {
     this.#selected = id;
     if (this.shown && !this.#mark(id)) this.#find(id);
   }
 
-  /** What a run or another plan has changed. */
+  /** Changes after a run or another plan. */
   refresh(): void {
     this.ask();
   }
@@ -136,7 +137,7 @@ export class TableView {
       const button = plainButton({ "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
       on(button, "click", () => {
         const again = this.#sort === key;
-        // First the way that is asked for most, then the other, then the order of the program.
+        // First the most frequent order, then the other, then the order of the program.
         if (again && this.#down !== number) this.#sort = "";
         else this.#sort = key;
         this.#down = this.#sort ? (again ? !this.#down : number) : false;
@@ -170,7 +171,7 @@ export class TableView {
     else if ((inside as HTMLButtonElement | null)?.disabled) this.#modes.focus();
   }
 
-  /** The focus stays where it was: at a column's head, or among the rows. */
+  /** The focus stays where it was: at a column header, or among the rows. */
   #refocus(before: HTMLElement): void {
     const key = before.dataset["sort"];
     const id = before.closest("tr")?.dataset["row"];

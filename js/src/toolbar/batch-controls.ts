@@ -1,14 +1,14 @@
-// The batch: a slider that plans for other sizes, and the menu of pieces that Evaluate will run it in.
+// The batch: a slider that plans for other sizes, and the menu of pieces in which Evaluate will run it.
 //
-// The plan of another size is made in Python, which knows the allocator; planning.ts asks for it.
+// Python makes the plan of another size, because it has the allocator; planning.ts requests it.
 
 import { grouped, html, on, plainButton } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
-const EVERY = 160; // sizes, up to which each one is a step of the slider
+const EVERY = 160; // sizes up to which each one is a step of the slider
 const THUMB = 8; // half the thumb's width, in pixels
-const SAID_AFTER = 600; // ms without another answer until it is said to a screen reader
+const SAID_AFTER = 600; // ms without another answer until it is announced to screen readers
 
 export interface BatchEvents {
   go(chain: string[]): void;
@@ -16,7 +16,7 @@ export interface BatchEvents {
 
 export class BatchControls {
   readonly parts: HTMLElement[];
-  readonly split: HTMLElement; // goes into the settings
+  readonly split: HTMLElement; // moved into the settings
   readonly blocked = html("div", { class: "lz-blocked" });
   private readonly slider: HTMLInputElement;
   readonly #rail = html("span", { class: "lz-slider" });
@@ -95,7 +95,7 @@ export class BatchControls {
     this.#tell();
   }
 
-  /** The largest batch that fits, or `null`: it is not known for what is planned now. */
+  /** The largest batch that fits, or `null` if it is not known for the current plan. */
   showLargest(message: LargestMessage | null): void {
     this.#searching = message?.searching ?? true;
     this.#fixed = message?.fixed ?? false;
@@ -120,13 +120,13 @@ export class BatchControls {
 
   // --- the slider -----------------------------------------------------------------
 
-  /** The sizes that the slider goes through: past the largest that fits, so that one sees where that is. */
+  /** The sizes of the slider: beyond the largest that fits, so that its position is visible. */
   #spread(): void {
     const { group, recorded, size } = this.batch;
     const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.#most ?? 0)), size);
     this.#sizes = batchSizes(group, top, [recorded, size, this.#most ?? 0, (this.#most ?? 0) + group]);
     this.slider.max = String(this.#sizes.at(-1) ?? recorded);
-    // As wide as the longest size, so that nothing in the row moves while one drags.
+    // As wide as the longest size, so that nothing in the row moves during a drag.
     this.#value.style.setProperty("--lz-digits", String(grouped(this.#sizes.at(-1) ?? recorded).length));
     this.slider.value = this.#planning.wanted("batch-size") ?? String(size);
   }
@@ -151,7 +151,7 @@ export class BatchControls {
     this.#move(this.#sizes[Math.min(Math.max(index, 0), last)] ?? size);
   }
 
-  /** The thumb is where the size is on the slider's own scale, which is logarithmic where it goes far. */
+  /** The thumb is at the size's position on the slider's own scale, which is logarithmic over large ranges. */
   #listenToPointer(): void {
     const { slider } = this;
     const drag = (event: PointerEvent): void => {
@@ -161,7 +161,7 @@ export class BatchControls {
     };
     on(slider, "pointerdown", (event) => {
       if (event.button !== 0 || slider.disabled) return;
-      event.preventDefault(); // the browser's own scale is another
+      event.preventDefault(); // the browser's own scale differs
       slider.focus();
       slider.setPointerCapture(event.pointerId);
       this.#dragging = this.#planning.held = true;
@@ -194,7 +194,7 @@ export class BatchControls {
     this.#rail.classList.toggle("lz-known", this.#most !== null && !this.#searching);
   }
 
-  // --- what is told ---------------------------------------------------------------
+  // --- text -----------------------------------------------------------------------
 
   #tell(): void {
     const { batch, memory } = this;
@@ -250,7 +250,7 @@ function samples(count: number): string {
   return `${grouped(count)} sample${count === 1 ? "" : "s"}`;
 }
 
-/** Sizes from `group` to `top`: every multiple, or where those are many, round numbers and powers of two. */
+/** Sizes from `group` to `top`: every multiple, or if these are too many, round numbers and powers of two. */
 export function batchSizes(group: number, top: number, more: number[]): number[] {
   const found = new Set<number>();
   const add = (size: number): void => {
@@ -274,7 +274,7 @@ function isWide(sizes: number[]): boolean {
   return (sizes.at(-1) ?? 1) > EVERY * (sizes[0] ?? 1);
 }
 
-/** Where a size is on the slider, from 0 to 1. */
+/** The position of a size on the slider, from 0 to 1. */
 export function shareOf(sizes: number[], size: number): number {
   const low = sizes[0] ?? 1;
   const high = sizes.at(-1) ?? low;
@@ -283,7 +283,7 @@ export function shareOf(sizes: number[], size: number): number {
   return Math.min(Math.max(share, 0), 1);
 }
 
-/** The size of the slider's that is nearest to a place on it. */
+/** The size on the slider that is nearest to a position. */
 export function sizeAt(sizes: number[], share: number): number {
   const low = sizes[0] ?? 1;
   const high = sizes.at(-1) ?? low;

@@ -1,10 +1,10 @@
-// The device menu: devices of this machine and known cards to plan for.  Nothing runs on what is chosen here.
+// The device menu: devices of this machine and known cards to plan for. Nothing runs on the device chosen here.
 
 import { html, on } from "../page/dom";
 import type { Planning } from "../model/planning";
 import type { Batch, Devices, Memory } from "../model/types";
 
-const OWN = "given"; // the device that the block was given
+const OWN = "given"; // the device of the block
 
 export class DeviceMenu {
   readonly element: HTMLElement;
@@ -43,7 +43,7 @@ export class DeviceMenu {
     this.refresh();
   }
 
-  /** Says that another one is waited for. */
+  /** Shows that the plan for another device is being computed. */
   refresh(): void {
     const waits = this.#planning.awaits("device");
     if (!waits) this.#menu.value = this.#chosen;

@@ -1,4 +1,5 @@
-// What a plan is for: the batch with its pieces, and the device.  Python makes the plans and knows the allocator.
+// The choices of a plan: the batch with its pieces, and the device. Python makes the plans, because it has the
+// allocator.
 
 import { BatchControls } from "./batch-controls";
 import { DeviceMenu } from "./device-menu";
@@ -9,7 +10,7 @@ import type { Batch, Devices, LargestMessage, Memory, PlanMessage, Send, State }
 export interface PlanEvents {
   ask: Send;
   go(chain: string[]): void;
-  /** What was found may have become more or less. */
+  /** The number of findings may have changed. */
   counted(): void;
 }
 
@@ -48,7 +49,7 @@ export class PlanControls {
     this.findings = [this.#note, ...(this.#batch ? [this.#batch.blocked] : [])];
   }
 
-  /** Asks for the plan that is shown by now, and for what takes longer: the largest batch that fits. */
+  /** Requests the plan that is shown now, and what takes longer: the largest batch that fits. */
   begin(): void {
     this.refresh();
     if (this.#batch) this.#planning.want("largest");
@@ -58,12 +59,12 @@ export class PlanControls {
     this.#batch?.stop();
   }
 
-  /** Asks for the plan if there is another by now, or more was measured. */
+  /** Requests the plan if it has changed, or more was measured. */
   refresh(): void {
     this.#events.ask("shown", this.#version);
   }
 
-  /** Another plan; false if a newer choice has overtaken it. */
+  /** Another plan; false if a newer choice has superseded it. */
   show(message: PlanMessage): boolean {
     const { batch, device } = message;
     this.#version = message.version;

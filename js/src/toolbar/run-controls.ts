@@ -1,5 +1,5 @@
-// Running the graph: all of it or up to the selected box, with which backend, whether values are looked at;
-// how far it is, and what was found.
+// Running the graph: all of it or up to the selected box, the backend, whether values are summarized; its progress, and
+// findings.
 
 import { grouped, html, on, plainButton, seconds } from "../page/dom";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
@@ -63,7 +63,7 @@ export class RunControls {
     this.progress = html("span", { class: "lz-progress-row" }, this.#bar, this.#words);
   }
 
-  /** A key pressed anywhere in the widget; whether it was one of these. */
+  /** A key was pressed in the widget; returns whether it was one of these. */
   key(event: KeyboardEvent): boolean {
     if (!(event.ctrlKey || event.metaKey)) return false;
     const pressed = event.key === "Enter" ? this.#evaluate : event.key === "." ? this.#cancel : null;
@@ -79,7 +79,7 @@ export class RunControls {
     this.#state = state;
     this.#evaluate.textContent = state === "interrupted" || state === "failed" ? "Resume" : "Evaluate";
     this.#evaluate.disabled = running || state === "done";
-    this.#evaluate.hidden = running; // Cancel is in its place
+    this.#evaluate.hidden = running; // Cancel replaces it
     this.#cancel.disabled = this.#cancel.hidden = !running;
     this.menu.disabled = this.values.disabled = running || state === "done";
     this.progress.hidden = !running;
@@ -87,7 +87,7 @@ export class RunControls {
     this.counted();
     if (running) this.showProgress(null);
     this.#tell();
-    // A button that can no longer be pressed must not take the focus with it.
+    // A button that is disabled must not lose the focus to nowhere.
     if (focused?.disabled) (running ? this.#cancel : this.#evaluate.disabled ? this.element : this.#evaluate).focus();
   }
 
@@ -102,7 +102,7 @@ export class RunControls {
     this.values.setAttribute("aria-pressed", String(choices.summaries));
   }
 
-  /** A choice that cannot be: why. */
+  /** A choice is not available: why. */
   refuse(why: string): void {
     this.note.textContent = why;
     this.counted(why !== "");
@@ -144,7 +144,7 @@ export class RunControls {
     this.#words.title = this.#words.textContent;
   }
 
-  /** Where values went wrong first. */
+  /** The first place with wrong values. */
   showFindings(findings: Finding[]): void {
     this.findings.replaceChildren(
       ...findings.map(({ kind, text, chain }) => {

@@ -12,8 +12,8 @@ const FORMATS: Format[] = [
   ["dot", "DOT, every op", true],
   ["html", "HTML, interactive", true],
 ];
-const LONGEST = 16_000; // pixels of a side that browsers can draw
-const LARGEST = 2e8; // pixels of the whole
+const LONGEST = 16_000; // maximum pixels per side in browsers
+const LARGEST = 2e8; // maximum pixels in total
 
 export class SaveMenu {
   readonly element: HTMLElement;
@@ -22,7 +22,7 @@ export class SaveMenu {
   readonly #name: string;
   #pieces: Uint8Array<ArrayBuffer>[] = [];
 
-  /** Below `button`; `draw` gives the picture as SVG, with its size; `say` tells what went wrong. */
+  /** Below `button`; `draw` returns the picture as SVG, with its size; `say` reports errors. */
   constructor(
     button: HTMLButtonElement,
     title: string,
@@ -120,7 +120,7 @@ export class SaveMenu {
     }
     const href = URL.createObjectURL(blob);
     const link = html("a", { href, download: `${this.#name}.${suffix}`, hidden: true });
-    this.element.append(link); // VS Code hears of the click only if it is in the page
+    this.element.append(link); // VS Code notices the click only if the link is in the page
     link.click();
     link.remove();
     setTimeout(() => {

@@ -1,4 +1,4 @@
-// Saves the graph as it is drawn now: an SVG file with the styles it has on screen.
+// Saves the graph as it is drawn now: an SVG file with its styles on screen.
 
 const STYLES = [
   "fill",

@@ -1,4 +1,4 @@
-// What a search does: hits are asked for, counted, listed, lit up in the graph, and stepped through.
+// The search itself: hits are requested, counted, listed, highlighted in the graph, and stepped through.
 
 import { grouped, html, on, plainButton } from "../page/dom";
 import type { Found, Hit } from "../model/types";
@@ -8,9 +8,9 @@ const LISTED = 20;
 
 export class SearchHits {
   readonly #hits = new Map<number, Hit>();
-  #asked = ""; // the query that the hits are of
+  #asked = ""; // the query of the hits
   #total = 0;
-  #at = -1; // the hit that is shown
+  #at = -1; // the current hit
   #wanted: number | null = null; // a step that waits for its hit
   #timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -42,7 +42,7 @@ export class SearchHits {
       if (!element.contains(event.relatedTarget as Node | null)) list.hidden = true;
     });
     this.#show();
-    if (box.query) this.#soon(); // typed before this was here
+    if (box.query) this.#soon(); // typed before this was loaded
   }
 
   #soon(): void {
@@ -53,7 +53,7 @@ export class SearchHits {
     }, 120);
   }
 
-  /** Goes to the hit `by` further on, round and round. */
+  /** Goes `by` hits further, cyclically. */
   step(by: number): void {
     clearTimeout(this.#timer);
     if (this.#box.query !== this.#asked) {
@@ -103,7 +103,7 @@ export class SearchHits {
     this.#box.input.focus();
   }
 
-  /** The count; with `at`, that hit in the graph, as soon as it is known. */
+  /** The count; with `at`, also that hit in the graph, as soon as it is known. */
   #show(at = -1): void {
     const total = this.#total;
     for (const step of this.#box.steps) step.disabled = !total;

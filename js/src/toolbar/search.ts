@@ -12,7 +12,7 @@ export interface SearchEvents {
   go(chain: string[]): void;
   /** Another query, or none. */
   asked(query: string): void;
-  /** What was found, by id, with the groups around it. */
+  /** The search results, by id, with the groups around them. */
   light(ids: string[]): void;
   /** For screen readers. */
   say(text: string): void;
@@ -59,7 +59,7 @@ export class Search {
     this.input.select();
   }
 
-  /** Goes to the hit `by` further on, round and round. */
+  /** Goes `by` hits further, cyclically. */
   step(by: number): void {
     this.#hits?.step(by);
   }

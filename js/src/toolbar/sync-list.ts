@@ -3,7 +3,7 @@
 import { grouped, html, on, plainButton } from "../page/dom";
 import type { Syncs } from "../model/types";
 
-/** The list of sync points; empty where there was none. */
+/** The list of sync points; empty if there are none. */
 export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void): HTMLElement {
   if (!syncs?.lines.length) return html("div", {});
   const lines = syncs.lines.map((line, n) => {

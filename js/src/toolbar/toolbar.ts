@@ -1,4 +1,4 @@
-// One row: running and its state, the verdict, what was found, what is planned for, search, and icons.
+// One row: run controls and state, the verdict, findings, plan controls, search, and icons.
 
 import { grouped, html, on, plainButton } from "../page/dom";
 import { icon, type ICONS } from "../page/icons";
@@ -15,7 +15,7 @@ const STATES: Record<State, string> = {
 
 export type ToolbarAction = "fit" | "collapse-all" | "expand-all" | "views" | "full-screen";
 
-/** What other modules make and the toolbar has a place for. */
+/** Elements of other modules that the toolbar contains. */
 export interface Parts {
   run: HTMLElement; // Evaluate and Cancel
   progress: HTMLElement;
@@ -97,7 +97,7 @@ export class Toolbar {
     this.countFindings(0);
   }
 
-  /** The state and what the last run did. */
+  /** The state and the result of the last run. */
   get words(): string {
     return this.#state.textContent;
   }
@@ -116,7 +116,7 @@ export class Toolbar {
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
-  /** Whether it fits; of another batch than Evaluate runs, of which. */
+  /** Whether it fits; with the batch size, if Evaluate runs another one. */
   showVerdict(memory: Memory, batch: Batch | null): void {
     this.chip.dataset["verdict"] = memory.verdict;
     const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} sample${batch.size === 1 ? "" : "s"}` : "";
@@ -125,7 +125,7 @@ export class Toolbar {
     this.#tell();
   }
 
-  /** An error takes the place of the verdict, by its first line. */
+  /** The first line of an error replaces the verdict. */
   showError(failure: Failure | null): void {
     this.failure = failure;
     this.#tellState();

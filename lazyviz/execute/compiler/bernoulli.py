@@ -50,7 +50,9 @@ _IN_PLACE: Mapping[Any, Any] = {
 def drawn(
     graph: fx.Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The call of ``op`` as ``graph`` is to have it; its own generator, if it has one, is the default one."""
+    """The call of ``op`` in ``graph``; a separate generator, if it has one, is replaced by the
+    default one.
+    """
     if op in _IN_PLACE:
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         return aten.copy_.default, (args[0], graph.call_function(_IN_PLACE[op], (args[0], p, False))), {}

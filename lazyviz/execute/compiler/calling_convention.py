@@ -25,7 +25,7 @@ Code = Callable[..., Sequence[torch.Tensor]]
 
 
 class Cuts:
-    """The parts that a segment cuts out of its inputs, and the segment that works on them (``inner``)."""
+    """The slices that a segment takes of its inputs, and the segment that uses them (``inner``)."""
 
     def __init__(self, segment: Segment, inner: Segment) -> None:
         self.segment = segment
@@ -35,7 +35,7 @@ class Cuts:
         return Places(self.segment, self.inner)
 
     def inputs(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The inputs of ``inner``, from those of the segment."""
+        """The inputs of ``inner``, derived from those of the segment."""
         if len(self.inner.nodes) == len(self.segment.nodes):
             return given
         outside = dict(zip(self.segment.inputs, given, strict=True))
@@ -43,15 +43,16 @@ class Cuts:
         parts = iter(views_of([value for value in self.inner.inputs if value not in outside], memory))
         return [outside[value] if value in outside else next(parts) for value in self.inner.inputs]
 
-    def only(self) -> Compiled:
-        """What runs a segment that does nothing else."""
+    def slicing_only(self) -> Compiled:
+        """The code of a segment that only slices its inputs."""
         return Compiled(Call(self), True, reuse=Views(self.places()))
 
 
 class Places:
-    """Where a segment's cuts are: of each input of the rest, whether it is one of the segment's, and which.
+    """The positions of a segment's slices: for each input of ``inner``, whether it is an input of the
+    segment, and which.
 
-    Holds no recording alive.
+    It keeps no recording alive.
     """
 
     def __init__(self, segment: Segment, inner: Segment) -> None:
@@ -63,7 +64,7 @@ class Places:
         self._origins = [(value in whole, whole.get(value, cut.get(value, 0))) for value in inner.inputs]
 
     def like(self, segment: Segment) -> Cuts:
-        """The cuts of another recording of the same structure."""
+        """The slices of another recording with the same structure."""
         if self._all:
             return Cuts(segment, segment)
         nodes = segment.nodes
@@ -72,7 +73,7 @@ class Places:
 
 
 class Views:
-    """Finds what runs further recordings of a segment that does nothing but cut its inputs."""
+    """Finds the code for further recordings of a segment that only slices its inputs."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -82,9 +83,9 @@ class Views:
 
 
 class Call:
-    """One way to call code: with these numbers and sizes, for a segment whose parts are at these places.
+    """One way to call code: with these numbers and sizes, for a segment with slices at these positions.
 
-    ``variant`` is the code; without one there is nothing to compute.
+    ``variant`` is the code; without one, there is nothing to compute.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Call:
             ]
         needed = {value.storage for value in segment.outputs}
         kept = variant.program.kept if variant is not None else ()
-        self._results: list[tuple[int, TensorMeta, int]] = []  # which result, made as what, of what size
+        # The number of the result, its metadata, its size.
+        self._results: list[tuple[int, TensorMeta, int]] = []
         for number, (at, output) in enumerate(kept):
             value = nodes[at].outputs[output]
             if value.storage in needed:
@@ -127,15 +129,17 @@ class Call:
             made: list[Any] = list(self._variant.compiled(*self._size, *inputs, *numbers))
             taken = {private_api.storage_address(tensor) for tensor in given} if self._results else set()
             for at, meta, nbytes in self._results:
-                result, made[at] = made[at], None  # of what is copied one at a time is there twice
+                # Results are copied one at a time, so that only one of them exists twice.
+                result, made[at] = made[at], None
                 memory.append(_alone(result, meta, nbytes, taken))
         return [view_of(memory[at], meta) for at, meta in self._outputs]
 
 
 class Reuse:
-    """Finds the call for further recordings of one structure, by what that leaves open.
+    """Finds the call for further recordings of one structure, by the parts that the structure does not fix.
 
-    That is numbers, and where in a tensor a part is (:data:`lazyviz.execute.replay.program_key.MOVING`).
+    These are numbers, and positions of slices in a tensor
+    (:data:`lazyviz.execute.replay.program_key.MOVING`).
     """
 
     def __init__(
@@ -150,14 +154,15 @@ class Reuse:
         self._places = cuts.places()
         segment = cuts.inner
         self._scalar_places = places_of_scalars(segment.nodes)
-        self._scalars = scalars_at(segment.nodes, self._scalar_places)  # for which the variant was found
+        # Those for which the variant was found.
+        self._scalars = scalars_at(segment.nodes, self._scalar_places)
         self._has_complex = any(type(each) is complex for each in self._scalars)  # 1+0j equals 1-0j
         self._moving = [at for at, node in enumerate(segment.nodes) if moving(node.op)]
         self._moves = self._moves_of(segment)
         self._last: tuple[Any, Compiled] | None = None
 
     def _moves_of(self, segment: Segment) -> list[Any]:
-        """What is no input of the code, and may differ all the same."""
+        """The parts that are not inputs of the code, but may still differ."""
         nodes = segment.nodes
         moves: list[Any] = [
             nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)
@@ -193,12 +198,12 @@ class Reuse:
 
 
 def number_tensor(value: float) -> torch.Tensor:
-    """A number as code is given it."""
+    """A number in the form in which code receives it."""
     return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
 
 
 def _alone(tensor: torch.Tensor, meta: TensorMeta, nbytes: int, taken: set[int]) -> torch.Tensor:
-    """``tensor`` with the strides of the record, on memory that is its own and of ``nbytes``."""
+    """``tensor`` with the recorded strides, on its own memory of ``nbytes``."""
     address = private_api.storage_address(tensor)
     if (
         tensor.stride() == meta.stride

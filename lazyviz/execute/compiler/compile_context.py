@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from ...torch_internals import dynamo, private_api
 from ..eager import Interrupted
 
-_PATIENCE = 0.05  # seconds between two looks at whether a compilation was cancelled
-_SHORT, _TICK = 0.2, 1.0  # seconds before the first word about a compilation, and between two
+_PATIENCE = 0.05  # seconds between two checks whether a compilation was cancelled
+_SHORT, _TICK = 0.2, 1.0  # seconds before the first progress notice about a compilation, and between two
 
 
 @contextmanager
-def nothing_around(inference_mode: bool = False) -> Iterator[None]:
-    """What a backend is asked in: none of the modes that are active around an evaluation.
+def without_active_modes(inference_mode: bool = False) -> Iterator[None]:
+    """The context in which a backend is called: without the modes that are active around an evaluation.
 
-    The shape rules that it asks log nothing: what it refuses for their errors is in the run's report.
+    Shape rules do not log errors meanwhile: the run's report says what the backend refused because of them.
     """
     with (
         private_api.no_dispatch_modes(),
-        dynamo.nothing_to_build_in(),
+        dynamo.without_compile_context(),
         private_api.inference_mode(inference_mode),
         private_api.quiet_shape_rules(),
     ):
@@ -31,12 +31,12 @@ def nothing_around(inference_mode: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
-    """Tell about a compilation that takes its time; what ``tell`` raises then is raised when it is over."""
+def progress_notices(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
+    """Report a long compilation with ``tell``; an exception of ``tell`` is raised after the compilation."""
     over = threading.Event()
     raised: list[Exception] = []
 
-    def ticks() -> None:
+    def tick() -> None:
         wait = _SHORT
         while not over.wait(wait):
             wait = _TICK
@@ -46,8 +46,8 @@ def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
                 raised.append(error)
                 return
 
-    context = contextvars.copy_context()  # where the teller's output goes
-    ticker = threading.Thread(target=context.run, args=(ticks,), name="lazyviz-compiling", daemon=True)
+    context = contextvars.copy_context()  # determines where the output of ``tell`` appears
+    ticker = threading.Thread(target=context.run, args=(tick,), name="lazyviz-compiling", daemon=True)
     ticker.start()
     try:
         yield
@@ -60,10 +60,11 @@ def told(tell: Callable[[str | None], None], what: str) -> Iterator[None]:
 
 
 @contextmanager
-def stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
-    """Raise :class:`Interrupted` in the block soon after ``cancelled`` says so: compilers cannot be asked.
+def interruptible(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None]:
+    """Raise :class:`Interrupted` in the block soon after ``cancelled`` returns true, because compilers cannot
+    be stopped.
 
-    The exception arrives between two Python instructions, as an interrupt of the user's does.
+    The exception is raised between two Python instructions, like an interrupt by the user.
     """
     if cancelled is None:
         yield
@@ -91,7 +92,7 @@ def stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None
         finally:
             with lock:
                 ended.set()
-            for _ in range(1000 if stopped else 0):  # one that is on its way arrives in here
+            for _ in range(1000 if stopped else 0):  # an exception that is already scheduled arrives in here
                 time.sleep(0)
     except _Stop:
         raise Interrupted(where) from None
@@ -100,4 +101,4 @@ def stoppable(cancelled: Callable[[], bool] | None, where: str) -> Iterator[None
 
 
 class _Stop(BaseException):
-    """Arrives in a compilation that was cancelled; none of its handlers for errors is to catch it."""
+    """Raised in a cancelled compilation; a class of its own, so that no error handler catches it."""

@@ -23,7 +23,7 @@ from ..replay.miss_reason import (
     SHARED_OTHERWISE,
     Sketch,
     first_difference,
-    most_alike,
+    most_similar,
     place,
     sketch,
 )
@@ -31,11 +31,11 @@ from .dynamic_shapes import Shapes, Sizes
 from .scalar_arguments import Numbers, kind_of, scalars_of
 
 Compiled = TypeVar("Compiled")
-MOST_PROGRAMS = 64  # kept for each backend; a program keeps its compiled code alive
-MOST_VARIANTS = 8  # of one program, for other values of its static numbers and sizes
+MOST_PROGRAMS = 64  # per backend; a program keeps its compiled code alive
+MOST_VARIANTS = 8  # per program, for other values of its static numbers and sizes
 
 
-Made = tuple[int, int]  # a node by position, and which of its outputs
+Made = tuple[int, int]  # the position of a node, and the number of its output
 
 
 class ProgramKey:
@@ -58,11 +58,11 @@ class ProgramKey:
 class Program:
     """One subgraph of nodes as plain data.
 
-    ``steps`` has an entry for each node, ``inputs`` the values from outside in order of first
-    use, ``scalars`` the numbers that take part in arithmetic in order of appearance, and ``varying`` the
-    positions of those that change from step to step in a training loop.  ``kept`` are the values that are
-    handed out, one for each storage made here and needed afterwards: the node, and which of its outputs.
-    ``settings`` are the process's (:func:`settings`).
+    ``steps`` has an entry for each node, ``inputs`` the outside values in order of first use, ``scalars`` the
+    numbers that take part in arithmetic in order of appearance, and ``varying`` the positions of those that
+    change from step to step in a training loop. ``kept`` are the values that are returned, one for each
+    storage that is created here and needed afterwards: the node, and the number of its output. ``settings``
+    are the process's (:func:`settings`).
     """
 
     steps: tuple[tuple[Any, ...], ...]
@@ -71,7 +71,7 @@ class Program:
     scalars: tuple[float, ...]
     varying: tuple[int, ...]
     shapes: Shapes
-    users: tuple[OpOverload, ...]  # of each scalar, the operator that takes it
+    users: tuple[OpOverload, ...]  # for each scalar, the operator that uses it
     settings: Hashable
 
     @property
@@ -79,7 +79,7 @@ class Program:
         return ProgramKey(self.settings, self.steps, self.inputs)
 
     def with_scalars(self, scalars: Sequence[float]) -> Program:
-        """The same with other numbers."""
+        """The same program with other numbers."""
         return replace(self, scalars=tuple(scalars))
 
 
@@ -94,7 +94,7 @@ def settings() -> Hashable:
 
 
 def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
-    """The structure of ``nodes``, of whose results ``outputs`` are handed out."""
+    """The structure of ``nodes`` whose results ``outputs`` are returned."""
     values: dict[Value, int] = {}
     storages: dict[Storage, int] = {}
     kinds: dict[TensorMeta, tuple[Any, ...]] = {}
@@ -126,7 +126,7 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
                 inputs.append((number, storages.setdefault(item.storage, len(storages)), of(item.meta)))
                 given.append(item.meta)
             return number
-        # 1, 1.0 and True are equal as keys, and other programs.
+        # 1, 1.0 and True are equal as keys, but are different programs.
         return (type(item), item) if isinstance(item, Hashable) else (type(item), str(item))
 
     numbers = Numbers(scalar, size, other, lambda cls, items: (cls, *items))
@@ -154,7 +154,7 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> Program:
 
 
 def _offsets(places: list[int], given: Sequence[TensorMeta], written: set[int]) -> tuple[int, ...]:
-    """Where inputs lie in memory that is written and that other inputs show, too."""
+    """The offsets of inputs in memory that is written and that other inputs share."""
     return tuple(
         meta.offset for meta, place in zip(given, places) if place in written and places.count(place) > 1
     )
@@ -175,7 +175,7 @@ def _varying(node: Node, kind: Any, first: int, scalars: Sequence[float]) -> lis
 
 
 def _kept(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[tuple[int, int], ...]:
-    """The results that are handed out: the position of the node, and of the result among its own."""
+    """The results that are returned: the position of the node, and of the result among its own."""
     position = {value.node: -1 for value in outputs}
     position |= {node: at for at, node in enumerate(nodes) if node in position}
     found = {(position[value.node], value.node.outputs.index(value)) for value in outputs if value.node}
@@ -184,10 +184,10 @@ def _kept(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[tuple[int, i
 
 @dataclass(slots=True, eq=False)
 class Variant(Generic[Compiled]):
-    """A compiled program, for its static scalars alone; those of each of ``groups`` are one input.
+    """A compiled program for its static scalars only; the scalars of each of ``groups`` are one input.
 
-    Its sizes are those of ``program``, or what ``sizes`` says, as far as ``holds`` agrees.  It hands out what
-    ``program`` keeps; where less is needed that does no harm.
+    Its sizes are those of ``program``, or those that ``sizes`` allows, as far as ``holds`` is true. It
+    returns everything that ``program`` keeps, even if less is needed.
     """
 
     program: Program
@@ -202,7 +202,7 @@ class Variant(Generic[Compiled]):
         self._static = [at for at in range(len(self.program.scalars)) if at not in free]
 
     def fits(self, program: Program) -> bool:
-        """Whether the compiled program computes what ``program``, of the same key, does."""
+        """Whether the compiled program computes the same as ``program``, which has the same key."""
         return (
             set(program.kept) <= set(self.program.kept)
             and self.takes(program.scalars)
@@ -210,7 +210,7 @@ class Variant(Generic[Compiled]):
         )
 
     def takes(self, scalars: Sequence[float]) -> bool:
-        """Whether it computes with these numbers, or for them."""
+        """Whether it takes these numbers as inputs, or was compiled for them."""
         mine = self.program.scalars
         return all(_same(mine[at], scalars[at]) for at in self._static) and all(
             _same(scalars[group[0]], scalars[at]) for group in self.groups for at in group[1:]
@@ -223,7 +223,7 @@ class Variant(Generic[Compiled]):
 
 
 def _same(one: float, other: float) -> bool:
-    """Whether two numbers of one type are the same: 0.0 and -0.0 are not, NaN and NaN are."""
+    """Whether two numbers of one type are identical: 0.0 and -0.0 are not, NaN and NaN are."""
     return str(one) == str(other) if one != other or not one or type(one) is complex else True
 
 
@@ -264,7 +264,7 @@ class Programs(Generic[Compiled]):
         return found
 
     def use(self, known: Known[Compiled]) -> None:
-        """Its code runs now."""
+        """Mark it as used now."""
         self._known.use(known.key)
 
     def variants(self, program: Program) -> Sequence[Variant[Compiled]]:
@@ -273,9 +273,10 @@ class Programs(Generic[Compiled]):
         return () if known is None else tuple(known.variants)
 
     def groups(self, program: Program) -> tuple[tuple[int, ...], ...]:
-        """Which scalars become inputs of a new variant: those that vary, grouped by equal values.
+        """The scalars that become inputs of a new variant: those that vary, grouped by equal values.
 
-        What has varied before varies again; what has been equal so far, to the same operator, stays equal.
+        Scalars that have varied before will vary again; scalars that have always been equal, for the same
+        operator, stay equal.
         """
         known = [each.program.scalars for each in self.variants(program)]
         free = set(program.varying)
@@ -283,7 +284,8 @@ class Programs(Generic[Compiled]):
             free.update(at for at, value in enumerate(program.scalars) if not _same(scalars[at], value))
         for variant in self.variants(program):
             free.update(position for group in variant.groups for position in group)
-        free = {at for at in free if type(program.scalars[at]) is not complex}  # no input of compiled code
+        # Cannot be an input of compiled code.
+        free = {at for at in free if type(program.scalars[at]) is not complex}
         alike: dict[tuple[Any, ...], list[int]] = {}
         for position in sorted(free):
             values = [scalars[position] for scalars in (*known, program.scalars)]
@@ -292,7 +294,7 @@ class Programs(Generic[Compiled]):
         return tuple(map(tuple, alike.values()))
 
     def add(self, variant: Variant[Compiled]) -> Known[Compiled]:
-        """Keep it; gives the program that it is of."""
+        """Store it; returns its program."""
         key = variant.program.key
         known = self._known.get(key)
         if known is None:
@@ -308,10 +310,10 @@ class Programs(Generic[Compiled]):
             known.dropped = True
 
     def difference(self, program: Program, nodes: Sequence[Node]) -> str:
-        """Why ``program`` was not found: the first difference from the program that is most like it."""
+        """Why ``program`` was not found: the first difference from the most similar program."""
         variants = self.variants(program)
         if variants:
-            # Where numbers alone differ that says more than sizes do.
+            # If only numbers differ, they are more informative than sizes.
             needed = set(program.kept)
             if all(needed - set(each.program.kept) for each in variants):
                 at, _ = min(needed - set(variants[-1].program.kept))
@@ -324,7 +326,7 @@ class Programs(Generic[Compiled]):
             )
             return f"a number that was compiled as a constant has changed: {changed}"
         known = [each.variants[-1].program for each in self._known.values()]
-        nearest = most_alike(program, _sketch(program), [(other, _sketch(other)) for other in known])
+        nearest = most_similar(program, _sketch(program), [(other, _sketch(other)) for other in known])
         if nearest is None:
             return FIRST_OF_ITS_KIND
         differ = partial(_steps_differ, before=nearest, now=program)
@@ -350,7 +352,7 @@ def _changed(old: Sequence[float], new: Sequence[float]) -> Iterator[str]:
 
 
 def _shapes_differ(old: Program, new: Program, nodes: Sequence[Node]) -> str:
-    """The first tensor or argument, in program order, that has another size."""
+    """The first tensor or argument, in program order, whose size differs."""
     given = iter(zip(old.shapes.inputs, new.shapes.inputs))
     made = iter(zip(old.shapes.made, new.shapes.made))
     sizes: list[int] = []
@@ -396,7 +398,7 @@ def _steps_differ(old: tuple[Any, ...], new: tuple[Any, ...], before: Program, n
 
 
 def _flat(item: Any) -> Iterator[Any]:
-    """The leaves of a step: a static argument, a tensor's kind and a tensor's number are one each."""
+    """The leaves of a step: each static argument, kind of a tensor, and number of a tensor is one."""
     if isinstance(item, tuple) and item and item[0] in (list, tuple):
         yield from _flat(item[1:])
     elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type):

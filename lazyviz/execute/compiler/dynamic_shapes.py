@@ -16,7 +16,8 @@ from ...graph.ir import TensorMeta
 
 HIGHEST_POWER = 3
 HIGHEST_DIVISOR = 8
-# What is added before a division: nothing first, since halves are more frequent than strides of windows.
+# The numbers that may be added before a division: 0 first, because halves are more frequent than strides of
+# windows.
 _SHIFTS = sorted(range(-HIGHEST_DIVISOR, HIGHEST_DIVISOR + 1), key=abs)
 
 
@@ -42,15 +43,16 @@ class Size:
 
 
 def at(size: int | Size, n: Any) -> Any:
-    """``size``, which may be one that does not vary, at ``n``."""
+    """``size``, which may be constant, at ``n``."""
     return size if isinstance(size, int) else size(n)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Every number of a program that may follow a size: of its tensors and among its arguments.
+    """All numbers of a program that may depend on a size: those of its tensors and those among its arguments.
 
-    Where in its memory a tensor begins is none, but for inputs on one memory that is written (``offsets``).
+    The offset of a tensor in its memory is not one, except for inputs on one memory that is written
+    (``offsets``).
     """
 
     inputs: tuple[TensorMeta, ...]
@@ -69,8 +71,8 @@ class Shapes:
 class Sizes:
     """The numbers of a program as functions of one size.
 
-    It is that of ``dimension``, an input and its dimension; or, where a program makes its data itself, the
-    argument of that position.
+    This size is that of ``dimension``: an input and its dimension, or, if a program creates its data itself,
+    the argument at that position.
     """
 
     dimension: tuple[int, int] | int
@@ -90,7 +92,7 @@ class Sizes:
         ]
 
     def fits(self, shapes: Shapes) -> bool:
-        """Whether these functions give every number of ``shapes``."""
+        """Whether these functions are right for every number of ``shapes``."""
         n = self.of(shapes)
         numbers = shapes.numbers()
         return len(numbers) == len(self.every) and all(
@@ -99,10 +101,11 @@ class Sizes:
 
 
 def follow(known: Sequence[Shapes], new: Shapes) -> Sizes | None:
-    """Recordings' numbers as functions of the first size that differs; None: they are none.
+    """The numbers of several recordings as functions of the first size that differs; None if there are no
+    such functions.
 
-    All are of one program, so that they have the same tensors with the same dimensions.  Of ``known``, oldest
-    first, the latest ones are taken for which there are such functions.
+    All are of one program, so they have the same tensors with the same dimensions. Of ``known``, oldest
+    first, the latest recordings are used for which there are such functions.
     """
     for oldest in range(len(known)):
         if (found := _followed([*known[oldest:], new])) is not None:
@@ -142,7 +145,7 @@ def _followed(recordings: Sequence[Shapes]) -> Sizes | None:
 
 
 def _through(sizes: Sequence[int], numbers: Sequence[int]) -> Size | None:
-    """A function with these values at these sizes; the likeliest is a product, then a sum, then a part."""
+    """A function with these values at these sizes; products are most likely, then sums, then quotients."""
 
     def product(divisor: int, shift: int) -> Size | None:
         parts = [(size + shift) // divisor for size in sizes]
@@ -166,7 +169,7 @@ def _through(sizes: Sequence[int], numbers: Sequence[int]) -> Size | None:
         product(1, 0)
         or line(1, 0)
         or next((found for each in divisions if (found := product(*each)) is not None), None)
-        # Through two points there are too many of these.
+        # Two points allow too many of these.
         or (
             next((found for each in divisions if (found := line(*each)) is not None), None)
             if len(set(sizes)) > 2

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class NotLowered(ValueError):
-    """A segment that cannot be handed to a compiler; the message names the op and its line."""
+    """A segment cannot be compiled; the message names the op and its line."""
 
 
 def refuse(node: Node, why: str) -> NotLowered:
@@ -37,7 +37,7 @@ def refuse(node: Node, why: str) -> NotLowered:
 
 
 def made_storages(nodes: Sequence[Node]) -> dict[Storage, Value]:
-    """The storages that ``nodes`` allocate, with the value each was made as."""
+    """The storages that ``nodes`` allocate, each with the value that it was created as."""
     made: dict[Storage, Value] = {}
     for node in nodes:
         fresh = set(node.made)
@@ -51,11 +51,11 @@ _CUTS = (aten.select.int, aten.slice.Tensor)
 
 
 def cut_first(segment: Segment) -> Segment:
-    """The segment without the views that cut a part out of its inputs: on those parts.
+    """The segment without views that slice its inputs: it gets these slices as inputs.
 
-    A batch is cut from another place in each step, which is to be no other program.  A view reads nothing, so
-    that it may be taken before everything else.  Parts of what is written stay: a compiler has to see how
-    they overlap.
+    Each step slices a batch at another position, which must not make it another program. A view reads
+    nothing, so it can be computed before everything else. Slices of written memory stay in the segment,
+    because a compiler has to see how they overlap.
     """
     written = {storage for node in segment.nodes for storage in node.writes}
     known = set(segment.inputs)
@@ -85,11 +85,11 @@ def lower(
 ) -> fx.GraphModule:
     """The module from ``inputs``, then a 0-d tensor for each of ``groups``, to ``results``.
 
-    ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input.
-    With ``sizes`` the size that varies comes before all others, an int.  ``channels_last`` has convolutions,
-    and what is computed of them, in that layout, results included, but not the gradients of weights.
-    ``draws_first`` has all random numbers drawn by ATen's kernels, in program order, into memory of the
-    recorded strides (:mod:`lazyviz.execute.compiler.rng_prologue`).
+    ``groups`` are positions among the scalars of ``nodes`` (``Program.scalars``) that are one input. With
+    ``sizes``, the varying size is the first input, an int. ``channels_last`` sets that layout for
+    convolutions and values that are computed from them, including results, but not for the gradients of
+    weights. ``draws_first`` lets ATen's kernels draw all random numbers first, in program order, into memory
+    with the recorded strides (:mod:`lazyviz.execute.compiler.rng_prologue`).
 
     Raises:
         NotLowered: one of the nodes cannot be.
@@ -141,7 +141,7 @@ class _Lowering:
         return self.env[item] if isinstance(item, Value) else item
 
     def sized(self, function: int | Size) -> Any:
-        """A size, computed of the one that varies where it depends on that."""
+        """A size, computed from the varying one if it depends on it."""
         if isinstance(function, int):
             return function
         if function not in self._sized:
@@ -149,7 +149,7 @@ class _Lowering:
         return self._sized[function]
 
     def draw(self, nodes: Sequence[Node], inputs: Sequence[Value]) -> dict[Node, fx.Node]:
-        """Have all random numbers drawn first; what stands for those of each node that draws."""
+        """Draw all random numbers first; returns the graph nodes for those of each node that draws."""
         random = _draws(nodes)
         if not random:
             return {}
@@ -161,7 +161,7 @@ class _Lowering:
         }
 
     def drawn_before(self, node: Node, content: fx.Node) -> None:
-        """Add a node whose random numbers are there."""
+        """Add a node whose random numbers exist already."""
         args, _ = self._reader.call(node)
         if any(isinstance(item, fx.Node) for item in args[len(node.inputs) :]):
             raise refuse(node, "draws random numbers with arguments that vary")
@@ -173,7 +173,7 @@ class _Lowering:
         op, args, kwargs = drawn(graph, *adapted(node, *self._reader.call(node)))
         if channels_last:
             for at in _IMAGES.get(op, ()):
-                image = graph.call_function(  # the same, where it is traced in that layout
+                image = graph.call_function(  # the same layout, if it is traced in that layout
                     aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
                 )
                 args = (*args[:at], image, *args[at + 1 :])
@@ -190,7 +190,7 @@ class _Lowering:
                 self.env[value] = own
 
     def module(self, results: Sequence[Value]) -> fx.GraphModule:
-        """What has been added, to ``results``."""
+        """The graph of the added nodes, with the outputs ``results``."""
         self.graph.output(tuple([self.env[value] for value in results]))
         return fx.GraphModule(torch.nn.Module(), self.graph, class_name="Segment")
 
@@ -212,7 +212,7 @@ NEEDS_VALUES = "draws random numbers inside its kernel, in an order that compile
 def _dimensions(
     nodes: Sequence[Node], inputs: Sequence[Value], sizes: Sizes | None
 ) -> Callable[[Value], Sequence[int | Size]]:
-    """Gives the shape and strides of a value, as functions of the size that varies."""
+    """The shape and strides of a value, as functions of the varying size."""
     if sizes is None:
         return lambda value: (*value.meta.shape, *value.meta.stride)
     found: dict[Value, Sequence[int | Size]] = {}
@@ -238,7 +238,7 @@ def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]
 
 
 def is_to_be_row_major(gradient: Value) -> bool:
-    """Whether a convolution's gradient is a weight's, recorded row by row, not channels last as well."""
+    """Whether it is the gradient of a convolution's weight, recorded row-major and not also channels last."""
     if gradient.index != 1:
         return False
     _, channels, *window = gradient.meta.shape
@@ -254,7 +254,7 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
     return _like_row_major(tensor).copy_(tensor)
 
 
-# Inductor does not look into it: in the midst of an optimizer's update it would read each element several
+# Inductor treats it as opaque. If it fused it into an optimizer's update, each element would be read several
 # times, a few at once.
 torch.library.define("lazyviz::row_major", "(Tensor tensor) -> Tensor")
 torch.library.impl("lazyviz::row_major", "CompositeExplicitAutograd", _row_major)
@@ -262,16 +262,16 @@ torch.library.register_fake("lazyviz::row_major", _like_row_major)
 row_major = torch.ops.lazyviz.row_major.default
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
-_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # of other strides they are not to be had
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # other strides are not possible
 
 
 def wants_channels_last(nodes: Sequence[Node]) -> bool:
-    """Whether Inductor would change the layout of the convolutions in ``nodes``, back and forth.
+    """Whether Inductor would convert the layout of the convolutions in ``nodes`` back and forth.
 
-    On the CPU it has convolutions read and write channels last (``decide_layout_opt`` in
-    torch/_inductor/graph.py), but keeps the layout that was traced for what their gradients read and for
-    what is handed out: of a forward and backward pass in one graph each activation would be held in both,
-    some of them twice, and the gradients of all weights would be copied at once, when all of them are there.
+    On the CPU, it lets convolutions read and write channels last (``decide_layout_opt`` in
+    torch/_inductor/graph.py), but keeps the traced layout for values that their gradients read and for
+    outputs. For a forward and backward pass in one graph, each activation would be held in both layouts, some
+    of them twice, and the gradients of all weights would be copied at the same time, when all of them exist.
     """
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
@@ -288,13 +288,14 @@ def check(node: Node) -> None:
     name = node.op._schema.name
     if "as_strided" in name:  # it depends on strides, which a compiler may change
         raise refuse(node, "depends on the exact strides of its input")
-    if torch.Tag.inplace_view in node.op.tags:  # what a tensor was made as is how its memory is handed out
+    # The value that created a tensor's memory determines how the memory is returned.
+    if torch.Tag.inplace_view in node.op.tags:
         raise refuse(node, "changes the shape of a tensor in place")
-    if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not keep
+    if "mkldnn_rnn" in name:  # Inductor checks it against a shape rule that the kernel does not follow
         raise refuse(node, "returns a workspace that only its kernel can read")
     own = [value for value in node.outputs if value.node is node]
     if (
-        name != "aten::cat"  # which is lowered by itself, below
+        name != "aten::cat"  # it is lowered separately, below
         and any(not value.meta.nbytes for value in node.inputs)
         and any(value.meta.nbytes for value in own)
     ):
@@ -314,7 +315,7 @@ def check(node: Node) -> None:
 def adapted(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The call in a form that compilers get right."""
+    """The call in a form that compilers handle correctly."""
     if node.op is aten.native_batch_norm.default:
         return _batch_norm(args)
     if node.op is aten.cat.default:
@@ -324,7 +325,7 @@ def adapted(
     return _SPLITS.get(node.op, node.op), args, kwargs
 
 
-# These are views that their schemas do not call so, and a compiler would lose what is written to them.
+# These are views that their schemas do not declare as views, so a compiler would lose writes to them.
 _SPLITS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
@@ -332,9 +333,9 @@ _SPLITS = {
 
 
 def _batch_norm(args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """With an operator whose schema tells that running statistics are written.
+    """Use an operator whose schema declares that running statistics are written.
 
-    ``_native_batch_norm_legit`` is the same operator with the marks (ATen's native_functions.yaml).
+    ``_native_batch_norm_legit`` is the same operator with these declarations (ATen's native_functions.yaml).
     """
     image, weight, bias, mean, variance, training, momentum, eps = args
     if mean is None or variance is None:
@@ -346,12 +347,13 @@ _LERPS = (aten.lerp.Scalar, aten.lerp_.Scalar)
 
 
 def _lerp(node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """With a weight that varies as a tensor: it decides between two formulas (ATen's Lerp.h), and Inductor's
-    rule for a number (``_lerp_scalar`` in torch/_inductor/decomposition.py) asks which while it compiles.
+    """Pass a varying weight as a tensor. The weight selects one of two formulas (ATen's Lerp.h), and
+    Inductor's rule for a number (``_lerp_scalar`` in torch/_inductor/decomposition.py) would select one at
+    compile time.
     """
     start, end, weight = args
     graph, dtype, device = weight.graph, node.inputs[0].dtype, node.inputs[0].device
-    wide = dtype if dtype.itemsize >= 4 else torch.float32  # in which ATen computes
+    wide = dtype if dtype.itemsize >= 4 else torch.float32  # the dtype in which ATen computes
     weight = graph.call_function(aten.full.default, ([], weight), {"dtype": wide, "device": device})
     if wide is not dtype:
         start, end = (
@@ -368,8 +370,9 @@ def _lerp(node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict
 def _cat(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Without the tensors of shape [0] that fit every other shape: with one of them Inductor's rule
-    (``cat`` in torch/_inductor/decomposition.py) keeps strides of the rest which the kernel does not keep.
+    """Omit tensors of shape [0], which are compatible with every other shape. With one of them, Inductor's
+    rule (``cat`` in torch/_inductor/decomposition.py) uses strides of the others that the kernel does not
+    use.
     """
     given = [item for item in node.args[0] if isinstance(item, Value)]
     full = [number for number, value in enumerate(given) if value.meta.shape != (0,)]
@@ -386,7 +389,9 @@ def views_of(wanted: Sequence[Value], memory: Mapping[Storage, torch.Tensor]) ->
 
 
 def view_of(whole: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """The tensor of that metadata on the memory of ``whole``; that itself, where it is the same."""
+    """The tensor with that metadata on the memory of ``whole``; ``whole`` itself if it has the same
+    metadata.
+    """
     if (
         whole.dtype is meta.dtype
         and whole.shape == meta.shape

@@ -21,7 +21,7 @@ class InductorBackend(SegmentCompiler):
         exact_random: draw the numbers that eager PyTorch would draw (Inductor's ``fallback_random``).
         options: further settings of Inductor, by name.
 
-    Results are eager's within rounding: fused code rounds in other places.
+    Results equal eager's within rounding, because fused code rounds at other points.
     """
 
     def __init__(self, *, exact_random: bool = True, options: Mapping[str, Any] | None = None) -> None:

@@ -10,11 +10,11 @@ from ...graph.ir import Value
 
 
 class WrongResults(ValueError):
-    """A backend's results are not of the recorded number, shape, dtype, device or strides."""
+    """A backend's results differ from the recorded number, shape, dtype, device or strides."""
 
 
 def refuse_other_metadata(outputs: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
-    """Raise for results that are not what was recorded.
+    """Raise an error if results differ from what was recorded.
 
     Raises:
         WrongResults: the message names the op, its line, and what was recorded.

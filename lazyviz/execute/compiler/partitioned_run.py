@@ -19,13 +19,22 @@ from ...record.storage import DrawSequence, TrackedNode, TrackedValue
 from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, deliver, free, kernel_level, recorded_modes, run_node, tell
+from ..eager import (
+    Progress,
+    check_interrupts,
+    deliver,
+    free,
+    kernel_level,
+    recorded_modes,
+    report_progress,
+    run_node,
+)
 from ..memory_tracker import ResidentMemory
 from ..replay import node_passes
 from ..replay.program_key import Subgraph
 from ..value_stats import Summaries
 from . import verify
-from .compile_context import nothing_around, stoppable, told
+from .compile_context import interruptible, progress_notices, without_active_modes
 from .fx_lowering import views_of
 from .output_checks import refuse_other_metadata
 from .segment_cache import Reuse, name_segment, note_partial_write, repeats
@@ -95,7 +104,7 @@ def run_with_backend(
             tensors: then it can never run again.
     """
     run = _Run(tape, backend, memory, len(nodes), progress, cancelled, verify, seen, compiles)
-    with nothing_around():
+    with without_active_modes():
         subgraphs = list(_subgraphs(nodes, backend, run.outcome))
     run.segments = sum(taken for _, taken in subgraphs)
     for part, taken in subgraphs:
@@ -192,11 +201,11 @@ class _Run:
         with ExitStack() as stack:
             stack.callback(setattr, tape.runs, "running", tape.runs.running)
             tape.runs.running = threading.get_ident()
-            stack.enter_context(nothing_around(inference_mode))
+            stack.enter_context(without_active_modes(inference_mode))
             if self.compiles is not None:
                 what = f"segment {self.number} of {self.segments} ({len(segment.nodes):,} ops)"
-                stack.enter_context(told(self.compiles, what))
-            stack.enter_context(stoppable(self.cancelled, where))
+                stack.enter_context(progress_notices(self.compiles, what))
+            stack.enter_context(interruptible(self.cancelled, where))
             return self.backend.compile(segment, reals)
 
     def _execute(
@@ -337,7 +346,7 @@ class _Run:
             self.tape.pending_ops.finished(node)
         self.done += len(nodes)
         if self.progress is not None:
-            tell(arrived, self.progress, self.done, self.total, nodes[-1])
+            report_progress(arrived, self.progress, self.done, self.total, nodes[-1])
 
 
 @dataclass(frozen=True, slots=True)

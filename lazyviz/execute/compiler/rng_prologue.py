@@ -31,7 +31,7 @@ _FILLS = {
     getattr(aten.random_, "from"),
     aten.random_.to,
 }
-# What makes a tensor: with which operator ATen fills an empty one (TensorFactories.cpp), with which numbers.
+# For factories: the operator with which ATen fills an empty tensor (TensorFactories.cpp), and its numbers.
 _MAKES: dict[Any, tuple[str, Callable[..., list[Any]]]] = {
     aten.rand.default: ("uniform_.default", lambda size: [0, 1]),
     aten.randn.default: ("normal_.default", lambda size: [0, 1]),
@@ -47,7 +47,7 @@ _MAKES: dict[Any, tuple[str, Callable[..., list[Any]]]] = {
 
 
 class Draw(NamedTuple):
-    """``op`` with ``numbers`` on an empty tensor like ``like``; in words that can stand in generated code."""
+    """``op`` with ``numbers`` on an empty tensor like ``like``, as text for generated code."""
 
     op: str
     numbers: list[Any]
@@ -62,7 +62,7 @@ def draws(node: Node) -> bool:
 
 
 def draw_of(node: Node) -> Draw | None:
-    """What ``node`` draws, if that needs no tensor's values; None where it does, or it is not known."""
+    """The draw of ``node``, if it needs no tensor's values; None if it does, or if that is unknown."""
     if any(isinstance(item, torch.Generator) for item in node.kwargs.values()):
         return None
     op = node.op
@@ -81,7 +81,7 @@ def draw_of(node: Node) -> Draw | None:
 
 
 def serialized(found: Sequence[Draw]) -> str:
-    """``found`` for the operator below."""
+    """``found`` in the form for the operator below."""
     return json.dumps(
         [
             [draw.op, draw.numbers, len(meta.shape), str(meta.dtype).removeprefix("torch."), str(meta.device)]
@@ -101,7 +101,7 @@ def _read(words: str) -> list[tuple[Any, list[Any], int, torch.dtype, torch.devi
 
 
 def _drawn(words: str, dimensions: Sequence[int], fill: bool = True) -> list[torch.Tensor]:
-    """What is drawn, one tensor for each draw; ``dimensions`` are the shape and the strides of each."""
+    """The random numbers, one tensor for each draw; ``dimensions`` are the shape and the strides of each."""
     results = []
     at = 0
     for kernel, numbers, rank, dtype, device in _read(words):

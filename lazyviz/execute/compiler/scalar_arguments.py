@@ -13,12 +13,12 @@ from ...torch_internals.private_api import OpOverload
 
 # Arguments that optimizers recompute in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}
-# Operators that write a number, without the tag of those that compute with it.
+# Operators that write a number, which lack the tag of those that compute with it.
 _FILL = {"fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"}
 
 
 class Kind:
-    """What the ints among an operator's arguments are: operands, sizes, or part of the program."""
+    """The role of ints among an operator's arguments: operands, sizes, or part of the program."""
 
     __slots__ = ("changes", "operands", "positional", "sizes", "zero_counts")
 
@@ -29,32 +29,32 @@ class Kind:
         numbers = {item.name for item in schema.arguments if "number" in str(item.type)}
         each = name.startswith("_foreach")
         self.operands = operands(op) | (numbers if each or name in _FILL else set())
-        # Sizes that may be symbols show in a schema's text alone; those of ``arange`` are numbers.
+        # Only the text of a schema shows sizes that may be symbols; those of ``arange`` are numbers.
         self.sizes = {*re.findall(r"SymInt[^ ]* (\w+)", str(schema)), *numbers} - self.operands
         self.changes = _VARYING if each or works_by_element(op) else set()
-        self.zero_counts = "mul" in name  # Inductor takes a product with zero for zero, also one of infinity
+        self.zero_counts = "mul" in name  # Inductor simplifies a product with zero to zero, also for infinity
 
 
 @functools.cache
 def kind_of(op: OpOverload) -> Kind:
-    """What is known of an operator's arguments."""
+    """The roles of an operator's arguments."""
     return Kind(op)
 
 
 class Numbers:
-    """Finds the numbers among arguments; the order in which it is asked is that of ``Program``'s tuples."""
+    """Finds the numbers among arguments; it is called in the order of ``Program``'s tuples."""
 
     def __init__(
         self,
         scalar: Callable[[float], Any],
         size: Callable[[int], Any],
         other: Callable[[Any], Any],
-        together: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
+        call_atomically: Callable[[type, list[Any]], Any] = lambda cls, items: cls(items),
     ) -> None:
-        self._scalar, self._size, self._other, self._together = scalar, size, other, together
+        self._scalar, self._size, self._other, self._together = scalar, size, other, call_atomically
 
     def call(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of ``node``, each number and each other leaf replaced by what was said of it."""
+        """The arguments of ``node``, with replacements for each number and each other leaf."""
         kind = kind_of(node.op)
         names = kind.positional
         args = tuple([self._item(item, names[at], kind) for at, item in enumerate(node.args)])
@@ -71,11 +71,13 @@ class Numbers:
         return self._other(item)
 
 
-Place = tuple[int, int | str, int | None]  # a node, its argument by position or name, the place in a list
+Place = tuple[int, int | str, int | None]  # a node, its argument by position or name, the position in a list
 
 
 def places_of_scalars(nodes: Sequence[Node]) -> list[Place]:
-    """Where the scalars of ``program_of(nodes, ...)`` are, in order; they stand in lists of lists nowhere."""
+    """The positions of the scalars of ``program_of(nodes, ...)``, in order; they never occur in
+    nested lists.
+    """
     places: list[Place] = []
     for at, node in enumerate(nodes):
         kind = kind_of(node.op)
@@ -92,7 +94,7 @@ def places_of_scalars(nodes: Sequence[Node]) -> list[Place]:
 
 
 def scalars_at(nodes: Sequence[Node], places: Sequence[Place]) -> list[Any]:
-    """The scalars there."""
+    """The scalars at these positions."""
     return [
         nodes[at].args[key] if number is None and type(key) is int else _scalar_in(nodes[at], key, number)
         for at, key, number in places

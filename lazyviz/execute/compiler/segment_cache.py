@@ -20,55 +20,57 @@ from ...record.rng import state_of
 from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
 from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, store_result, tell
+from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, report_progress, store_result
 from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
 
 Reuse = Callable[[Segment], Compiled | None]
-MOST_KEPT = 128  # structures; their programs are kept by the backends
+MOST_KEPT = 128  # structures; the backends keep their programs
 
 
 @dataclass(slots=True)
 class _Known:
-    """Who has code for a structure."""
+    """The backend that has code for a structure."""
 
     backend: Backend
     reuse: Reuse
 
 
 class Repeats:
-    """Structures that came to one segment, with code that can be asked for again."""
+    """Structures that became one segment, with a function that finds their code."""
 
     def __init__(self) -> None:
         self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
 
     def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
-        """The structure of ``nodes``, if it can be recognized."""
-        subgraph = replays.look_at(tape, nodes, id(backend))  # kept alive with what is known
+        """The structure of ``nodes``, if it can be cached."""
+        subgraph = replays.structure_of(tape, nodes, id(backend))  # the entry keeps the backend alive
         return None if subgraph is None or subgraph.later else subgraph
 
     def find(self, subgraph: Subgraph, backend: Backend) -> Compiled | None:
-        """Code for the whole of ``subgraph``."""
+        """Code for the whole ``subgraph``."""
         assert subgraph.key is not None
         known = self._known.get(subgraph.key)
         if known is None or known.backend is not backend:
             return None
-        return known.reuse(Segment(subgraph.nodes, subgraph.outside, subgraph.users, _open(subgraph)))
+        return known.reuse(
+            Segment(subgraph.nodes, subgraph.outside, subgraph.users, _unkeyed_inputs(subgraph))
+        )
 
     def learn(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
-        """The subgraph has run as one segment, for which ``reuse`` finds code."""
+        """The subgraph has run as one segment; ``reuse`` finds its code."""
         assert subgraph.key is not None
         self._known[subgraph.key] = _Known(backend, reuse)
 
 
-def _open(subgraph: Subgraph) -> bytes | None:
-    """What the key leaves open beside the tensors, bit for bit: 0.0 and -0.0, 1 and 1.0 are not the same."""
+def _unkeyed_inputs(subgraph: Subgraph) -> bytes | None:
+    """Inputs besides tensors that are not in the key, as bits: 0.0 and -0.0, and 1 and 1.0, are different."""
     try:
-        # The second version of the format: later ones tell which of the objects are one.
+        # Version 2 of the format: later versions also encode which objects are identical.
         return marshal.dumps((subgraph.scalars, [value.meta.offset for value in subgraph.outside]), 2)
-    except ValueError:  # something else than plain numbers
+    except ValueError:  # not a plain number
         return None
 
 
@@ -83,7 +85,7 @@ def run_compiled(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> bool:
-    """Run all of ``subgraph`` by its code; False if that cannot be, and nothing has run.
+    """Run the whole ``subgraph`` by its code; False if that is not possible, and nothing has run.
 
     Raises:
         Interrupted, KeyboardInterrupt: before it; nothing has run.
@@ -94,7 +96,7 @@ def run_compiled(
     drawing = [nodes[at] for at in subgraph.draws]
     draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
     if len({id(sequence.generator) for sequence in draws}) < len(draws):
-        return False  # seeded in between, this time: code draws from one state
+        return False  # reseeded in between this time, but code draws from one state
     reals: list[torch.Tensor] = []
     for value in subgraph.outside:
         if value.real is None:
@@ -119,23 +121,24 @@ def run_compiled(
             results = compiled(*reals)
             refuse_other_metadata(subgraph.users, results)
             complete(note)
-        except Refused:  # nothing is written yet
+        except Refused:  # nothing has been written yet
             return False
         except BaseException as error:
-            if nodes[-1].state != "done":  # it may come from elsewhere, between the code and its note
+            # Otherwise, it came from elsewhere, after the code and its bookkeeping.
+            if nodes[-1].state != "done":
                 note_partial_write(nodes, error)
             raise
         del reals, note
         if progress is not None:
-            tell(interrupted, progress, len(nodes), len(nodes), nodes[-1])
+            report_progress(interrupted, progress, len(nodes), len(nodes), nodes[-1])
     return True
 
 
 def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> None:
-    """Code for ``nodes`` has raised ``error``; memory from outside may have been written, or not.
+    """Code for ``nodes`` has raised ``error``; outside memory may have been written, or not.
 
     Raises:
-        RuntimeError: it may have been: the nodes can never be run again.
+        RuntimeError: it may have been written, so the nodes can never be run again.
     """
     if any(storage.external for node in nodes for storage in node.writes):
         reason = NodeError(Failure.PARTIAL_WRITE, f"{PARTIAL_WRITE}: {_first(nodes)}")
@@ -146,7 +149,7 @@ def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> No
 
 
 def name_segment(nodes: Sequence[TrackedNode], error: BaseException) -> None:
-    """Add what the code was for to an error that leaves ``nodes`` as they were."""
+    """Add the ops that the code was for to an error that leaves ``nodes`` pending."""
     if error.args and isinstance(error.args[0], str) and isinstance(error, Exception):
         words = f"raised by the backend's code for {_first(nodes)}\nThese ops are still pending"
         error.args = (f"{error.args[0]}\n{words}", *error.args[1:])

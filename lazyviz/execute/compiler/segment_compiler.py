@@ -25,15 +25,15 @@ from .dynamic_shapes import Shapes, Sizes, follow
 from .fx_lowering import NotLowered, check, cut_first, made_storages
 
 MOST_REFUSED = 256
-MOST_LIKELY = 8
+MAX_LIKELY_OUTPUTS = 8
 
 
 @dataclass(frozen=True)
 class Task:
-    """What code is to be: from ``segment``'s inputs and a 0-d tensor for each of ``groups`` to ``kept``.
+    """The code to be compiled: from ``segment``'s inputs and a 0-d tensor for each of ``groups`` to ``kept``.
 
-    ``inputs`` are examples.  ``groups`` are positions among ``program.scalars``, each of one number.
-    With ``sizes`` the code is for all sizes, and is given the one that varies before everything else.
+    ``inputs`` are examples. ``groups`` are positions among ``program.scalars``; those of a group have the
+    same number. With ``sizes``, the code is for all sizes, and the varying size is its first argument.
     """
 
     segment: Segment
@@ -52,17 +52,17 @@ class Task:
 class SegmentCompiler(ABC):
     """A backend that compiles segments as a whole, one program at a time, on any thread.
 
-    Numbers that vary from run to run are inputs of the code.  What cannot be compiled runs op by op, and
+    Numbers that vary from run to run are inputs of the code. Nodes that cannot be compiled run op by op, and
     the report says why.
     """
 
-    draws = True  # segments may hold random operators
+    draws = True  # segments may contain random operators
     follows_sizes = True  # code can be for all sizes of one dimension
 
     def __init__(self) -> None:
         self.programs: Programs[Code] = Programs()
         self._lock = threading.Lock()
-        # Programs that are not to be tried again, each with the reason.
+        # Programs that must not be tried again, each with the reason.
         self._refused: LRUCache[Hashable, str] = LRUCache(MOST_REFUSED)
 
     @abstractmethod
@@ -90,10 +90,10 @@ class SegmentCompiler(ABC):
         cuts = Cuts(segment, cut_first(segment))
         inner = cuts.inner
         if not inner.nodes:
-            return cuts.only()
+            return cuts.slicing_only()
         needed = _needed(inner)
         for value in needed:
-            if not _shows_all(value):
+            if not _covers_storage(value):
                 raise Refused(f"{value.meta} covers only a part of its storage")
         program = program_of(inner.nodes, needed)
         with self._lock:
@@ -120,7 +120,7 @@ class SegmentCompiler(ABC):
         return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, reuse)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The code for ``segment`` is wrong: it is not to be run or compiled again."""
+        """The code for ``segment`` is wrong: it must not be run or compiled again."""
         inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:
@@ -136,15 +136,17 @@ class SegmentCompiler(ABC):
         inputs: Sequence[torch.Tensor],
         program: Program,
     ) -> tuple[Variant[Code], str]:
-        """New code: for all sizes and numbers that have changed where a compiler can, else for these.
+        """New code: if the compiler can do it, for all sizes and numbers that have changed, otherwise for
+        these.
 
-        The second is why it is for these, or nothing.  It hands out what was needed before, too, and what
-        is likely to be: which variables are alive is to cost no more than one compilation.
+        The second result is the reason if it is only for these. The code also returns values that were needed
+        before, and values that are likely to be needed, so that differences in live variables cause at most
+        one compilation.
         """
-        likely = set(_likely(segment.nodes))
+        likely = set(_likely_outputs(segment.nodes))
         likely.update(*[variant.program.kept for variant in self.programs.variants(program)])
         nodes = segment.nodes
-        more = {each for each in likely if _shows_all(nodes[each[0]].outputs[each[1]])}
+        more = {each for each in likely if _covers_storage(nodes[each[0]].outputs[each[1]])}
         program = replace(program, kept=tuple(sorted({*program.kept, *more})))
         kept = [nodes[at].outputs[number] for at, number in program.kept]
         groups = self.programs.groups(program)
@@ -165,46 +167,46 @@ class SegmentCompiler(ABC):
         raise Refused(why)
 
     def _sizes(self, segment: Segment, program: Program) -> Sizes | None:
-        """What varies since an earlier recording of ``program``, if new code can follow it."""
+        """What varies since an earlier recording of ``program``, if new code can support it."""
         if not self.follows_sizes:
             return None
         written = {storage for node in segment.nodes for storage in node.writes}
         memory = [value.storage for value in segment.inputs]
         if any(memory.count(storage) > 1 for storage in written):
-            return None  # a compiler is told that inputs overlap by their own memory, at their own sizes
+            return None  # compilers specialize for the overlap of inputs, at their sizes
         known: list[Shapes] = []
         for variant in self.programs.variants(program):
             shapes = variant.program.shapes
             if not any(same_shapes(shapes, each) for each in (*known, program.shapes)):
                 known.append(shapes)
         sizes = follow(known, program.shapes)
-        # Compilers take a size of 1 for a number, since it broadcasts.
+        # Compilers treat a size of 1 as a constant, because it broadcasts.
         return sizes if sizes is not None and sizes.of(program.shapes) > 1 else None
 
 
 def _needed(segment: Segment) -> list[Value]:
-    """Of each storage that the segment makes and that is needed afterwards, the value it is made as.
+    """For each storage that the segment creates and that is needed afterwards, the value that created it.
 
-    In program order, whichever of the views on them are left: that is how code met again hands them out.
+    In program order, whichever views of them exist, because cached code returns them in that order.
     """
     needed = {value.storage for value in segment.outputs}
     return [value for storage, value in made_storages(segment.nodes).items() if storage in needed]
 
 
-def _shows_all(value: Value) -> bool:
-    """Whether nothing that was computed is in memory beyond what ``value`` shows.
+def _covers_storage(value: Value) -> bool:
+    """Whether ``value`` covers all computed content of its memory.
 
-    Kernels that reduce a loss (``mse_loss``) first write every element into the tensor that they then make
-    smaller: what is left of it no operator that is compiled can read.
+    Kernels that reduce a loss (``mse_loss``) first write every element into the tensor, and then shrink it;
+    no compiled operator can read the remaining content.
     """
     meta, nbytes = value.meta, value.storage.nbytes
     return meta.storage_nbytes == nbytes or (meta.dense and not meta.offset and meta.storage_nbytes < nbytes)
 
 
-def _likely(nodes: Sequence[Node]) -> list[Made]:
+def _likely_outputs(nodes: Sequence[Node]) -> list[Made]:
     """Results that another run of the program may need, such as a loss or an accuracy.
 
-    Those of one number, made in the forward pass, the last ones.
+    They are the last single numbers that the forward pass computed.
     """
     made = {value: storage for storage, value in made_storages(nodes).items()}
     found = [
@@ -214,4 +216,4 @@ def _likely(nodes: Sequence[Node]) -> list[Made]:
         for number, value in enumerate(node.outputs)
         if value in made and not value.meta.shape and value.dtype.is_floating_point
     ]
-    return found[-MOST_LIKELY:]
+    return found[-MAX_LIKELY_OUTPUTS:]

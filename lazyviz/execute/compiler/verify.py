@@ -12,14 +12,14 @@ from ...graph.ir import Node, Storage, Value
 from ..backend import Segment
 from ..value_stats import BLANK
 
-_TIMES = 4  # the rounding of one op on every input, against that of a whole program
+_TIMES = 4  # the rounding of one op on every input, compared with that of a whole program
 
 
 class Copies:
-    """Copies of a segment's inputs that share memory as they do.
+    """Copies of a segment's inputs that share memory in the same way.
 
-    ``nudge``: floating numbers are off by this part of themselves, one rounding at least, as another order
-    of sums might leave them.
+    ``nudge``: floating numbers are changed by this relative amount, at least one rounding, as another order
+    of sums might do.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class Copies:
             for value, copy in zip(values, self.tensors, strict=True):
                 storage = memory.pop(value.storage, None)
                 if storage is not None and copy.is_floating_point():
-                    _nudge(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage), nudge)
+                    _perturb(torch.empty(0, dtype=copy.dtype, device=copy.device).set_(storage), nudge)
 
 
 def rounding(segment: Segment) -> float:
-    """The coarsest rounding of what the segment computes, relative: bfloat16's in one under autocast."""
+    """The coarsest relative rounding of the segment's ops: that of bfloat16 under autocast."""
     dtypes = {value.meta.dtype for node in segment.nodes for value in node.outputs}
     return max((torch.finfo(each).eps for each in dtypes if each.is_floating_point), default=0.0)
 
 
-def _nudge(flat: torch.Tensor, part: float) -> None:
-    # In no order that a sum would even out: the bits of a multiplicative hash.
+def _perturb(flat: torch.Tensor, part: float) -> None:
+    # The sign follows no order that a sum would cancel: the bits of a multiplicative hash.
     signs = (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 13) % 2 * 2 - 1
     flat.add_(flat * signs.to(flat.dtype), alpha=max(part, torch.finfo(flat.dtype).eps))
 
@@ -77,7 +77,7 @@ def written(segment: Segment) -> list[int]:
 
 
 def blank(segment: Segment) -> set[Storage]:
-    """Storages that the segment makes and does not fill: what is in them means nothing."""
+    """Storages that the segment creates and does not fill, whose content is undefined."""
     made = {
         storage
         for node in segment.nodes
@@ -88,7 +88,9 @@ def blank(segment: Segment) -> set[Storage]:
 
 
 def saved(segment: Segment, tensors: Sequence[torch.Tensor]) -> dict[int, torch.UntypedStorage] | None:
-    """A copy of the memory that the segment writes, by position of an input on it; None: there is no room."""
+    """Copies of the memory that the segment writes, by position of an input on it; None if there is no memory
+    for them.
+    """
     try:
         seen = {segment.inputs[at].storage: at for at in written(segment)}
         return {at: tensors[at].untyped_storage().clone() for at in seen.values()}
@@ -103,14 +105,14 @@ def first_mismatch(
     nodes: Mapping[Value, Node],
     nudged: Sequence[torch.Tensor] | None = None,
 ) -> str | None:
-    """What of ``ours`` is not ``theirs`` within rounding, in words; None: all of it is.
+    """The first difference between ``ours`` and ``theirs`` beyond rounding, as text; None if there is none.
 
     Two floating tensors are equal if no element differs by more than the square root of the dtype's epsilon
-    times the largest magnitude in the tensor, plus epsilon times the largest of all: fused code keeps
-    half of the digits at least, and a gradient that cancels to nothing is rounding alone.  Where the program
-    itself makes much of rounding (Adam divides such a gradient by its size) or computes in a coarser type
-    than it hands out, ``nudged`` has what the recorded ops make of inputs that are off by one rounding
-    (:func:`rounding`), and ours may be off by some times as much.
+    times the largest magnitude in the tensor, plus epsilon times the largest magnitude of all. Fused code
+    keeps at least half of the digits, and a gradient that cancels to zero consists of rounding only. The
+    program itself may amplify rounding (Adam divides such a gradient by its magnitude), or compute in a
+    coarser dtype than it returns. For that, ``nudged`` has the results of the recorded ops for inputs that
+    are off by one rounding (:func:`rounding`), and ours may be off by a multiple of that.
     """
     largest = max((_magnitude(tensor) for tensor in theirs), default=0.0)
     for value, mine, other, moved in zip(values, ours, theirs, nudged or theirs, strict=True):

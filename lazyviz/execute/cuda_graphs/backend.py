@@ -26,13 +26,13 @@ from ..compiler.compiled_cache import Programs, Variant, program_of
 from ..compiler.fx_lowering import cut_first, views_of
 from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
 from ..replay.program_key import moving
-from .captured_graph import CapturedForm, Moved, Turn
+from .captured_graph import CapturedForm, Moved, SegmentRun
 from .device import CaptureDevice, CudaCaptures
 from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
-MOST_FORMS = 4  # of one program: models of one structure in turn
-MOST_CAPTURES = 16  # of one program; if it differs more often, capturing does not pay
+MOST_FORMS = 4  # per program: several models of one structure
+MOST_CAPTURES = 16  # per program; if it differs more often, capturing is not worthwhile
 PATIENCE = 2  # times that a parameter may move before it is copied to where it was captured
 WARM_UP = "a new program runs op by op the first time and is captured the second time"
 
@@ -41,14 +41,14 @@ STAYING = ("parameter", "buffer", "optimizer")
 
 
 class CudaGraphsBackend:
-    """Captures segments as CUDA Graphs and launches them; results are eager's to the last bit.
+    """Captures segments as CUDA Graphs and launches them; results are bit-equal to eager's.
 
     Args:
-        captures: what captures; default: CUDA.
-        most: programs that are kept, the least recently used dropped first.
+        captures: the capture device; default: CUDA.
+        most: number of programs that are kept; the least recently used is dropped first.
     """
 
-    draws = True  # segments may hold random operators
+    draws = True  # segments may contain random operators
 
     def __init__(self, captures: CaptureDevice | None = None, *, most: int = MOST_PROGRAMS) -> None:
         self.programs: Programs[Known] = Programs(most)
@@ -56,14 +56,14 @@ class CudaGraphsBackend:
             dict.fromkeys(("warm-ups", "captures", "failed captures", "replays"), 0)
         )
         self.captures = captures if captures is not None else CudaCaptures()
-        self.lock = threading.RLock()  # graphs share the memory that they work in
+        self.lock = threading.RLock()  # graphs share the memory that they use
 
     def refuses(self, node: Node) -> str | None:
         """Why ``node`` cannot be in a segment, or None."""
         return refused(node)
 
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor]) -> Compiled:
-        """What runs the segment: op by op, capturing it, or by what was captured.
+        """The callable that runs the segment: op by op, with a capture, or by launching what was captured.
 
         Raises:
             lazyviz.execute.backend.Refused: nothing of it can be captured; the message says why.
@@ -84,7 +84,7 @@ class CudaGraphsBackend:
             reason = ""
             if variant is None:
                 reason = self.programs.difference(program, inner.nodes)
-                every = tuple([(at,) for at in range(len(program.scalars))])  # any numbers
+                every = tuple([(at,) for at in range(len(program.scalars))])  # with any numbers
                 variant = Variant(program, every, Known(self, segment, first, modes))
                 self.programs.add(variant)
             elif (variant.compiled.first, variant.compiled.modes) != (first, modes):
@@ -93,7 +93,7 @@ class CudaGraphsBackend:
             return variant.compiled.compile(segment, inputs, reason)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """What was captured of ``segment`` is wrong: it is not to be launched or captured again."""
+        """The capture of ``segment`` is wrong: it must not be launched or captured again."""
         with self.lock:
             variant = self.programs.find(program_of(cut_first(segment).nodes, ()))
             if variant is not None:
@@ -104,7 +104,7 @@ Ran = tuple[list[torch.Tensor], int, Sequence[str]]
 """Result of a run: the segment's outputs, the number of ops that ran outside CUDA Graphs, and why."""
 
 
-class Handed:
+class SegmentOutputs:
     """The outputs of a segment: for each, its number and the number of its storage."""
 
     def __init__(self, layout: Layout, segment: Segment) -> None:
@@ -125,11 +125,11 @@ class Handed:
         self._makers = {storage: layout.made[storage][0] for storage in self.made}
 
     def captured(self, form: CapturedForm) -> list[int]:
-        """Those of the storages made here that captured nodes make."""
+        """The storages created here by captured nodes."""
         return [storage for storage, at in self._makers.items() if at not in form.alone]
 
     def results(self, segment: Segment, memory: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """The segment's outputs, of the tensors on their storages."""
+        """The segment's outputs, as tensors on their storages."""
         return [
             memory[storage] if number == self._base[storage] else _view_of(value, memory[storage])
             for value, number, storage in zip(segment.outputs, self.values, self.storages)
@@ -137,9 +137,10 @@ class Handed:
 
 
 class Known:
-    """A program that was met before: what is known of its nodes, and its forms, the last one used first.
+    """A program that has run before: the known facts about its nodes, and its captured forms, the last used
+    one first.
 
-    ``first`` are its cuts of inputs, ``modes`` the modes that its nodes were recorded in.
+    ``first`` are its slices of inputs, ``modes`` the modes in which its nodes were recorded.
     """
 
     def __init__(
@@ -150,70 +151,72 @@ class Known:
         self.forms: list[Form] = []
         self.layout = Layout(segment, first)
         self.lock, self.counters, self.captures = backend.lock, backend.counters, backend.captures
-        self.why_not = ""  # it is captured
+        self.why_not = ""  # empty if it is captured
         self.places: list[Place] = places_of_scalars(segment.nodes)
         self._moving = [
             at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
         ]
-        self._scalars: list[Any] = []  # of the last examined run
+        self._scalars: list[Any] = []  # in the last examined run
         self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
-        self.alone: dict[int, str] = {}  # nodes that turned out not to be captured
-        self._strangers: set[int] = set()  # values that are on another device than the record has it
-        self._handed: Collection[int] = ()  # storages, when it ran node by node
-        self._odd: dict[int, str] = {}  # storages that are not as the record has them, and how
-        self._memory_of: dict[int, int] = {}  # by storage, where it was when it ran node by node
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # in which it has run
-        self._moved: Counter[int] = Counter()  # how often each storage was elsewhere
+        self.alone: dict[int, str] = {}  # nodes that turned out not to be capturable
+        self._on_other_device: set[int] = set()  # values that are on another device than recorded
+        self._handed: Collection[int] = ()  # storages of the outputs in the run node by node
+        self._unsupported: dict[int, str] = {}  # storages that differ from the record, and how
+        self._memory_of: dict[int, int] = {}  # by storage, its address when it ran node by node
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads in which it has run
+        self._moved: Counter[int] = Counter()  # how often each storage had another address
         self._tries = 0
-        self.device = self._home()
+        self.device = self._single_device()
 
-    def _home(self) -> torch.device | None:
-        """The device of most of its nodes, of those that capture."""
+    def _single_device(self) -> torch.device | None:
+        """The device of most of its nodes, if it can capture."""
         metas = [self.layout.metas[number] for line in self.layout.lines for _, number in line.outputs]
         devices = Counter(meta.device for meta in metas if self.captures.takes(meta))
         return devices.most_common(1)[0][0] if devices else None
 
     def refuse(self, why: str) -> None:
-        """It is not captured from now on."""
+        """Do not capture it from now on."""
         self.why_not = why
         self.forms.clear()
 
-    # --- finding a form, or making one -------------------------------------------------------
+    # --- finding or creating a captured form ---------------------------------------------------
 
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor], reason: str) -> Compiled:
-        """What runs a recording of it; as :meth:`CudaGraphsBackend.compile`."""
+        """The callable that runs a recording of it; like :meth:`CudaGraphsBackend.compile`."""
         if self.device is None:
             self.refuse("CUDA Graphs: no op is on a CUDA device")
         if self.why_not:
             raise Refused(self.why_not)
-        handed = Handed(self.layout, segment)
+        segment_outputs = SegmentOutputs(self.layout, segment)
         scalars = scalars_at(segment.nodes, self.places)
         self._note(scalars)
         if threading.current_thread() not in self._threads:
-            # What is made once is made for each thread.
+            # One-time initialization happens once for each thread.
             reason = reason or "its first run in this thread"
-            return self._compiled(segment, handed, self._warm_up, reason)
-        self._check_odd(handed, ())
+            return self._compiled(segment, segment_outputs, self._warm_up, reason)
+        self._check_unsupported(segment_outputs, ())
         with private_api.kernels_only():
-            turn = Turn(self.layout, segment, inputs)
+            segment_run = SegmentRun(self.layout, segment, inputs)
             for form in self.forms:
-                why = form.unlike(segment.nodes, scalars, handed) or self._moved_of(form, turn)
+                why = form.difference(segment.nodes, scalars, segment_outputs) or self._moved_of(
+                    form, segment_run
+                )
                 if not why:
-                    return self._compiled(segment, handed, functools.partial(self.launch, [form]))
+                    return self._compiled(segment, segment_outputs, functools.partial(self.launch, [form]))
                 reason = reason or why
-        form = self._plan(segment, handed, scalars, reason)
+        form = self._plan(segment, segment_outputs, scalars, reason)
         reason = f"captured as a CUDA Graph: {reason}" if reason else "captured as a CUDA Graph"
-        return self._compiled(segment, handed, form.capture, reason)
+        return self._compiled(segment, segment_outputs, form.capture, reason)
 
     def _compiled(
         self,
         segment: Segment,
-        handed: Handed,
-        how: Callable[[Turn, Handed], Ran],
+        segment_outputs: SegmentOutputs,
+        how: Callable[[SegmentRun, SegmentOutputs], Ran],
         reason: str | None = None,
     ) -> Compiled:
-        run = Run(self, segment, handed, how)
-        return Compiled(run, reason is None, reason, Reuse(self, handed), run.left)
+        run = Run(self, segment, segment_outputs, how)
+        return Compiled(run, reason is None, reason, Reuse(self, segment_outputs), run.left)
 
     def _note(self, scalars: list[Any]) -> None:
         """Note which numbers have changed since the last run."""
@@ -222,18 +225,20 @@ class Known:
                 self._varying[at] = before, now
         self._scalars = scalars
 
-    def _moved_of(self, form: Form, turn: Turn) -> str:
-        """Why the form cannot take these tensors here and now, or ""."""
+    def _moved_of(self, form: Form, segment_run: SegmentRun) -> str:
+        """Why the form cannot be launched with these tensors now, or ""."""
         if form.settings != self.captures.settings():
             return "PyTorch settings that affect kernels changed"
         try:
-            form.captured.check(turn)
+            form.captured.check(segment_run)
         except Moved as moved:
             self._moved.update(moved.storages)
             return str(moved)
         return ""
 
-    def _plan(self, segment: Segment, handed: Handed, scalars: list[Any], reason: str) -> Form:
+    def _plan(
+        self, segment: Segment, segment_outputs: SegmentOutputs, scalars: list[Any], reason: str
+    ) -> Form:
         """A form to be captured.
 
         Raises:
@@ -256,9 +261,9 @@ class Known:
             )
             alone.setdefault(self.places[position][0], why)
         feeds = self._feeds(segment)
-        parts = parts_of(self.layout, alone, feeds, self._tied(alone))
-        self._check_odd(
-            handed, feeds.union(at for at in self.layout.made if self.layout.made[at][0] in alone)
+        parts = parts_of(self.layout, alone, feeds, self._joint_nodes(alone))
+        self._check_unsupported(
+            segment_outputs, feeds.union(at for at in self.layout.made if self.layout.made[at][0] in alone)
         )
         if not any(part.captured for part in parts):
             at, why = min(alone.items(), key=lambda item: (item[1] == TOO_FEW, item[0]))
@@ -268,9 +273,10 @@ class Known:
         return Form(self, captured, nodes, scalars, feeds)
 
     def _feeds(self, segment: Segment) -> set[int]:
-        """The storages from outside that are copied: what is read alone, as a batch is, and what moves.
+        """The outside storages that are copied: those that are only read, such as a batch, and those that
+        move.
 
-        Parameters, an optimizer's states and what is written are used where they are while they stay there.
+        Parameters, optimizer states and written memory are used directly as long as they do not move.
         """
         layout, feeds = self.layout, set()
         cut = {layout.storage_of[number] for at in layout.first for number in layout.lines[at].inputs}
@@ -281,14 +287,15 @@ class Known:
                 feeds.add(storage)
         return feeds
 
-    def _tied(self, alone: dict[int, str]) -> list[frozenset[int]]:
-        """Nodes of which all are captured or none, for they hand on what a capture keeps elsewhere.
+    def _joint_nodes(self, alone: dict[int, str]) -> list[frozenset[int]]:
+        """Groups of nodes that are captured together or not at all, because they pass on values that a
+        capture places elsewhere.
 
-        The state that attention draws its dropout from is on the CPU in eager mode, on the GPU in a capture.
+        The random state of attention's dropout is on the CPU in eager mode, and on the GPU in a capture.
         """
         groups = []
         lines = self.layout.lines
-        for number in self._strangers:
+        for number in self._on_other_device:
             makers = [at for at, line in enumerate(lines) if number in [made for _, made in line.outputs]]
             group = [*makers, *(at for at, line in enumerate(lines) if number in line.inputs)]
             if not makers or self.layout.storage_of[number] in self._handed:
@@ -298,35 +305,35 @@ class Known:
         return groups
 
     def moves(self, nodes: Sequence[Node]) -> list[Any]:
-        """The arguments of its nodes that say where in a tensor something is."""
+        """The arguments of its nodes that are positions in a tensor."""
         return [nodes[at].args[place : place + 1] for at in self._moving for place in moving(nodes[at].op)]
 
     # --- running -----------------------------------------------------------------------------
 
-    def _warm_up(self, turn: Turn, handed: Handed) -> Ran:
-        """Run node by node, where it will be captured."""
+    def _warm_up(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
+        """Run node by node, in the context in which it will be captured."""
         assert self.device is not None
         self.counters["warm-ups"] += 1
-        self._handed, turn.holds = handed.made, frozenset(handed.values)
-        turn.seen = self._look
+        self._handed, segment_run.holds = segment_outputs.made, frozenset(segment_outputs.values)
+        segment_run.seen = self._check_against_record
         self._memory_of.clear()
         for number in range(self.layout.inputs):
-            self._look(number, turn.values[number])
+            self._check_against_record(number, segment_run.values[number])
 
         def run() -> Sequence[torch.Tensor]:
-            turn.call_all()
-            return [turn.values[number] for number in handed.values]
+            segment_run.call_all()
+            return [segment_run.values[number] for number in segment_outputs.values]
 
         results = self.captures.warm_up(self.device, run)
         self._threads.add(threading.current_thread())
-        return list(results), len(turn.nodes), [WARM_UP]
+        return list(results), len(segment_run.nodes), [WARM_UP]
 
-    def _look(self, number: int, tensor: torch.Tensor) -> None:
-        """Compare a value with the record, by which results are told that captured nodes make."""
+    def _check_against_record(self, number: int, tensor: torch.Tensor) -> None:
+        """Compare a value with the record, which describes the results of captured nodes."""
         layout = self.layout
         meta, storage = layout.metas[number], layout.storage_of[number]
         if tensor.device != meta.device:
-            self._strangers.add(number)
+            self._on_other_device.add(number)
             return
         place = private_api.storage_address(tensor)
         steps = zip(meta.shape, meta.stride, tensor.stride()) if meta.nbytes else ()
@@ -338,34 +345,36 @@ class Known:
             or self._memory_of.setdefault(storage, place) != place
         ):
             shown = f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
-            self._odd.setdefault(
+            self._unsupported.setdefault(
                 storage, f"a kernel returned {shown}, but {meta}, {meta.stride} was recorded"
             )
 
-    def _check_odd(self, handed: Handed, loose: Container[int]) -> None:
-        """Raises :class:`Refused` where a tensor is told by a record that its kernel does not keep to."""
-        for storage, why in self._odd.items():
-            views = [each for each, on in zip(handed.values, handed.storages) if on == storage]
+    def _check_unsupported(self, segment_outputs: SegmentOutputs, loose: Container[int]) -> None:
+        """Raise :class:`Refused` if a tensor is described by a record that its kernel did not follow."""
+        for storage, why in self._unsupported.items():
+            views = [
+                each for each, on in zip(segment_outputs.values, segment_outputs.storages) if on == storage
+            ]
             if storage in loose or any(each != self.layout.base_of(storage) for each in views):
                 raise Refused(f"CUDA Graphs: {why}")
 
-    def launch(self, forms: Sequence[Form], turn: Turn, handed: Handed) -> Ran:
-        """Run the first of ``forms`` that takes these tensors.
+    def launch(self, forms: Sequence[Form], segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
+        """Run the first of ``forms`` that can be launched with these tensors.
 
         Raises:
-            Moved: none does; nothing has run.
+            Moved: there is none; nothing has run.
         """
         why = "the captured graph no longer exists"
         for form in forms:
-            if form in self.forms and not (why := self._moved_of(form, turn)):
+            if form in self.forms and not (why := self._moved_of(form, segment_run)):
                 self.forms.remove(form)
                 self.forms.insert(0, form)
-                return form.run(turn, handed)
+                return form.run(segment_run, segment_outputs)
         raise Moved(why, ())
 
 
 class Form:
-    """A captured form of a program, and which of its recordings it is for."""
+    """A captured form of a program, and the recordings that it is valid for."""
 
     def __init__(
         self,
@@ -383,14 +392,16 @@ class Form:
         alone = captured.alone
         reasons = [f"{named(nodes[at])} {alone[at]}" for at in sorted(alone) if alone[at] != TOO_FEW]
         self._fallbacks = list(dict.fromkeys(reasons))
-        # Nodes that run by themselves have the numbers of each run.
+        # Nodes that are not captured get the numbers of each run.
         self._places = known.places
         self._fixed = [at for at, place in enumerate(known.places) if place[0] not in alone]
         self._scalars = [scalars[at] for at in self._fixed]
         self._exact = list(map(str, self._scalars))
 
-    def unlike(self, nodes: Sequence[Node], scalars: Sequence[Any], handed: Handed) -> str:
-        """Why a recording is not what was captured, as far as the record tells; or ""."""
+    def difference(
+        self, nodes: Sequence[Node], scalars: Sequence[Any], segment_outputs: SegmentOutputs
+    ) -> str:
+        """Why a recording differs from what was captured, as far as the record shows; or ""."""
         values = [scalars[at] for at in self._fixed]
         if (values != self._scalars or 0 in values) and (exact := list(map(str, values))) != self._exact:
             at = next(at for at, (was, now) in enumerate(zip(self._exact, exact)) if was != now)
@@ -399,83 +410,93 @@ class Form:
         known = self._known()
         if known is None or known.moves(nodes) != self._moves:
             return "it uses another slice of a tensor"
-        if not self.captured.kept.keys() >= set(handed.captured(self.captured)):
+        if not self.captured.kept.keys() >= set(segment_outputs.captured(self.captured)):
             return "other results are still referred to"
         return ""
 
-    def capture(self, turn: Turn, handed: Handed) -> Ran:
+    def capture(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
         """Capture it, and run it."""
         known, captured = self._known(), self.captured
         assert known is not None
         self._counters["captures"] += 1
-        needed = set(handed.made).union(*[form.captured.kept for form in known.forms])
-        captured.capture(turn, self._feeds, needed)
+        needed = set(segment_outputs.made).union(*[form.captured.kept for form in known.forms])
+        captured.capture(segment_run, self._feeds, needed)
         if captured.failed is None:
             known.forms.insert(0, self)
             del known.forms[MOST_FORMS:]
-            return self._ran(turn, handed)
+            return self._ran(segment_run, segment_outputs)
         self._counters["failed captures"] += 1
         at, why = captured.failed
         if at is None:
             known.refuse(f"CUDA Graphs: capture failed: {why}")
         else:
             known.alone[at] = f"cannot be captured: {why}"
-        why = known.why_not if at is None else f"{named(turn.nodes[at])} {known.alone[at]}"
-        return self._results(turn, handed), len(turn.nodes), [why]
+        why = known.why_not if at is None else f"{named(segment_run.nodes[at])} {known.alone[at]}"
+        return self._results(segment_run, segment_outputs), len(segment_run.nodes), [why]
 
-    def run(self, turn: Turn, handed: Handed) -> Ran:
-        """Launch it on tensors that were checked."""
+    def run(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
+        """Launch it with tensors that have been checked."""
         self._counters["replays"] += 1
-        if self.captured.run(turn):
-            return self._ran(turn, handed)
+        if self.captured.run(segment_run):
+            return self._ran(segment_run, segment_outputs)
         why = "results of ops outside the CUDA Graph have another layout than at capture"
-        return self._results(turn, handed), len(turn.nodes), [why]
+        return self._results(segment_run, segment_outputs), len(segment_run.nodes), [why]
 
-    def _ran(self, turn: Turn, handed: Handed) -> Ran:
-        return self._results(turn, handed), len(self.captured.alone), self._fallbacks
+    def _ran(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> Ran:
+        return self._results(segment_run, segment_outputs), len(self.captured.alone), self._fallbacks
 
-    def _results(self, turn: Turn, handed: Handed) -> list[torch.Tensor]:
-        """What is handed out, none of it in memory that a later run writes."""
+    def _results(self, segment_run: SegmentRun, segment_outputs: SegmentOutputs) -> list[torch.Tensor]:
+        """The outputs, none of which is in memory that a later run writes."""
         kept = self.captured.kept
-        storages = [storage for storage in handed.made if storage in kept and storage not in turn.memory]
-        turn.memory.update(zip(storages, self.captured.copies(storages)))
-        return handed.results(turn.segment, turn.memory)
+        storages = [
+            storage
+            for storage in segment_outputs.made
+            if storage in kept and storage not in segment_run.memory
+        ]
+        segment_run.memory.update(zip(storages, self.captured.copies(storages)))
+        return segment_outputs.results(segment_run.segment, segment_run.memory)
 
 
 class Run:
     """Runs one recording of a program."""
 
     def __init__(
-        self, known: Known, segment: Segment, handed: Handed, how: Callable[[Turn, Handed], Ran]
+        self,
+        known: Known,
+        segment: Segment,
+        segment_outputs: SegmentOutputs,
+        how: Callable[[SegmentRun, SegmentOutputs], Ran],
     ) -> None:
-        self._known, self._segment, self._handed, self._how = known, segment, handed, how
+        self._known, self._segment, self._handed, self._how = known, segment, segment_outputs, how
         self._left: tuple[int, Sequence[str]] = 0, ()
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         known = self._known
         with known.lock, private_api.inference_mode(True) if known.inference else nullcontext():
-            turn = Turn(known.layout, self._segment, given)
+            segment_run = SegmentRun(known.layout, self._segment, given)
             try:
-                results, ops, why = self._how(turn, self._handed)
+                results, ops, why = self._how(segment_run, self._handed)
             except Moved as moved:
                 raise Refused(str(moved)) from moved
             self._left = ops, why
             return results
 
     def left(self) -> tuple[int, Sequence[str]]:
-        """How many ops the run left to run by themselves, and why."""
+        """How many ops the run had to run separately, and why."""
         return self._left
 
 
 class Reuse:
-    """Finds what runs further recordings of one structure; it keeps no recording and no graph alive."""
+    """Finds the callable for further recordings of one structure; it keeps no recording and no graph
+    alive.
+    """
 
-    def __init__(self, known: Known, handed: Handed) -> None:
-        self._known, self._handed = weakref.ref(known), handed
+    def __init__(self, known: Known, segment_outputs: SegmentOutputs) -> None:
+        self._known, self._handed = weakref.ref(known), segment_outputs
         self._last: tuple[Any, list[weakref.ref[Form]]] | None = None
 
     def __call__(self, segment: Segment) -> Compiled | None:
-        known, handed = self._known(), self._handed
+        known, segment_outputs = self._known(), self._handed
         if known is None or not known.forms:
             return None
         forms: list[Form] = []
@@ -485,11 +506,15 @@ class Reuse:
                 forms = [form for form in found if form in known.forms]
             if not forms:
                 scalars = scalars_at(segment.nodes, known.places)
-                forms = [form for form in known.forms if not form.unlike(segment.nodes, scalars, handed)]
+                forms = [
+                    form
+                    for form in known.forms
+                    if not form.difference(segment.nodes, scalars, segment_outputs)
+                ]
                 self._last = (segment.open, [*map(weakref.ref, forms)]) if segment.open is not None else None
         if not forms:
             return None
-        run = Run(known, segment, handed, functools.partial(known.launch, forms))
+        run = Run(known, segment, segment_outputs, functools.partial(known.launch, forms))
         return Compiled(run, True, None, None, run.left)
 
 

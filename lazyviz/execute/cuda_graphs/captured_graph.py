@@ -23,14 +23,14 @@ from ..compiler.fx_lowering import views_of
 from .device import Captured, CaptureDevice
 from .partition import Layout, Part
 
-WORD = 16  # bytes: the most that a kernel reads at once; the order of sums of integers does not matter
+WORD = 16  # bytes: the largest access of a kernel; the order of sums of integers does not matter
 
 _address: Callable[[torch.Tensor], int] = private_api.TensorBase.data_ptr
 _storage: Callable[[torch.Tensor], torch.UntypedStorage] = private_api.TensorBase.untyped_storage
 
 
 class Moved(RuntimeError):
-    """Memory that was pinned is elsewhere, or is cut otherwise; nothing has run.
+    """Pinned memory has another address, or another slice of it is used; nothing has run.
 
     ``storages`` are the numbers of those that moved.
     """
@@ -40,11 +40,11 @@ class Moved(RuntimeError):
         self.storages = storages
 
 
-class Turn:
-    """One run of a segment, with the tensors that it is given.
+class SegmentRun:
+    """One run of a segment, with its input tensors.
 
-    ``values`` has the tensors known so far by the number of their value, ``memory`` one on each storage.
-    ``keeps`` are the storages made here of which that has to be known to the end, ``holds`` such values.
+    ``values`` has the known tensors by the number of their value, ``memory`` one tensor on each storage.
+    ``keeps`` are the storages created here whose tensor must be kept until the end, ``holds`` such values.
     """
 
     def __init__(self, layout: Layout, segment: Segment, given: Sequence[torch.Tensor]) -> None:
@@ -55,8 +55,8 @@ class Turn:
             self.memory.setdefault(layout.storage_of[number], tensor)
         self.keeps: Collection[int] = ()
         self.holds: Collection[int] = ()
-        self.seen: Callable[[int, torch.Tensor], None] | None = None  # is told of each result
-        for at in sorted(layout.first):  # views of what was given: nothing is computed
+        self.seen: Callable[[int, torch.Tensor], None] | None = None  # called with each result
+        for at in sorted(layout.first):  # views of the inputs: nothing is computed
             self.call(at)
 
     def call(self, at: int) -> None:
@@ -83,7 +83,7 @@ class Turn:
                     self.values.pop(number, None)
 
     def tensor(self, value: Value, number: int) -> torch.Tensor:
-        """The tensor of a value, on its true memory: captured nodes may know it as a view of a buffer."""
+        """The tensor of a value, on its real memory: captured nodes may use a view of a buffer instead."""
         found = self.values.get(number)
         if found is None:
             whole = self.memory[self.layout.storage_of[number]]
@@ -92,7 +92,7 @@ class Turn:
 
 
 def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torch.Tensor]) -> Sequence[Any]:
-    """The results of ``node``'s kernel on the tensors of its inputs, which have these numbers."""
+    """The results of ``node``'s kernel for the tensors of its inputs, which have these numbers."""
     given = {value: tensor(value, number) for value, number in zip(node.inputs, numbers)}
 
     def real(item: Any) -> Any:
@@ -109,11 +109,11 @@ def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torc
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory of the form's own that is filled before the kernels which use it.
+    """Private memory of the form that is filled before the kernels that use it.
 
-    ``values`` are those that the kernels use of it: the node and the argument that each is found by, its
-    number, and where it begins in ``content``.  ``residue`` is what the address that is copied from has to
-    leave, divided by ``alignment``: kernels are chosen by that, and the order of sums.
+    ``values`` are the values in it that the kernels use: the node and the argument that lead to it, its
+    number, and its offset in ``content``. ``residue`` is the required remainder of the source address divided
+    by ``alignment``, because it affects the selection of kernels, and with it the order of sums.
     """
 
     content: torch.Tensor  # bytes
@@ -121,9 +121,12 @@ class Buffer:
     residue: int
     alignment: int
 
-    def source(self, turn: Turn) -> torch.Tensor | None:
-        """What it is to be filled with; None if that is not cut from its memory as it was."""
-        tensors = [turn.tensor(turn.nodes[at].inputs[arg], number) for at, arg, number, _ in self.values]
+    def source(self, segment_run: SegmentRun) -> torch.Tensor | None:
+        """The source of its content; None if that is not the same slice of its memory as before."""
+        tensors = [
+            segment_run.tensor(segment_run.nodes[at].inputs[arg], number)
+            for at, arg, number, _ in self.values
+        ]
         begins = {_address(tensor) - value[3] for tensor, value in zip(tensors, self.values)}
         if len(begins) > 1 or begins.pop() % self.alignment != self.residue:
             return None
@@ -133,7 +136,7 @@ class Buffer:
 
 
 def as_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Tensor:
-    """Bytes of a storage, as long integers where they are at such an address: copies are quicker."""
+    """Bytes of a storage, as long integers if the address is aligned for them, which is faster to copy."""
     dtype = torch.int64 if start % 8 == 0 and nbytes % 8 == 0 else torch.uint8
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     return tensor.set_(storage, start // dtype.itemsize, (nbytes // dtype.itemsize,), (1,))
@@ -141,7 +144,7 @@ def as_words(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Te
 
 @dataclass(slots=True)
 class Step:
-    """A part with its kernels, if it is captured, and what they work on from elsewhere.
+    """A part, with its kernels if it is captured, and the outside memory that they use.
 
     ``fed`` is by storage; ``pinned`` are values with their addresses.
     """
@@ -156,10 +159,10 @@ class CapturedForm:
     """A segment captured for certain addresses, and for the numbers that its captured nodes are called with.
 
     Attributes:
-        alone: the nodes that run by themselves, and why.
-        failed: the node that could not be captured, if it is known, and what was said.  The form is of
-            no use then.
-        kept: the storages made by captured nodes that can be handed out, each with a tensor on it.
+        alone: the nodes that are not captured, and why.
+        failed: the node that could not be captured, if it is known, and the error. The form cannot be used
+            then.
+        kept: the storages created by captured nodes that can be returned, each with a tensor on it.
     """
 
     def __init__(
@@ -175,58 +178,58 @@ class CapturedForm:
         self.failed: tuple[int | None, str] | None = None
         self.kept: dict[int, torch.Tensor] = {}
         self._steps = [Step(part) for part in parts]
-        self._pool: dict[int, torch.Tensor] = {}  # what later parts read of what captured nodes make
-        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # all that are given to a run
+        self._pool: dict[int, torch.Tensor] = {}  # results of captured nodes that later parts read
+        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # all inputs of a run
         self._given = {number for at in layout.first for _, number in layout.lines[at].outputs}
         self._given.update(range(layout.inputs))
-        self._loose: frozenset[int] = frozenset()  # storages made in other memory each time, or fed
+        self._loose: frozenset[int] = frozenset()  # storages that are in other memory in each run, or fed
         self._keeps = frozenset(layout.made) if alone else frozenset()
         read = {number for part in parts for numbers in part.direct.values() for number in numbers}
         for at in alone:
             read.update(layout.lines[at].inputs)
-        self._read = read  # by another part than the one that makes it, it may be
+        self._read = read  # possibly by another part than the one that creates it
 
     # --- the first run ---------------------------------------------------------------------
 
-    def capture(self, turn: Turn, feeds: Collection[int], needed: Collection[int]) -> None:
-        """Capture each part and launch it; ``feeds`` are storages from outside that are copied.
+    def capture(self, segment_run: SegmentRun, feeds: Collection[int], needed: Collection[int]) -> None:
+        """Capture each part and launch it; ``feeds`` are outside storages that are copied.
 
-        Where a part cannot be captured, ``failed`` says why, and it and all after it run node by node.
+        If a part cannot be captured, ``failed`` says why, and it and all later nodes run one by one.
         """
         made_alone = {storage for storage, (at, _) in self.layout.made.items() if at in self.alone}
         self._loose = frozenset(made_alone | set(feeds))
-        turn.keeps = {*needed, *made_alone}
+        segment_run.keeps = {*needed, *made_alone}
         made: dict[int, torch.Tensor] = {}
         for step in self._steps:
             part = step.part
             if not part.captured:
-                turn.call_all(part.start, part.stop)
+                segment_run.call_all(part.start, part.stop)
                 continue
             known, kept = dict(made), dict(self.kept)
             try:
-                self._prepare(step, turn, made)
-                sources = self._sources(step, turn)
+                self._prepare(step, segment_run, made)
+                sources = self._sources(step, segment_run)
                 assert sources is not None, "the sources were checked before"
                 feed(step, sources)
-                record = functools.partial(self._record, part, turn, made, needed)
+                record = functools.partial(self._record, part, segment_run, made, needed)
                 step.captured = self._captures.capture(self.device, record)
             except Exception as error:
                 if self.failed is None:
                     self.failed = None, first_line(error)
                 made.clear()
                 self.kept = kept
-                turn.values.update(
+                segment_run.values.update(
                     {
                         each: tensor
                         for each, tensor in known.items()
                         if self._in_pool(each) or self._stays(each)
                     }
                 )
-                turn.keeps = self.layout.made
-                turn.call_all(part.start)
+                segment_run.keeps = self.layout.made
+                segment_run.call_all(part.start)
                 return
             launch(step, sources)
-            turn.values.update(
+            segment_run.values.update(
                 {each: made[each] for each in self._read if each in made and self._in_pool(each)}
             )
         self._pool = {each: made[each] for each in self._read if each in made and self._in_pool(each)}
@@ -234,7 +237,7 @@ class CapturedForm:
         self._pinned = tuple(number for number, _ in ready), tuple(address for _, address in ready)
 
     def _in_pool(self, number: int) -> bool:
-        """Whether a value is in memory that captured nodes have made."""
+        """Whether a value is in memory that captured nodes have created."""
         storage = self.layout.storage_of[number]
         return storage in self.layout.made and storage not in self._loose
 
@@ -242,8 +245,8 @@ class CapturedForm:
         storage = self.layout.storage_of[number]
         return storage not in self.layout.made and storage not in self._loose
 
-    def _prepare(self, step: Step, turn: Turn, made: dict[int, torch.Tensor]) -> None:
-        """Memory for what is fed to a part, and the addresses of what is not."""
+    def _prepare(self, step: Step, segment_run: SegmentRun, made: dict[int, torch.Tensor]) -> None:
+        """Allocate memory for the inputs that are fed to a part, and store the addresses of the others."""
         layout, part = self.layout, step.part
         found: dict[int, tuple[int, int]] = {}
         for at in range(part.start, part.stop):
@@ -253,7 +256,7 @@ class CapturedForm:
         for storage, numbers in part.direct.items():
             if storage in self._loose:
                 tensors = {
-                    each: turn.tensor(turn.nodes[found[each][0]].inputs[found[each][1]], each)
+                    each: segment_run.tensor(segment_run.nodes[found[each][0]].inputs[found[each][1]], each)
                     for each in numbers
                 }
                 made.update({each: torch.empty_like(tensor) for each, tensor in tensors.items()})
@@ -261,7 +264,11 @@ class CapturedForm:
                 if filled:
                     step.fed[storage] = self._buffer(filled, found, made)
             elif storage < layout.outside:
-                pinned += [(each, _address(turn.values[each])) for each in numbers if each in turn.values]
+                pinned += [
+                    (each, _address(segment_run.values[each]))
+                    for each in numbers
+                    if each in segment_run.values
+                ]
         step.pinned = tuple(pinned)
 
     def _buffer(
@@ -286,22 +293,24 @@ class CapturedForm:
         content = as_words(_storage(room), begin, high - low)
         return Buffer(content, tuple(places), low % alignment, alignment)
 
-    def _record(self, part: Part, turn: Turn, made: dict[int, torch.Tensor], needed: Collection[int]) -> None:
+    def _record(
+        self, part: Part, segment_run: SegmentRun, made: dict[int, torch.Tensor], needed: Collection[int]
+    ) -> None:
         """Call the kernels of a part, which is being captured."""
         layout = self.layout
 
         def tensor(value: Value, number: int) -> torch.Tensor:
             found = made.get(number)
-            return turn.tensor(value, number) if found is None else found
+            return segment_run.tensor(value, number) if found is None else found
 
         for at in range(part.start, part.stop):
             line = layout.lines[at]
             if at not in layout.first:
                 try:
-                    results = call(turn.nodes[at], line.inputs, tensor)
+                    results = call(segment_run.nodes[at], line.inputs, tensor)
                 except Exception as error:
-                    # Without memory for the whole it is no op's fault.
-                    self.failed = None if _is_lack_of_memory(error) else at, first_line(error)
+                    # If there is not enough memory for the whole part, no single op is the cause.
+                    self.failed = None if _is_out_of_memory(error) else at, first_line(error)
                     raise
                 for index, number in line.outputs:
                     if results[index] is None:
@@ -316,10 +325,10 @@ class CapturedForm:
 
     # --- every run -------------------------------------------------------------------------
 
-    def check(self, turn: Turn) -> None:
-        """Raises :class:`Moved` unless this turn can be run; nothing runs here."""
+    def check(self, segment_run: SegmentRun) -> None:
+        """Raise :class:`Moved` unless this run can be launched; nothing runs here."""
         numbers, addresses = self._pinned
-        values = turn.values
+        values = segment_run.values
         storages: set[int] = set()
         if tuple([_address(values[number]) for number in numbers]) != addresses:
             for number, address in zip(numbers, addresses):
@@ -329,40 +338,40 @@ class CapturedForm:
             raise Moved(f"{len(storages)} {are} at another address than at capture", storages)
         for step in self._steps:
             for storage, buffer in step.fed.items():
-                if storage < self.layout.outside and buffer.source(turn) is None:
+                if storage < self.layout.outside and buffer.source(segment_run) is None:
                     storages.add(storage)
         if storages:
             are = "input is" if len(storages) == 1 else "inputs are"
             raise Moved(f"{len(storages)} {are} laid out otherwise in memory than at capture", ())
 
-    def run(self, turn: Turn) -> bool:
-        """Run it on a turn that was checked; False if a part has had to run node by node."""
-        turn.values.update(self._pool)
-        turn.keeps = self._keeps
+    def run(self, segment_run: SegmentRun) -> bool:
+        """Run it with inputs that have been checked; False if a part had to run node by node."""
+        segment_run.values.update(self._pool)
+        segment_run.keeps = self._keeps
         for step in self._steps:
             part = step.part
             if not part.captured:
-                turn.call_all(part.start, part.stop)
+                segment_run.call_all(part.start, part.stop)
                 continue
-            sources = self._sources(step, turn)
+            sources = self._sources(step, segment_run)
             if sources is None:
-                turn.call_all(part.start)
+                segment_run.call_all(part.start)
                 return False
             feed(step, sources)
             launch(step, sources)
         return True
 
-    def _sources(self, step: Step, turn: Turn) -> list[torch.Tensor] | None:
+    def _sources(self, step: Step, segment_run: SegmentRun) -> list[torch.Tensor] | None:
         """The inputs to copy for a part, in order; None if its kernels would not find all their inputs."""
-        values, given = turn.values, self._given
+        values, given = segment_run.values, self._given
         if any(_address(values[number]) != address for number, address in step.pinned if number not in given):
             return None
-        sources = [buffer.source(turn) for buffer in step.fed.values()]
+        sources = [buffer.source(segment_run) for buffer in step.fed.values()]
         found = [source for source in sources if source is not None]
         return found if len(found) == len(sources) else None
 
     def copies(self, storages: Sequence[int]) -> list[torch.Tensor]:
-        """Tensors on memory of their own with the content of these, which are ``kept``."""
+        """Tensors on their own memory with the content of these, which are ``kept``."""
         sources, targets, results = [], [], []
         for storage in storages:
             kept = self.kept[storage]
@@ -384,7 +393,7 @@ class CapturedForm:
         return results
 
 
-def _is_lack_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
@@ -394,7 +403,7 @@ def feed(step: Step, sources: Sequence[torch.Tensor]) -> None:
 
 
 def launch(step: Step, sources: Sequence[torch.Tensor]) -> None:
-    """Launch the kernels of a part that was fed; what they write of that is written back."""
+    """Launch the kernels of a part after feeding it; written inputs are copied back."""
     assert step.captured is not None
     step.captured.replay()
     written = [number for number, storage in enumerate(step.fed) if storage in step.part.writes]
@@ -403,7 +412,7 @@ def launch(step: Step, sources: Sequence[torch.Tensor]) -> None:
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each of ``sources`` to its target, those of one type with one kernel."""
+    """Copy each of ``sources`` to its target, with one kernel for all of one dtype."""
     by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         into, out_of = by_type.setdefault(target.dtype, ([], []))

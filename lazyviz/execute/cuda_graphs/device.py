@@ -22,44 +22,46 @@ from ..backend import first_line
 
 
 class CaptureFailed(RuntimeError):
-    """What was captured cannot be; none of it has run."""
+    """The kernels cannot be captured; none of them has run."""
 
 
 class Captured(Protocol):
-    """Kernels that were captured."""
+    """Captured kernels."""
 
     def replay(self) -> None:
         """Launch them on the current stream.
 
-        Random numbers are drawn from the default generator's state at this moment, which ends where eager's
-        calls would leave it.
+        Random numbers are drawn from the current state of the default generator, which afterwards is the same
+        as after eager's calls.
         """
 
 
 class CaptureDevice(Protocol):
-    """What can capture kernels and launch them again, reading and writing the same addresses."""
+    """A device that can capture kernels and launch them again, reading and writing the same addresses."""
 
     alignment: int
-    """What of an address kernels are chosen by, in bytes: for another rest they add up in another order."""
+    """The bytes of address alignment that affect kernel selection: another remainder changes the order of
+    sums.
+    """
 
     def obstacle(self) -> str:
-        """Why nothing can be captured here and now; "" if it can."""
+        """Why nothing can be captured now; "" if it can."""
 
     def takes(self, meta: TensorMeta) -> bool:
         """Whether tensors like this are in memory that captured kernels may use."""
 
     def settings(self) -> Hashable:
-        """The switches of the process that decide which kernels an operator takes."""
+        """The process's settings that affect which kernels an operator uses."""
 
     def warm_up(
         self, device: torch.device, run: Callable[[], Sequence[torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Call ``run`` as a capture would, and give what it gives: what is made once is made by this."""
+        """Call ``run`` like a capture would, and return its result: this performs one-time initialization."""
 
     def capture(self, device: torch.device, run: Callable[[], None]) -> Captured:
-        """The kernels that ``run`` launches, which do not run.
+        """Capture the kernels that ``run`` launches, without running them.
 
-        Memory that ``run`` allocates is the graphs' own: only they use it again, once its tensors are gone.
+        Memory that ``run`` allocates belongs to the graphs: only they use it again once its tensors are gone.
 
         Raises:
             CaptureFailed: the device refused, or ``run`` did.
@@ -67,14 +69,14 @@ class CaptureDevice(Protocol):
 
 
 class CudaCaptures:
-    """CUDA's: one stream to capture on and one memory pool for each device."""
+    """CUDA: one stream to capture on, and one memory pool for each device."""
 
-    alignment = 256  # that cuBLAS is told of (CUDABlas.cpp); new memory is at multiples of 512
+    alignment = 256  # the alignment that cuBLAS gets (CUDABlas.cpp); new memory is at multiples of 512
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pools: dict[torch.device, tuple[cuda_graph_capture.Pool, torch.cuda.CUDAGraph]] = {}
-        self.last: dict[torch.device, torch.cuda.Stream] = {}  # the last to have used the pool
+        self.last: dict[torch.device, torch.cuda.Stream] = {}  # the last stream that used the pool
         self._broken = ""
 
     def obstacle(self) -> str:
@@ -122,10 +124,10 @@ class CudaCaptures:
         return results
 
     def capture(self, device: torch.device, run: Callable[[], None]) -> Captured:
-        # As torch.cuda.graph does, which leaves its stream in place when a capture fails.
+        # Like torch.cuda.graph, which leaves its stream current when a capture fails.
         with (
             torch.cuda.device(device),
-            private_api.inference_mode(False),  # the generator's own tensors are made here
+            private_api.inference_mode(False),  # the generator's own tensors are created here
             paused(),  # no graph is destroyed meanwhile
             torch.cuda.stream(self._stream(device)),
         ):
@@ -133,14 +135,14 @@ class CudaCaptures:
             torch.cuda.empty_cache()
             if device not in self._pools:
                 pool: cuda_graph_capture.Pool = torch.cuda.graph_pool_handle()
-                # The allocator forgets a pool that no graph is left of, and would not take it again.
-                self._pools[device] = pool, _trifle(device, pool)
+                # The allocator forgets a pool without graphs, and would not accept it again.
+                self._pools[device] = pool, _capture_one_kernel(device, pool)
             pool, _ = self._pools[device]
             cuda_graph_capture.clear_cublas_workspaces()
             graph = torch.cuda.CUDAGraph()
             generator = READERS["graphsafe_get_state"](torch.cuda.default_generators[device.index or 0])
             try:
-                with _captured(graph, pool, device, self._mend):
+                with _captured(graph, pool, device, self._recover):
                     run()
             finally:
                 cuda_graph_capture.clear_cublas_workspaces()
@@ -151,19 +153,19 @@ class CudaCaptures:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
-    def _mend(self, device: torch.device) -> None:
-        """After a capture that CUDA has ended: the generator is told by another one that it is over.
+    def _recover(self, device: torch.device) -> None:
+        """After a capture that CUDA ended with an error: another capture tells the generator that it is over.
 
-        Until then it refuses to draw outside of a capture (CUDAGeneratorState::increase).
+        Until then, the generator refuses to draw outside of a capture (CUDAGeneratorState::increase).
         """
         try:
-            _trifle(device, None)
+            _capture_one_kernel(device, None)
         except Exception as error:
             self._broken = f"is no longer used since a capture failed: {first_line(error)}"
 
 
-def _trifle(device: torch.device, pool: cuda_graph_capture.Pool | None) -> torch.cuda.CUDAGraph:
-    """A graph of one kernel, captured on the current stream; PyTorch warns of one without any."""
+def _capture_one_kernel(device: torch.device, pool: cuda_graph_capture.Pool | None) -> torch.cuda.CUDAGraph:
+    """A graph of one kernel, captured on the current stream, because PyTorch warns about empty graphs."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
     torch.empty(1, device=device).zero_()
@@ -178,12 +180,13 @@ def _captured(
     device: torch.device,
     mend: Callable[[torch.device], None],
 ) -> Iterator[None]:
-    """Capture on the current stream; other threads may go on using CUDA.
+    """Capture on the current stream; other threads may continue to use CUDA.
 
     Raises:
-        CaptureFailed: CUDA refused what was launched.
+        CaptureFailed: CUDA refused to capture it.
     """
-    # "global", the default, would forbid other threads to allocate: a data loader's pins memory.
+    # "global", the default, would forbid other threads to allocate; for example, a data loader's thread pins
+    # memory.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
     raised: BaseException | None = None
     try:
@@ -210,7 +213,8 @@ class _CudaGraph:
         generator: torch.Generator,
     ) -> None:
         self._captures, self._graph, self._device = captures, graph, device
-        # On the state that the graph draws from: the user may give the default generator another one.
+        # Draw from the state that the graph uses, because the user may set another state in the default
+        # generator.
         self._generator = generator
 
     def replay(self) -> None:

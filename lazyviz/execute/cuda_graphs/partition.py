@@ -15,11 +15,11 @@ from ...graph.ir import Node, Storage, TensorMeta, Value
 from ..backend import Segment
 from .device import CaptureDevice
 
-LEAST_KERNELS = 4  # worth a part of their own: to launch it costs as much as some kernels
+LEAST_KERNELS = 4  # enough for a separate part: launching it costs as much as some kernels
 TOO_FEW = f"is in a group of fewer than {LEAST_KERNELS} kernels between ops that cannot be captured"
 
-# Wait for the device, or read a value, where no tag of the operator says so.  What is not listed and does is
-# found when it is captured, and then runs by itself.
+# Operators that wait for the device, or read a value, without a tag that says so. Operators that are missing
+# here are found when they are captured, and then run separately.
 _WAITING = {
     "aten::_local_scalar_dense",
     "aten::_assert_scalar",
@@ -43,12 +43,12 @@ _SOLVERS = ("aten::linalg_", "aten::_linalg_", "aten::cholesky", "aten::lu_", "a
 
 
 def named(node: Node) -> str:
-    """A node in a sentence: its operator and line."""
+    """A node in a message: its operator and line."""
     return f"{node.op} at {node.source}" if node.source is not None else str(node.op)
 
 
 def unfit(node: Node, device: torch.device, captures: CaptureDevice) -> str:
-    """Why ``node`` cannot be captured on ``device``; "" if nothing is known that speaks against it."""
+    """Why ``node`` cannot be captured on ``device``; "" if there is no known reason."""
     op, name = node.op, node.op._schema.name
     if op.namespace not in ("aten", "prims"):
         return "is not an operator of PyTorch itself, and may do more than launch kernels"
@@ -77,7 +77,9 @@ def _listed(item: object) -> Sequence[object]:
 
 
 def refused(node: Node) -> str | None:
-    """Why a segment cannot hold ``node`` at all, or None: what a tensor is, not what it holds, is changed."""
+    """Why a segment cannot contain ``node`` at all, or None: it changes a tensor itself, rather than its
+    content.
+    """
     name = node.op._schema.name
     if torch.Tag.inplace_view in node.op.tags or name in ("aten::set_", "aten::resize_", "aten::resize_as_"):
         return f"{named(node)} changes the shape or memory of a tensor in place"
@@ -89,10 +91,11 @@ def refused(node: Node) -> str | None:
 
 @dataclass(slots=True)
 class Line:
-    """One node: the numbers of the values that it reads and makes, and of the storages it writes and makes.
+    """One node: the numbers of the values that it reads and creates, and of the storages that it writes and
+    creates.
 
-    ``outputs`` has pairs of which result and its number.  ``by_place`` says that it counts from where its
-    input's storage begins.  After it nobody needs the values in ``dead``.
+    ``outputs`` has pairs of the position of a result and its number. ``by_place``: offsets count from the
+    beginning of its input's storage. The values in ``dead`` are not needed after it.
     """
 
     inputs: tuple[int, ...]
@@ -111,9 +114,9 @@ class Line:
 class Layout:
     """A segment by numbers: its values, inputs first, and their storages, in order of first appearance.
 
-    The first ``outside`` storages were there before.  ``metas`` are the values' metadata, ``storage_of``
-    their storages.  ``made`` has for each storage made here the node, and which of the node's values it was
-    made as.  ``first`` are cuts out of inputs, which are taken before everything else.
+    The first ``outside`` storages existed before. ``metas`` are the values' metadata, ``storage_of`` their
+    storages. For each storage created here, ``made`` has the node, and the number of the output that created
+    it. ``first`` are slices of inputs, which are computed before everything else.
     """
 
     def __init__(self, segment: Segment, first: Iterable[int] = ()) -> None:
@@ -151,7 +154,7 @@ class Layout:
         self._values, self._storages = {}, {}  # they would keep the recording alive
 
     def base_of(self, storage: int) -> int | None:
-        """The value that a storage was made as; None: it was there before."""
+        """The value that created a storage; None if it existed before."""
         if storage not in self.made:
             return None
         line = self.lines[self.made[storage][0]]
@@ -166,9 +169,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes from ``start`` to before ``stop``, captured or each by itself.
+    """Nodes from ``start`` to before ``stop``, captured or run one by one.
 
-    Of a captured part: ``direct`` has the values that it takes from elsewhere, by storage; ``writes`` are the
+    For a captured part, ``direct`` has the outside values that it uses, by storage; ``writes`` are the
     storages that it writes.
     """
 

@@ -35,13 +35,15 @@ from .rng import Draws
 from .serialization import pack, unpack
 
 POLL_SECONDS = 0.05
-"""How often a run that waits for workers looks for an interrupt."""
+"""How often a run that waits for workers checks for an interrupt."""
 
 PATIENCE = 1800.0
-"""Seconds after which a worker that has not answered is given up, unless its cluster has a ``patience``."""
+"""Seconds after which a worker that has not answered counts as lost, unless its cluster has a
+``patience``.
+"""
 
 MOST_LOSSES = 3
-"""A piece that cost this many workers is halved, if it can be, before it is given to another."""
+"""A piece that lost this many workers is halved, if possible, before another worker gets it."""
 
 _NOBODY = "no worker is left: {reason}. To continue, evaluate again, with this or another backend"
 _DEADLY = (
@@ -66,7 +68,7 @@ class PiecewiseRun(Protocol):
 
 
 def run_pass(run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
-    """Run the pieces that are left of a pass, and collect what they give.
+    """Run the remaining pieces of a pass, and collect their results.
 
     Raises:
         NoWorkersError: all are gone.
@@ -90,15 +92,16 @@ class _PassElsewhere:
         self.parts = list(dict.fromkeys(part for step in program.steps for part in _leaves(step, Part)))
         self.waiting: list[Piece] = run.pieces[run.next_piece :]
         self.idle: list[Any] = []
-        self.asked: set[Any] = set()  # workers that were sent the program
-        self.unfit: set[Any] = set()  # and those that could not hold it
-        self.jobs: dict[Any, tuple[Any, Piece | None]] = {}  # job: its worker and piece; none: the program
-        self.ended: dict[int, Done] = {}  # by first sample: pieces whose turn to be added has not come
-        self.silent: set[Any] = set()  # workers that were given up; they may still come back
-        self.begun: dict[Any, float] = {}  # when each job was sent
+        self.asked: set[Any] = set()  # workers that received the program
+        self.unfit: set[Any] = set()  # and those that did not have enough memory for it
+        # Job: its worker and piece; no piece for the program.
+        self.jobs: dict[Any, tuple[Any, Piece | None]] = {}
+        self.ended: dict[int, Done] = {}  # by first sample: pieces that will be added after others
+        self.silent: set[Any] = set()  # workers that were given up; they may still return
+        self.begun: dict[Any, float] = {}  # when each job was submitted
         self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
-        self.reason = "there were none"  # why the last one is gone
+        self.reason = "there were none"  # why the last one was lost
 
     def run(self) -> None:
         run = self.owner
@@ -108,7 +111,7 @@ class _PassElsewhere:
             while run.next_piece < len(run.pieces):
                 where = f"after {run.next_piece} of {len(run.pieces)} pieces"
                 check_interrupts(run.interrupted, run.cancelled, where)
-                self._hand_out(shared)
+                self._assign_work(shared)
                 if not self.jobs:
                     raise NoWorkersError(_NOBODY.format(reason=self.reason))
                 for job in self.cluster.finished(list(self.jobs), POLL_SECONDS):
@@ -124,7 +127,7 @@ class _PassElsewhere:
             for job in self.jobs:
                 self._drop(job)
 
-    # --- what is sent ---------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------
 
     def _work(self) -> bytes:
         """The program with the tensors that all pieces share."""
@@ -156,10 +159,10 @@ class _PassElsewhere:
             raise RuntimeError(f"internal error: {value!r} was freed before its last use")
         return value.real
 
-    # --- who gets what ----------------------------------------------------------------------
+    # --- assigning work ---------------------------------------------------------------------
 
-    def _hand_out(self, shared: Any) -> None:
-        """Give every idle worker something to do; none gets a piece before it has the program."""
+    def _assign_work(self, shared: Any) -> None:
+        """Assign work to every idle worker; a worker gets the program before its first piece."""
         run = self.owner
         left = len(run.pieces) - run.next_piece
         for worker in sorted(self.idle, key=lambda worker: worker not in self.asked):
@@ -168,7 +171,7 @@ class _PassElsewhere:
             if worker in self.asked:
                 turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run.next_piece].start
                 if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
-                    continue  # enough results wait for the piece whose turn it is
+                    continue  # enough results are waiting for the next piece to be added
                 piece = self.waiting.pop(0)
                 call = (remote.run_piece, self.token, self._piece(piece))
             elif len(self.asked) >= left:
@@ -182,7 +185,7 @@ class _PassElsewhere:
             self.asked.add(worker)
 
     def _take(self, job: Any) -> None:
-        """``job`` has ended, in one way or another."""
+        """``job`` has ended, successfully or not."""
         worker, piece = self.jobs.pop(job)
         try:
             message = self.cluster.result(job)
@@ -213,7 +216,7 @@ class _PassElsewhere:
             drop(job)
 
     def _give_up(self) -> None:
-        """Workers that have not answered for too long are lost, and get nothing more to do."""
+        """Workers that have not answered for too long count as lost, and get no more work."""
         now = time.monotonic()
         for job, (worker, piece) in list(self.jobs.items()):
             if now - self.begun[job] > self.patience:
@@ -224,14 +227,15 @@ class _PassElsewhere:
                 self._lost(worker, piece, LostWorkerError(f"no answer within {self.patience:g} seconds"))
 
     def _lost(self, worker: Any, piece: Piece | None, error: LostWorkerError) -> None:
-        """``worker`` is gone: others, that may have come in its place, have its piece to run."""
+        """``worker`` is lost: other workers, including replacements, run its piece."""
         self.reason = str(error)
         self.asked.discard(worker)
         if piece is not None:
             self.losses[piece.start] += 1
             if self.losses[piece.start] < MOST_LOSSES:
                 self._return(piece)
-            elif self._halve(piece):  # a system that ends a worker for lack of memory does not say so
+            # A system that ends a worker because it is out of memory does not report that.
+            elif self._halve(piece):
                 self.losses[piece.start] = 0
             else:
                 raise NoWorkersError(_DEADLY.format(piece=piece, most=MOST_LOSSES, error=error))
@@ -271,10 +275,10 @@ class _PassElsewhere:
         return True
 
     def _return(self, piece: Piece) -> None:
-        """``piece`` is to run as soon as a worker is free."""
+        """Run ``piece`` as soon as a worker is idle."""
         self.waiting = sorted([piece, *self.waiting], key=lambda each: each.start)
 
-    # --- what comes back --------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------
 
     def _add_up(self) -> None:
         run, program = self.owner, self.program

@@ -14,44 +14,44 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 
 class NoWorkersError(RuntimeError):
-    """There are no workers, or none are left; what has not run is pending and can be run otherwise."""
+    """There are no workers, or none are left; the remaining ops are pending and can be run in another way."""
 
 
 class LostWorkerError(RuntimeError):
-    """A worker is gone, and with it what it was doing."""
+    """A worker is lost, together with its current job."""
 
 
 @runtime_checkable
 class Cluster(Protocol):
-    """Worker processes, each with a device of its own.  Workers and jobs are what the cluster calls them.
+    """Worker processes, each with its own device. The cluster defines the types of workers and jobs.
 
-    Workers are trusted: they compute what a program goes on with.  An attribute ``patience`` says after how
-    many seconds without an answer one is given up (default: 1800).  A method ``drop``, where there is one, is
-    told of jobs whose results will not be asked for, ended or not.
+    Workers are trusted: the program continues with their results. An attribute ``patience`` is the number of
+    seconds without an answer after which a worker counts as lost (default: 1800). A method ``drop``, if there
+    is one, is called with jobs whose results will not be requested, whether or not they have ended.
     """
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
-        """The workers that can be had, with a GPU each if ``cuda``.
+        """The available workers, with one GPU each if ``cuda``.
 
-        Raises :class:`NoWorkersError` if there are none, with what to do about it.
+        Raises :class:`NoWorkersError` with advice if there are none.
         """
 
     def device(self, worker: Any, /) -> str:
-        """Where ``worker`` has tensors that are on a GPU here: ``"cuda:0"``."""
+        """Where ``worker`` places tensors that are on a GPU here: ``"cuda:0"``."""
 
     def share(self, data: bytes, /) -> Any:
-        """``data`` in the form in which several workers are to get it as an argument."""
+        """``data`` in the form in which several workers receive it as an argument."""
 
     def submit(self, worker: Any, function: Callable[..., Any], /, *arguments: Any) -> Any:
-        """Have ``worker`` call ``function``, after what it has been asked before; gives the job."""
+        """Let ``worker`` call ``function``, after its earlier calls; returns the job."""
 
     def finished(self, jobs: Sequence[Any], seconds: float, /) -> Sequence[Any]:
-        """Those of ``jobs`` that have ended, waiting at most that long for one."""
+        """Those of ``jobs`` that have ended; waits for at most that long for one."""
 
     def result(self, job: Any, /) -> Any:
-        """What the call of an ended job returned.
+        """The return value of an ended job's call.
 
-        Raises :class:`LostWorkerError` if its worker is gone, which is then no longer among the workers.
+        Raises :class:`LostWorkerError` if its worker is lost, which is then no longer among the workers.
         """
 
 
@@ -88,7 +88,7 @@ class IPyParallelBackend:
 
     @property
     def client(self) -> Any:
-        """The client, connected; raises :class:`NoWorkersError` if there is no cluster."""
+        """The connected client; raises :class:`NoWorkersError` if there is no cluster."""
         import ipyparallel
 
         if self._client is None or self._client._closed:
@@ -140,14 +140,14 @@ class IPyParallelBackend:
             self.drop(job)
 
     def drop(self, job: Any, /) -> None:
-        """The result of ``job`` will not be asked for (again)."""
+        """The result of ``job`` will not be requested (again)."""
         self._dropped.append(job)
         self._purge()
 
     def _purge(self) -> None:
-        """The client keeps every result, sums as large as the weights, until it is told otherwise.
+        """The client keeps every result, including sums as large as the weights, until it is purged.
 
-        It can be told of those only that have ended.
+        Only results of ended jobs can be purged.
         """
         waiting = []
         for job in self._dropped:
@@ -180,7 +180,7 @@ class RayBackend:
         self._actors: dict[int, Any] = {}
         self._workers: list[int] = []
         self._named = 0
-        self._jobs: dict[Any, int] = {}  # of which worker each is
+        self._jobs: dict[Any, int] = {}  # the worker of each
         self._cuda = False
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
@@ -200,7 +200,7 @@ class RayBackend:
         count = self._count if self._count is not None else room
         if not count:
             raise NoWorkersError(f"the Ray cluster has no {'GPU' if cuda else 'CPU'} for a worker")
-        while len(self._workers) < count:  # one that was lost is replaced
+        while len(self._workers) < count:  # a lost one is replaced
             self._workers.append(self._named)
             self._named += 1
         return list(self._workers)
@@ -239,7 +239,7 @@ class RayBackend:
         except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError) as error:
             self._lose(worker)
             raise LostWorkerError(str(error)) from None
-        except ray.exceptions.OutOfMemoryError as error:  # Ray's own watch over a machine's memory
+        except ray.exceptions.OutOfMemoryError as error:  # Ray's own monitor of a machine's memory
             self._lose(worker)
             raise LostWorkerError(f"Ray killed it because the node ran out of memory: {error}") from None
         except ray.exceptions.RayTaskError as error:
@@ -265,7 +265,7 @@ class RayBackend:
 
 
 class _Actor:
-    """A worker: it calls what it is given."""
+    """A worker: it calls the functions that it receives."""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)

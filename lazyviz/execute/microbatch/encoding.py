@@ -25,7 +25,7 @@ class MessageError(ValueError):
     """A received message is damaged, or is not a lazyviz message."""
 
 
-# What decoding a damaged message can raise.  Other exceptions, such as a signal handler's, are not about it.
+# Exceptions that decoding a damaged message can raise. Others, such as a signal handler's, have other causes.
 _DAMAGE = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
     struct.error,
@@ -50,27 +50,29 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 _ERROR_NAMES = {item: name for name, item in _ERRORS.items()}
 _ARGUMENTS = (str, int, type(None))
-"""What errors are made from here."""
+"""The error classes that decoding can create."""
 
 
 class Codec:
-    """JSON for plain data and for ``records``, classes that are made from all that they store."""
+    """JSON for plain data and for ``records``, classes that are constructed from all their fields."""
 
     def __init__(self, records: Sequence[type]) -> None:
         self.records = {cls.__name__: cls for cls in records}
         self.fields = {cls: _fields(cls) for cls in records}
 
     def encode(self, item: Any) -> tuple[bytes, list[bytes | bytearray]]:
-        """``item`` as JSON, with the bytes that it refers to by number.
+        """``item`` as JSON, in which bytes are referenced by number.
 
-        Raises ``TypeError`` for what is no plain data.
+        Raises ``TypeError`` for anything that is not plain data.
         """
         buffers: list[bytes | bytearray] = []
         text = json.dumps(self._written(item, buffers), allow_nan=False, separators=(",", ":"))
         return text.encode("ascii"), buffers
 
     def decode(self, text: bytes, buffers: Sequence[memoryview]) -> Any:
-        """What :meth:`encode` was given; raises :class:`MessageError` for what it cannot have made."""
+        """The inverse of :meth:`encode`; raises :class:`MessageError` for JSON that it cannot have
+        created.
+        """
         try:
             parsed = json.loads(text, parse_constant=_no_number)
             return _Reader(self, buffers).message(parsed)
@@ -104,7 +106,7 @@ class Codec:
 
 
 def _leaf(item: Any) -> dict[str, Any]:
-    """What PyTorch has of its own, complex numbers and errors."""
+    """PyTorch's own types, complex numbers and errors."""
     if isinstance(item, torch.device):
         return {"device": str(item)}
     if isinstance(item, complex):
@@ -117,7 +119,9 @@ def _leaf(item: Any) -> dict[str, Any]:
 
 
 def _error(error: Exception) -> list[Any]:
-    """A class of the table and what it is made from: the error's own, else the nearest that says the same."""
+    """An error class in the table and its arguments: the error's own class, or the nearest base class with
+    the message.
+    """
     text, given = str(error), list(error.args)
     plain = all(type(each) in _ARGUMENTS for each in given)
     ways = [(type(error), given if plain else [text], text)]
@@ -127,7 +131,7 @@ def _error(error: Exception) -> list[Any]:
         try:
             if cls in _ERROR_NAMES and str(cls(*args)) == words:
                 return [_ERROR_NAMES[cls], args]
-        except TypeError:  # it is made from more than a text
+        except TypeError:  # its arguments are more than a text
             pass
     return ["RuntimeError", [text]]
 
@@ -137,7 +141,7 @@ def _no_number(text: str) -> None:
 
 
 class _Reader:
-    """One message's way back."""
+    """Decodes one message."""
 
     def __init__(self, codec: Codec, buffers: Sequence[memoryview]) -> None:
         self._codec = codec
@@ -148,7 +152,7 @@ class _Reader:
             "tuple": lambda item: tuple(self._list(item)),
             "size": lambda item: torch.Size(self._list(item)),
             "dict": lambda item: {self._read(name): self._read(each) for name, each in item},
-            "bytes": lambda item: bytes(self._buffers.pop(item)),  # once: they are copied
+            "bytes": lambda item: bytes(self._buffers.pop(item)),  # only once, because they are copied
             "bytearray": lambda item: bytearray(self._buffers.pop(item)),
             "torch": lambda item: _CONSTANTS[item],
             "device": lambda item: torch.device(_text(item)),
@@ -202,7 +206,7 @@ def _plain(item: Any) -> Any:
 
 
 def _fields(cls: type) -> dict[str, Any]:
-    """What a record is made from, in order, with the types."""
+    """The fields that a record is constructed from, in order, with their types."""
     if is_dataclass(cls):
         hints = get_type_hints(cls)
         return {field.name: hints[field.name] for field in fields(cls)}
@@ -211,7 +215,7 @@ def _fields(cls: type) -> dict[str, Any]:
 
 
 def _fits(item: Any, hint: Any) -> bool:
-    """Whether ``item`` is of the type that a field declares."""
+    """Whether ``item`` has the type that a field declares."""
     if hint is Any:
         return True
     origin, inner = get_origin(hint), get_args(hint)
@@ -220,7 +224,7 @@ def _fits(item: Any, hint: Any) -> bool:
     if origin is None:
         if isinstance(hint, type) and issubclass(hint, (torch.device, torch.dtype, Exception)):
             return isinstance(item, hint)
-        return type(item) is hint  # exactly: True is no number of a sample
+        return type(item) is hint  # exactly: True is not a number of samples
     if origin is tuple and inner[-1] is not Ellipsis:
         return type(item) is tuple and len(item) == len(inner) and all(map(_fits, item, inner))
     if isinstance(item, Mapping):

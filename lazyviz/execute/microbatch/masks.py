@@ -11,17 +11,17 @@ from ...graph.ir import Node, is_dense
 
 
 class Masks:
-    """Parts of masks, a bit an element: drawing them again for each piece would take longer."""
+    """Parts of masks, with one bit per element: drawing them again for each piece would take longer."""
 
     def __init__(self) -> None:
         self._kept: dict[Node, dict[tuple[int, int], _Bits]] = {}
 
     def keep(self, node: Node, parts: Mapping[tuple[int, int], torch.Tensor]) -> None:
-        """Note the parts of a mask, by the samples' start and stop."""
+        """Store the parts of a mask, by the samples' start and stop."""
         self._kept[node] = {samples: _Bits.of(part) for samples, part in parts.items()}
 
     def take(self, node: Node, samples: tuple[int, int]) -> torch.Tensor | None:
-        """A part; ``None`` if it was not kept, as where pieces have been halved since."""
+        """A part; ``None`` if it was not stored, for example because pieces have been halved since."""
         bits = self._kept.get(node, {}).get(samples)
         return bits.mask() if bits is not None else None
 

@@ -26,21 +26,21 @@ from .rng import Draw, draw_of
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An argument that the piece has made: the value of that number."""
+    """An argument that the piece has created: the value with that number."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An argument that all pieces see alike: the value of that number."""
+    """An argument that is the same for all pieces: the value with that number."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece's part of a whole tensor: cut there, or (``first``) as many entries as the piece has."""
+    """A piece's slice of a whole tensor: at its samples, or (``first``) the first as many entries."""
 
     key: int
     shard: Shard
@@ -116,7 +116,7 @@ def compile_pass(work: Pass, analysis: BatchAnalysis) -> PassProgram:
 class _Compiler:
     def __init__(self, work: Pass, analysis: BatchAnalysis) -> None:
         self.work, self.analysis = work, analysis
-        self.made: set[Value] = set()  # what the piece has of its own by now
+        self.made: set[Value] = set()  # the piece's own values so far
         self.taken: list[tuple[int, Part]] = []
         self.result = PassProgram([], cast("list[TrackedNode]", work.nodes), {}, {})
 
@@ -193,7 +193,7 @@ class _Compiler:
         return item
 
     def source(self, value: Value, node: Node, call: Call) -> Own | Whole | Part:
-        """Where the piece has ``value`` from, when ``node`` reads it."""
+        """Where the piece gets ``value`` from when ``node`` reads it."""
         key = self.key(value)
         if value in call.slices:
             return Part(key, call.slices[value])
@@ -211,7 +211,7 @@ class _Compiler:
 
 
 def _varying(node: Node, call: Call, positional: int) -> Callable[[Piece], Changes]:
-    """How arguments of ``node``, of which that many are positional, follow from the piece."""
+    """How the arguments of ``node``, of which that many are positional, depend on the piece."""
     op = call.op or node.op
     places: dict[str, int | str] = {}
     for position, argument in enumerate(op._schema.arguments):
@@ -240,9 +240,9 @@ def weight_alone(target: Any, weight: Any, ignore_index: Any, dtype: torch.dtype
 
 
 class PieceRun:
-    """One piece on its way through a pass: ``env`` holds the tensors that it has of its own.
+    """One piece during a pass: ``env`` has its own tensors.
 
-    Where whole tensors, parts of them and random numbers come from is for subclasses to say.
+    Subclasses define where whole tensors, slices of them, and random numbers come from.
     """
 
     def __init__(self, piece: Piece, changes: Mapping[int, Changes]) -> None:
@@ -257,20 +257,20 @@ class PieceRun:
         raise NotImplementedError
 
     def numbers(self, number: int, draw: Draw) -> torch.Tensor | None:
-        """What the step of that number draws for the whole batch."""
+        """The random numbers of the step with that number, for the whole batch."""
         raise NotImplementedError
 
     def drawn(self, number: int, draw: Draw, shard: Shard) -> torch.Tensor | None:
-        """The piece's part of that."""
+        """The piece's slice of these."""
         whole = self.numbers(number, draw)
         return None if whole is None else cut(whole, shard, self.piece)
 
     def before_draw(self, number: int) -> None:
-        """The step of that number is about to draw within its kernel."""
+        """The step with that number is about to draw within its kernel."""
         raise NotImplementedError
 
     def after_draw(self, number: int) -> None:
-        """It has."""
+        """It has drawn."""
 
     def keep(self, key: int, result: torch.Tensor) -> None:
         self.env[key] = result
@@ -313,7 +313,7 @@ class PieceRun:
                 self.keep(key, results[index])
 
     def take(self, step: Step) -> None:
-        """Cut what the step needs of the batch, and the piece keeps."""
+        """Take the slices of the batch that the step needs and that the piece keeps."""
         for key, part in step.takes:
             self.env[key] = self.part(part)
 
@@ -330,22 +330,22 @@ class PieceRun:
         return item
 
     def _draw(self, number: int, step: Step, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
-        """Draw for the whole batch, and take the piece's part; ``None`` if nothing is to be drawn."""
+        """Draw for the whole batch, and return the piece's slice; ``None`` if nothing is to be drawn."""
         assert step.draw is not None and step.drawn is not None
         part = self.drawn(number, step.draw, step.drawn)
         if part is None:
             return None
         if step.draw.name == "native_dropout":
             keep = 1 - args[1]
-            # As native_dropout_cpu (ATen's Dropout.cpp) scales what it keeps.
+            # Scaled like in native_dropout_cpu (ATen's Dropout.cpp).
             return [args[0].mul(part).mul_(1 / keep if keep else 0.0), part]
         return [args[0].copy_(part)] if step.in_place else [part]
 
 
 def place(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
-    """Where the piece's samples are in a whole tensor: a view of it.
+    """The piece's samples in a whole tensor, as a view.
 
-    Where they lie in several places of the dimension, it is seen as three: ``(outer, samples, unit)``.
+    If they are at several places of the dimension, it is viewed as three: ``(outer, samples, unit)``.
     """
     blocks, start, count = (
         piece.total // shard.group,
@@ -359,8 +359,8 @@ def place(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
 
 
 def cut(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
-    """The piece's part of a whole tensor, laid out as kernels would have made it: in the same order of
-    dimensions, as dense.  Where it is so already, it is a view.
+    """The piece's slice of a whole tensor, with the layout that kernels would have created: the same order of
+    dimensions, dense. If it has that layout already, it is a view.
     """
     part = place(tensor, shard, piece)
     if shard.outer > 1:
@@ -374,11 +374,13 @@ def cut(tensor: torch.Tensor, shard: Shard, piece: Piece) -> torch.Tensor:
 
 
 ONEDNN_FAILED = "could not create a primitive"
-"""oneDNN's words where its code generator got no memory; it then refuses in this thread ever after."""
+"""The error message of oneDNN if its code generator got no memory; it then fails in this thread from
+then on.
+"""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a kernel failed for lack of memory."""
+    """Whether a kernel failed because it was out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     words = ("DefaultCPUAllocator: can't allocate memory", ONEDNN_FAILED, "std::bad_alloc")

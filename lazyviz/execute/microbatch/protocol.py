@@ -20,9 +20,9 @@ from .messages import CODEC, Failed
 
 PROTOCOL = 2
 MOST_BYTES = 2**40
-"""The longest message; a longer one is neither written nor read."""
+"""The maximum length of a message; longer ones are neither written nor read."""
 MOST_TEXT = 2**28
-"""The longest JSON in it: some 500,000 steps."""
+"""The maximum length of its JSON: some 500,000 steps."""
 
 _MAGIC = b"lazyviz work"
 _LENGTH = 8
@@ -49,7 +49,8 @@ def _head() -> bytes:
 def dumps(item: Any) -> bytes:
     """``item`` as a message.
 
-    Raises ``TypeError`` for what is no plain data, :class:`MessageError` for what is too long.
+    Raises ``TypeError`` for anything that is not plain data, :class:`MessageError` for messages that are too
+    long.
     """
     text, buffers = CODEC.encode(item)
     chunks: list[bytes | bytearray] = [_head()]
@@ -60,7 +61,7 @@ def dumps(item: Any) -> bytes:
 
 
 def loads(data: bytes, kind: type[_Record]) -> _Record:
-    """What :func:`dumps` was given, in another process: a record of that kind.
+    """The inverse of :func:`dumps` in another process: a record of that type.
 
     Raises:
         MismatchError: the sender has other versions, named in the message.
@@ -73,7 +74,7 @@ def loads(data: bytes, kind: type[_Record]) -> _Record:
 
 
 def answer(data: bytes, kind: type[_Record]) -> _Record | Failed:
-    """As :func:`loads`, where the worker may have failed."""
+    """Like :func:`loads`, for the answer of a worker that may have failed."""
     item = _loads(data)
     if not isinstance(item, (kind, Failed)):
         raise _another(item, kind)
@@ -100,7 +101,7 @@ def _another(item: Any, kind: type) -> MessageError:
 
 
 def _chunks(rest: memoryview) -> list[memoryview]:
-    """The chunks of a message, which is as long as they say."""
+    """The chunks of a message, whose length must match their headers."""
     found: list[memoryview] = []
     while rest or not found:
         size = int.from_bytes(rest[:_LENGTH], "little")

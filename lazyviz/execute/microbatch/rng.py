@@ -27,15 +27,15 @@ class Draws:
         self._chains: dict[DrawSequence, list[TrackedNode]] = {}
         self._states: dict[TrackedNode, torch.Tensor] = {}  # before the draw
         self._next: dict[DrawSequence, int] = {}
-        self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw nobody has made
-        self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that go on from piece to piece
+        self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw that has not been made
+        self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that continue from piece to piece
         self._seeds: dict[TrackedNode, int] = {}
         for node in nodes:
             if node.draws is not None:
                 self._chains.setdefault(node.draws, []).append(node)
 
     def begin(self, node: TrackedNode) -> torch.Generator:
-        """Bring the generator of ``node`` into the state before its draw."""
+        """Set the generator of ``node`` to the state before its draw."""
         sequence = node.draws
         assert sequence is not None
         generator = sequence.generator
@@ -57,11 +57,11 @@ class Draws:
         return generator
 
     def state(self, node: TrackedNode) -> torch.Tensor:
-        """The state before the draw of ``node``, once begun."""
+        """The state before the draw of ``node``, after ``begin``."""
         return self._states[node]
 
     def end(self, node: TrackedNode) -> None:
-        """``node`` has drawn: the next one begins where it ended."""
+        """``node`` has drawn: the next draw begins in the resulting state."""
         sequence = node.draws
         assert sequence is not None
         chain = self._chains[sequence]
@@ -70,7 +70,9 @@ class Draws:
             self._next[sequence] += 1
 
     def go_on(self, node: TrackedNode) -> torch.Generator:
-        """As ``begin`` for a piece's own draw: the first begins there, the next where that ended."""
+        """Like ``begin`` for a piece's own draw: the first begins there, the next one in the
+        resulting state.
+        """
         generator = self.begin(node)
         if node in self._own:
             generator.set_state(self._own[node])
@@ -83,7 +85,7 @@ class Draws:
         self._own[node] = state_of(node.draws.generator)
 
     def seed(self, node: TrackedNode) -> int:
-        """For pieces that draw by themselves elsewhere, at the same time: what to begin from."""
+        """For pieces that draw elsewhere at the same time: the seeds to begin with."""
         if node not in self._seeds:
             generator = self.go_on(node)
             number = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -92,7 +94,9 @@ class Draws:
         return self._seeds[node]
 
     def finish(self, node: TrackedNode) -> None:
-        """``node`` has run, or need not: after the last of them its sequence is in the state after that."""
+        """``node`` has run, or need not run: after the last one, its sequence has the state after all
+        draws.
+        """
         sequence = node.draws
         assert sequence is not None
         chain = self._chains[sequence]
@@ -112,9 +116,9 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw whose numbers can be made without any tensor's values; ``name`` is the operator's (ATen's).
+    """A draw whose numbers do not depend on any tensor's values; ``name`` is the operator's (ATen's).
 
-    ``like`` is the tensor that it would read or fill (``None``: a factory), ``mask`` what dropout makes.
+    ``like`` is the tensor that it would read or fill (``None``: a factory), ``mask`` is dropout's mask.
     """
 
     name: str
@@ -125,9 +129,9 @@ class Draw:
     mask: TensorMeta | None = None
 
     def numbers(self) -> torch.Tensor | None:
-        """What is drawn for the whole tensors; for dropout its mask, ``None`` if it has no use.
+        """The random numbers for the whole tensors; for dropout its mask, ``None`` if it is not needed.
 
-        The generator has to be in the right state.
+        The generator must be in the right state.
         """
         like = self.like
         if like is None:
@@ -142,14 +146,14 @@ class Draw:
         if self.mask is None or train is False or not like.nbytes:
             return None
         if like.device.type == "cpu":
-            # As native_dropout_cpu (ATen's Dropout.cpp) fills its mask.
+            # Filled like in native_dropout_cpu (ATen's Dropout.cpp).
             blank = _blank(self.mask)
             return blank.bernoulli_(1 - probability) if probability < 1 else blank.zero_()
         return self.op(_blank(like), probability, train)[1]
 
 
 def draw_of(node: Node) -> Draw:
-    """The draw that ``node`` makes: one that needs no values."""
+    """The draw of ``node``, which depends on no values."""
     name = base_name(node.op)
     if not node.inputs:  # a factory
         return Draw(name, node.op, node.args, node.kwargs)
@@ -159,9 +163,9 @@ def draw_of(node: Node) -> Draw:
 
 
 def draw_whole(node: Node) -> None:
-    """Draw what ``node`` draws for its whole tensors, to know the state after it.
+    """Make the draw of ``node`` for its whole tensors, to compute the state after it.
 
-    What draws within a kernel either draws nothing, or was allowed other numbers.
+    A kernel that draws internally either draws nothing, or may use other random numbers.
     """
     if not node.inputs or separable(node):
         draw_of(node).numbers()

@@ -26,15 +26,15 @@ from ...record.storage import TrackedNode, TrackedValue
 from ...record.tape import Tape
 from ...torch_internals import private_api
 from ..eager import (
+    call_atomically,
     check_interrupts,
     deliver,
     free,
     kernel_level,
     recorded_modes,
+    report_progress,
     run_node,
     spent_on,
-    tell,
-    together,
 )
 from ..failures import name_line
 from ..memory_tracker import ResidentMemory
@@ -54,7 +54,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 class SplitRun:
     """A split run, from its first op to its last; after an interrupt, ``run`` continues.
 
-    ``pieces`` become more where memory did not suffice for one.
+    The number of ``pieces`` increases if one did not fit into memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SplitRun:
         sizes: Sequence[int],
     ) -> None:
         self.tape, self.nodes, self.analysis, self.schedule = tape, nodes, analysis, schedule
-        # What the plan has is what was recorded: nodes and values with their tensors.
+        # The plan refers to recorded objects: nodes and values with their tensors.
         self._whole = cast("list[list[TrackedNode]]", schedule.whole)
         bounds = [0]
         for size in sizes:
@@ -76,20 +76,20 @@ class SplitRun:
         ]
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
-        self._level = self.next_piece = 0  # the pass, and its piece at hand
-        self._begun = self._over = -1  # the last pass that was begun, and that was handed over
-        self.piece = 0  # that the last op was run for, from 1; 0: for all
+        self._level = self.next_piece = 0  # the pass, and its current piece
+        self._begun = self._over = -1  # the last pass that has begun, and the last that was handed over
+        self.piece = 0  # the piece of the last op, from 1; 0: a whole node
         self.draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
-        self._added: dict[TrackedValue, int] = {}  # up to which sample each sum goes
-        self._divided: set[TrackedValue] = set()  # sums that are means already
+        self._added: dict[TrackedValue, int] = {}  # the sample up to which each sum is complete
+        self._divided: set[TrackedValue] = set()  # sums that are already means
         self._last = self._last_levels()
         self._programs = [compile_pass(each, analysis) for each in schedule.passes]
 
     @property
     def total(self) -> int:
-        """Runs of nodes, from first to last."""
+        """The number of node runs in total."""
         in_pieces = sum(len(each.steps) for each in self._programs) * len(self.pieces)
         return sum(map(len, self.schedule.whole)) + in_pieces
 
@@ -167,14 +167,14 @@ class SplitRun:
         self.report(node)
 
     def _run_view(self, node: TrackedNode) -> None:
-        """Give collected values to the user and to whole nodes; spread nodes read them differently."""
+        """Give collected values to the user and to whole nodes; spread nodes read them in another way."""
         args, kwargs = _whole(node.args), {name: _whole(item) for name, item in node.kwargs.items()}
         result = node.op(*args, **kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         deliver({value: results[value.index] for value in node.outputs}, self._memory)
 
     def _last_levels(self) -> dict[TrackedNode, tuple[int, bool]]:
-        """When a spread node is done with: the level, and whether before its pass."""
+        """When a spread node is last needed: the level, and whether before its pass."""
         last: dict[TrackedNode, tuple[int, bool]] = {}
         for level, each in enumerate(self.schedule.passes):
             for node in cast("list[TrackedNode]", each.nodes):
@@ -192,10 +192,10 @@ class SplitRun:
 
     def _finish(self, node: TrackedNode) -> None:
         if node.state != "done":
-            if node.draws is not None:  # the generator, if nothing else draws
+            if node.draws is not None:  # after the last draw, sets the final generator state
                 self.draws.finish(node)
             node.error = None
-            together(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
+            call_atomically(partial(node_passes.note_used, (node,)), partial(setattr, node, "state", "done"))
             free(node, self._memory)
             self.tape.pending_ops.finished(node)
             self._drop_mask(node)
@@ -203,13 +203,13 @@ class SplitRun:
     def _drop_mask(self, node: TrackedNode) -> None:
         if nbytes := self._masks.nbytes(node):
             self._masks.drop(node)
-            self._memory.beside(node.outputs[-1].storage, -nbytes)
+            self._memory.add_extra(node.outputs[-1].storage, -nbytes)
 
     def report(self, node: TrackedNode, runs: int = 1, piece: int = 0) -> None:
         self._done += runs
         self.piece = piece
         if self._progress is not None:
-            tell(self.interrupted, self._progress, self._done, self.total, node)
+            report_progress(self.interrupted, self._progress, self._done, self.total, node)
 
     # --- pieces -----------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class SplitRun:
                 cluster_run.run_pass(self, program, self._cluster)
             else:
                 self._run_pieces(program)
-        self._hand_over(self.schedule.passes[level])
+        self._publish_collected(self.schedule.passes[level])
         self._over = level
         for each in self.schedule.passes[level].collected:
             self._sums.pop(cast(TrackedValue, each.value), None)
@@ -257,7 +257,7 @@ class SplitRun:
             self.next_piece += 1
 
     def halve(self, piece: Piece, coming: Sequence[Piece]) -> bool:
-        """Cut this piece, and those ``coming`` that are as large, in two; ``False`` if it is the smallest."""
+        """Halve this piece, and the ``coming`` ones of the same size; ``False`` if it is the smallest."""
         group = self.analysis.group
         half = piece.samples // 2 // group * group
         if not half:
@@ -276,7 +276,7 @@ class SplitRun:
         return True
 
     def mask(self, node: TrackedNode, draw: Draw, shard: Shard, piece: Piece) -> torch.Tensor | None:
-        """The piece's part of a mask of zeros and ones; ``None`` if a dropout needs none."""
+        """The piece's slice of a mask of zeros and ones; ``None`` if a dropout needs none."""
         samples = piece.start, piece.stop
         kept = self._masks.take(node, samples)
         if kept is not None:
@@ -290,11 +290,13 @@ class SplitRun:
         parts = {(each.start, each.stop): cut(whole, shard, each).bool() for each in self.pieces}
         if len(parts) > 1:
             self._masks.keep(node, parts)
-            self._memory.beside(node.outputs[-1].storage, self._masks.nbytes(node))
+            self._memory.add_extra(node.outputs[-1].storage, self._masks.nbytes(node))
         return parts[samples]
 
     def collect(self, value: TrackedValue, part: torch.Tensor, piece: Piece) -> bool:
-        """Add a piece's summand, or put its samples in their place; whether ``part`` has become the sum."""
+        """Add a piece's summand, or copy its samples to their place; returns whether ``part`` has become the
+        sum.
+        """
         placement = self.analysis.placements[value]
         whole = self._sums.get(value)
         meta = value.meta
@@ -307,7 +309,7 @@ class SplitRun:
             target.copy_(part.reshape(target.shape))
             return False
         if self._added.get(value, 0) >= piece.stop:
-            return False  # before memory ran out, or an interruption
+            return False  # from before an out-of-memory error, or an interrupt
         if whole is None:
             dtype = torch.float32 if meta.dtype in _HALVES else meta.dtype
             if part.dtype == dtype and part.stride() == meta.stride and _alone(part):
@@ -323,11 +325,13 @@ class SplitRun:
             add = partial(whole.logical_and_, part)
         else:
             add = partial(whole.add_, part)
-        together(add, partial(self._added.__setitem__, value, piece.stop))
+        call_atomically(add, partial(self._added.__setitem__, value, piece.stop))
         return whole is part
 
     def _add_product(self, value: TrackedValue, run: _PieceHere, step: Step) -> bool:
-        """Add a piece's product to the sum without a tensor of its own; whether there is a sum yet."""
+        """Add a piece's product to the sum without a separate tensor; returns whether a sum exists
+        already.
+        """
         whole = self._sums.get(value)
         piece = run.piece
         if whole is None or not isinstance(self.analysis.placements[value], Partial):
@@ -336,11 +340,13 @@ class SplitRun:
             return False
         run.take(step)
         add = partial(whole.addmm_, *[run.read(item) for item in step.args])
-        together(add, partial(self._added.__setitem__, value, piece.stop))
+        call_atomically(add, partial(self._added.__setitem__, value, piece.stop))
         return True
 
-    def _hand_over(self, work: Pass) -> None:
-        """All pieces have run: what was collected is whole.  May be called again where it was stopped."""
+    def _publish_collected(self, work: Pass) -> None:
+        """All pieces have run, so collected values are complete. May be called again if it was
+        interrupted.
+        """
         results: dict[TrackedValue, torch.Tensor] = {}
         for each in work.collected:
             value = cast(TrackedValue, each.value)
@@ -356,7 +362,7 @@ class SplitRun:
                 by = results.get(divisor, divisor.real)
                 assert by is not None
                 if value not in self._divided:
-                    together(partial(whole.div_, by), partial(self._divided.add, value))
+                    call_atomically(partial(whole.div_, by), partial(self._divided.add, value))
         if self.seen is not None:
             for value, whole in results.items():
                 if not isinstance(self.analysis.placements[value], Shard) or self._cluster is not None:
@@ -370,7 +376,7 @@ class _PieceHere(PieceRun):
     def __init__(self, run: SplitRun, piece: Piece, program: PassProgram) -> None:
         super().__init__(piece, program.changes(piece))
         self._values, self._nodes = program.values, program.nodes
-        self._own: dict[Storage, list[int]] = {}  # bytes, and how many values on it
+        self._own: dict[Storage, list[int]] = {}  # bytes, and number of values on it
         self._split, self._memory, self.draws = run, run._memory, run.draws
 
     def run(self, number: int, step: Step) -> None:
@@ -428,14 +434,14 @@ class _PieceHere(PieceRun):
         size = 0 if view else private_api.TensorBase.untyped_storage(result).nbytes()
         self._own[storage] = [size, 1]
         if size:
-            self._memory.beside(storage, size)
+            self._memory.add_extra(storage, size)
 
     def given(self, key: int) -> None:
-        """The tensor is no longer the piece's own."""
+        """The tensor no longer belongs to the piece."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
-            self._memory.beside(storage, -own[0])
+            self._memory.add_extra(storage, -own[0])
         own[0] = 0
 
     def free(self, keys: Sequence[int]) -> None:
@@ -449,13 +455,13 @@ class _PieceHere(PieceRun):
             if not mine[1]:
                 del own[storage]
                 if mine[0]:
-                    self._memory.beside(storage, -mine[0])
+                    self._memory.add_extra(storage, -mine[0])
 
     def drop(self) -> None:
-        """The piece has run, or failed: nothing of it stays."""
+        """The piece has run, or failed: drop all its tensors."""
         for storage, (size, _) in self._own.items():
             if size:
-                self._memory.beside(storage, -size)
+                self._memory.add_extra(storage, -size)
         self._own.clear()
         self.env.clear()
 

@@ -24,7 +24,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Tensors by their names: ``buffers`` are (bytes, type, device as recorded)."""
+    """Tensors by name: ``buffers`` are (bytes, dtype, recorded device)."""
 
     buffers: list[tuple[bytearray, torch.dtype, torch.device]]
     views: dict[Any, View]
@@ -37,15 +37,14 @@ class Packed:
 def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
     """Copies of ``tensors``.
 
-    To be called where no mode and no autograd is active.  Raises ``ValueError`` for tensors that are not
-    strided.
+    Call it where no mode and no autograd is active. Raises ``ValueError`` for tensors that are not strided.
     """
     groups: dict[Hashable, list[tuple[Any, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"a tensor of layout {tensor.layout} cannot be sent to a worker")
         tensor = tensor.resolve_conj().resolve_neg()
-        if _extent(tensor) > 2 * tensor.numel():  # what lies between its elements is not wanted
+        if _extent(tensor) > 2 * tensor.numel():  # the memory between its elements is not needed
             tensor = tensor.clone()
         groups.setdefault((private_api.storage_address(tensor), tensor.dtype), []).append((name, tensor))
     result = Packed([], {})
@@ -67,9 +66,9 @@ def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
 
 
 def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> dict[Any, torch.Tensor]:
-    """The tensors again, in memory of their own; ``device`` says where those of a device go.
+    """The tensors, in new memory; ``device`` maps their recorded devices.
 
-    Raises :class:`MessageError` for views that do not lie in their buffers.
+    Raises :class:`MessageError` for views that are not within their buffers.
     """
     memories = []
     for buffer, dtype, recorded in packed.buffers:
@@ -88,7 +87,7 @@ def unpack(packed: Packed, device: Callable[[torch.device], torch.device]) -> di
 
 
 def _lies_in(view: View, elements: int) -> bool:
-    """Whether a buffer of that many elements holds all that ``view`` shows."""
+    """Whether a buffer with that many elements contains all elements of ``view``."""
     if len(view.shape) != len(view.stride) or min((view.offset, *view.shape, *view.stride)) < 0:
         return False
     if not all(view.shape):
@@ -97,7 +96,7 @@ def _lies_in(view: View, elements: int) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the tensor's first to its last."""
+    """The number of elements from the tensor's first to its last."""
     if not tensor.numel():
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))

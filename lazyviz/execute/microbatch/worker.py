@@ -25,17 +25,17 @@ from .rng import Draw
 from .serialization import Packed, pack, unpack
 
 FORGOTTEN_AFTER = 86_400.0
-"""Seconds after which a pass of which nothing more was heard is forgotten: its sender may have ended."""
+"""Seconds without a message after which a pass is forgotten, because its sender may have ended."""
 
 
-# --- by name, and back ----------------------------------------------------------------------
+# --- conversion to names, and back ------------------------------------------------------------
 
 
 def portable(steps: Sequence[Step]) -> list[Step]:
     """``steps`` as they can be sent: operators by name, without the sender's generators."""
 
     def leaf(item: Any) -> Any:
-        return None if isinstance(item, torch.Generator) else item  # the state comes with the work
+        return None if isinstance(item, torch.Generator) else item  # the work includes the state
 
     return [_converted(step, OpName.of, leaf) for step in steps]
 
@@ -70,7 +70,7 @@ def _converted(step: Step, called: Callable[[Any], Any], leaf: Callable[[Any], A
     )
 
 
-# --- what decides a kernel's result besides its arguments --------------------------------------
+# --- settings that affect a kernel's result ------------------------------------------------------
 
 _SETTINGS = (
     "backends.cuda.matmul.fp32_precision",
@@ -85,11 +85,11 @@ _SETTINGS = (
     "backends.mkldnn.conv.fp32_precision",
     "backends.mkldnn.rnn.fp32_precision",
 )
-"""Of ``torch``: what its documentation on numerical accuracy and on reproducibility lets a user set."""
+"""The settings of ``torch`` that its documentation on numerical accuracy and on reproducibility describes."""
 
 
 def settings() -> dict[str, Any]:
-    """What this process has set."""
+    """The settings of this process."""
     found: dict[str, Any] = {path: reduce(getattr, path.split("."), torch) for path in _SETTINGS}
     found["dtype"] = torch.get_default_dtype()
     found["deterministic"] = (
@@ -117,7 +117,7 @@ def _set(wanted: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
-    """The sender's settings; what this process had, and its generators, come back after."""
+    """Use the sender's settings; afterwards, this process's settings and generators are restored."""
     before = settings()
     generators = [torch.default_generator]
     if device.type == "cuda" and torch.cuda.is_available():
@@ -139,7 +139,7 @@ def _as_sent(wanted: Mapping[str, Any], device: torch.device) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass on its way: its work, with tensors and operators of this process."""
+    """A running pass: its work, with tensors and operators of this process."""
 
     steps: list[Step]
     whole: dict[int, torch.Tensor]
@@ -150,7 +150,7 @@ class _Pass:
     without_onednn: bool = False
 
     def place(self, recorded: torch.device) -> torch.device:
-        """Where a tensor of a device of the sender's is here: one of a GPU on the worker's own."""
+        """The device here for a device of the sender: GPU tensors are on the worker's own GPU."""
         return self.device if recorded.type == "cuda" else recorded
 
 
@@ -158,7 +158,9 @@ _passes: dict[str, _Pass] = {}
 
 
 def prepare(token: str, device: str, work: bytes) -> bytes:
-    """Keep a :class:`PassWork` under ``token``; gives :class:`Prepared` or :class:`Failed`; as messages."""
+    """Store a :class:`PassWork` under ``token``; returns :class:`Prepared` or :class:`Failed`, all as
+    messages.
+    """
     now = time.monotonic()
     for old in [old for old, each in _passes.items() if now - each.used > FORGOTTEN_AFTER]:
         del _passes[old]
@@ -180,7 +182,7 @@ def forget(token: str) -> None:
 
 
 def run_piece(token: str, work: bytes) -> bytes:
-    """Run a :class:`PieceWork` of pass ``token``; gives :class:`Done` or :class:`Failed`, as messages."""
+    """Run a :class:`PieceWork` of pass ``token``; returns :class:`Done` or :class:`Failed`, as messages."""
     number: int | None = None
     try:
         own = protocol.loads(work, PieceWork)
@@ -197,14 +199,14 @@ def run_piece(token: str, work: bytes) -> bytes:
             for number, step in enumerate(prepared.steps):
                 start = time.perf_counter()
                 run.run(number, step)
-                if step.collects:  # at once: a later step may write it
+                if step.collects:  # immediately, because a later step may write it
                     collected += [pack({key: run.env[key]}) for key in step.collects]
                 run.free(step.frees)
                 seconds.append(time.perf_counter() - start)
             run.env.clear()
         return protocol.dumps(Done(_joined(collected), seconds))
     except Exception as error:
-        if ONEDNN_FAILED in str(error) and token in _passes:  # as a run in one process goes on
+        if ONEDNN_FAILED in str(error) and token in _passes:  # continue like a run in one process
             _passes[token].without_onednn = True
         return _failed(number, error)
 
@@ -229,7 +231,7 @@ def _failed(step: int | None, error: Exception) -> bytes:
 
 
 class _PieceOnWorker(PieceRun):
-    """A piece run on what was sent."""
+    """A piece that runs with the received tensors."""
 
     def __init__(self, prepared: _Pass, work: PieceWork) -> None:
         super().__init__(work.piece, work.changes)

@@ -26,14 +26,14 @@ from .program_key import Subgraph
 class AsyncRun:
     """Kernels that run, or have run, on another thread; see ``AsyncRun`` of ``interpreter.cpp``.
 
-    ``times`` has when it began, and once it was joined the end of each node, in seconds.  ``generators`` are
-    those that it draws from, in place of the program's.
+    ``times`` has the start time, and after joining the end of each node, in seconds. ``generators`` are those
+    that it draws from, instead of the program's.
     """
 
-    handle: list[Any]  # what stands for it in C++, as soon as it has begun
+    handle: list[Any]  # its C++ object, as soon as it has begun
     times: array[float]
     generators: list[tuple[DrawSequence, torch.Generator]]
-    later: list[TrackedValue] | None = None  # the subgraph's, when it began
+    later: list[TrackedValue] | None = None  # those of the subgraph, at the beginning
 
     @property
     def compiled(self) -> Any:
@@ -53,7 +53,7 @@ class AsyncRun:
         return bool(self.compiled.wait(seconds))
 
     def stop(self, error: BaseException) -> None:
-        """Have it end between two nodes; joining it comes to ``error`` then."""
+        """Stop it between two nodes; joining it then returns ``error``."""
         self.compiled.stop(error)
 
     @property
@@ -62,23 +62,24 @@ class AsyncRun:
         return bool(self.compiled.is_joined())
 
     def joining(self, subgraph: Subgraph, arrived: Deferred) -> partial[Stopped | None]:
-        """What waits until it is over and hands over its results, as the subgraph's code does when it runs.
+        """The call that waits until it is over and hands over its results, like the subgraph's code when it
+        runs.
 
-        A call of C's: nothing of Python's comes between that and its being noted.
+        It is a C call, so that no Python code runs between it and its bookkeeping.
         """
         later = self.later
         if later is None:
             later = self.later = subgraph.later
-            # What was recorded since it began is pending, and may need whatever the user has a tensor of.
+            # Nodes recorded since it began are pending, and may need everything that the user has tensors of.
             subgraph.whole, subgraph.later = False, [*later, *subgraph.users]
         return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
 
 
 def part(subgraph: Subgraph) -> None:
-    """Its nodes have run: part them from those of the next step, which was recorded meanwhile.
+    """Its nodes have run: separate them from those of the next step, which was recorded meanwhile.
 
-    Memory from outside that both touch, and the draws that both take part in, would keep the record from
-    being freed with its owner.
+    Outside memory that both use, and draw sequences that both belong to, would prevent the record from being
+    freed with its owner.
     """
     for value in subgraph.outside:
         storage = value.storage
@@ -96,8 +97,8 @@ def part(subgraph: Subgraph) -> None:
         parted[sequence].last = node
 
 
-def why_not(subgraph: Subgraph, code: Code) -> str | None:
-    """Why ``code`` cannot run on another thread, for any subgraph like this one; ``None``: it can."""
+def async_obstacle(subgraph: Subgraph, code: Code) -> str | None:
+    """Why ``code`` cannot run on another thread, for any such subgraph; ``None`` if it can."""
     assert subgraph.key is not None
     if not hasattr(code, "start"):
         return "its program is Python code"
@@ -113,8 +114,8 @@ def why_not(subgraph: Subgraph, code: Code) -> str | None:
     return None
 
 
-def why_not_now(subgraph: Subgraph) -> str | None:
-    """Why this one cannot run on another thread though its code could; ``None``: it can."""
+def current_async_obstacle(subgraph: Subgraph) -> str | None:
+    """Why this subgraph cannot run on another thread, although its code could; ``None`` if it can."""
     if not node_passes.active:
         return "its node passes run in Python"
     for at in subgraph.draws:
@@ -125,7 +126,7 @@ def why_not_now(subgraph: Subgraph) -> str | None:
 
 
 def prepared(subgraph: Subgraph, code: Code) -> tuple[AsyncRun, partial[Any]]:
-    """The run of ``subgraph`` by its ``code``, and the call that begins it, whose result is its handle."""
+    """The run of ``subgraph`` by its ``code``, and the call that starts it, which returns its handle."""
     times = array("d", [perf_counter()])
     tensors = [value.real for value in subgraph.outside]
     if any(tensor is None for tensor in tensors):

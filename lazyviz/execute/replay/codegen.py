@@ -23,19 +23,19 @@ from .instructions import NOWHERE, Code, Give, lines
 from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write
 
-_CONSTANT, _TENSOR, _TENSORS, _SCALAR = range(4)  # what an argument is to the compiled program
+_CONSTANT, _TENSOR, _TENSORS, _SCALAR = range(4)  # the kinds of arguments of the compiled program
 
 
 def generate(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
     """A function that runs the subgraph's kernels in order.
 
-    Its arguments: ``tensors``, those from outside (the list is emptied); ``scalars``; ``draws``, for
-    each random node its sequence; the values in ``users``, whose tensors ``give`` makes real, and in
-    ``later``, which keep their tensor for nodes to come; ``arrived``, the signals, whose handlers are called
-    between two nodes; ``times``, an array of doubles that has the time at which the run begins, to which the
-    end of each node is added; ``done``, called after each node then, or ``None``.
+    Its arguments: ``tensors``, the outside tensors (the list is emptied); ``scalars``; ``draws``, the
+    sequence of each random node; the values in ``users``, whose tensors ``give`` makes real, and in
+    ``later``, which keep their tensor for later nodes; ``arrived``, the signals, whose handlers are called
+    between two nodes; ``times``, an array of doubles that has the start time of the run, to which the end of
+    each node is appended; ``done``, called after each node, or ``None``.
 
-    It returns ``None``, or what stopped it and the local variables then.
+    It returns ``None``, or what stopped it and the local variables at that point.
     """
     if active:
         try:
@@ -46,8 +46,8 @@ def generate(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
 
 
 def _program(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
-    """As a program of ``interpreter.cpp``, which see for what describes a node; ``Refused`` if it cannot
-    be.
+    """Create a program of ``interpreter.cpp``, which describes the format of nodes; ``Refused`` if that is
+    not possible.
     """
     numbers = subgraph.numbers
     nodes: list[tuple[Any, ...]] = []
@@ -81,7 +81,7 @@ def _program(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
 
 
 def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]:
-    """What kind of argument it is, and what the program is told of it."""
+    """The kind of an argument, and its description for the program."""
     cls = type(item)
     if cls is TrackedValue:
         return _TENSOR, numbers[item]
@@ -94,18 +94,20 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
 
 
 def store_result(value: TrackedValue, real: torch.Tensor) -> bool:
-    """Do what :func:`.eager.store_result` does in compiled code; False: that cannot, and nothing is done."""
+    """Do the same as :func:`.eager.store_result` in compiled code; False if it cannot, and nothing is
+    done.
+    """
     return bool(_store_result(value, real)) if active else False
 
 
 def end_worker() -> None:
-    """Have the thread of asynchronous runs end; the next run begins another one."""
+    """End the thread of asynchronous runs; the next run starts another one."""
     if _module is not None:
         _module.end_worker()
 
 
 def use(compiled: bool) -> bool:
-    """Let C++ run what is generated from now on, or Python; returns what came of it."""
+    """Generate code for C++ from now on, or for Python; returns which one is active."""
     global active
     active = compiled and _module is not None
     dispatch_level.compiled = _module.KernelsOnly if active else None

@@ -12,8 +12,9 @@ from .. import write_rollback
 from .program_key import Step, Steps, Subgraph
 
 Stopped = tuple[BaseException, Mapping[str, Any], bool, bool]
-"""What stopped a run, the local variables then, and of the node at hand whether its kernel has run, and
-whether it had begun to write what nobody can put back (:func:`lazyviz.execute.write_rollback.is_refused`)."""
+"""What stopped a run, the local variables at that point, whether the kernel of the current node has run, and
+whether it had started a write that cannot be rolled back (:func:`lazyviz.execute.write_rollback.is_refused`).
+"""
 Code = Callable[..., Stopped | None]
 """Runs the subgraph; see :func:`lazyviz.execute.replay.codegen.generate`."""
 Give = Callable[[TrackedValue, torch.Tensor], None]
@@ -29,7 +30,7 @@ def name_of(number: int) -> str:
 class Result(NamedTuple):
     """A needed result: its position among the results of its node, its number, and its owner.
 
-    ``user`` and ``later`` are places in the lists of those that the code is given, or ``NOWHERE``.
+    ``user`` and ``later`` are positions in the lists that the code receives, or ``NOWHERE``.
     """
 
     position: int
@@ -39,16 +40,16 @@ class Result(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a node comes to.
+    """The instruction of a node.
 
     Attributes:
-        grad_mode: to be set before it; ``None``: it is set already.
-        scalars: for each argument that is a number from outside (its position or name) where that is.
-        draw: where its sequence of random numbers is among those that the code is given, or ``NOWHERE``.
-        results: those that are kept.
-        gone: the numbers of the values that are not needed after it.
-        copied: of those that are copied before it runs, and put back if it fails.
-        refused: what it writes cannot be put back.
+        grad_mode: the mode to set before it; ``None`` if it is set already.
+        scalars: for each argument that is an input number (its position or name), the index of that number.
+        draw: the index of its draw sequence among the code's arguments, or ``NOWHERE``.
+        results: the results that are kept.
+        gone: the numbers of values that are not needed after it.
+        copied: the numbers of values that are copied before it runs, and restored if it fails.
+        refused: whether its writes cannot be rolled back.
     """
 
     node: TrackedNode
@@ -63,7 +64,7 @@ class Line(NamedTuple):
 
 
 def lines(subgraph: Subgraph, steps: Steps) -> Iterator[Line]:
-    """What the nodes come to, in order."""
+    """The instructions of the nodes, in order."""
     numbers = subgraph.numbers
     users = {value: at for at, value in enumerate(subgraph.users)}
     later = {value: at for at, value in enumerate(subgraph.later)}

@@ -13,17 +13,17 @@ from ...record.storage import TrackedValue
 from ...torch_internals.private_api import OpOverload
 from .program_key import Form, Key, Step, Subgraph
 
-ENOUGH = 0.5  # of the ops in common: the programs are versions of one
+ENOUGH = 0.5  # of the ops in common: then the programs are versions of one
 
 
 class Sketch(NamedTuple):
-    """What programs are compared by: how often each operator is called, and the line of the first call."""
+    """The basis for comparing programs: how often each operator is called, and the line of the first call."""
 
     ops: Counter[int]  # by identity: operators hash in Python
     line: SourceLine | None
 
-    def alike(self, other: Sketch) -> float:
-        """The share of the ops that both have, of the longer program's."""
+    def similarity(self, other: Sketch) -> float:
+        """The share of common ops, relative to the longer program."""
         return (self.ops & other.ops).total() / max(self.ops.total(), other.ops.total(), 1)
 
     def at_the_line_of(self, other: Sketch) -> bool:
@@ -35,7 +35,7 @@ def sketch(ops: Iterable[OpOverload], line: SourceLine | None) -> Sketch:
 
 
 class HasSteps(Protocol):
-    """The structure of a program: what each op is, in order."""
+    """The structure of a program: a description of each op, in order."""
 
     @property
     def steps(self) -> tuple[Any, ...]: ...
@@ -46,14 +46,14 @@ FIRST_OF_ITS_KIND = "the first program of its kind"
 SHARED_OTHERWISE = "inputs share memory in another way"
 
 
-def most_alike(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
-    """The program of ``known``, the latest last, that ``new`` is a version of, if there is one."""
+def most_similar(new: HasSteps, drawn: Sketch, known: Iterable[tuple[P, Sketch]]) -> P | None:
+    """The program in ``known``, the latest last, that ``new`` is a version of, if there is one."""
     nearest, best = None, (False, False, 0.0, 0)
     for other, its in known:
-        alike, here = drawn.alike(its), drawn.at_the_line_of(its)
-        if alike < ENOUGH and not here:
+        similarity, here = drawn.similarity(its), drawn.at_the_line_of(its)
+        if similarity < ENOUGH and not here:
             continue
-        rank = (alike >= ENOUGH, here, alike, _same(other.steps, new.steps))
+        rank = (similarity >= ENOUGH, here, similarity, _same(other.steps, new.steps))
         if rank >= best:
             nearest, best = other, rank
     return nearest
@@ -64,7 +64,7 @@ def first_difference(
 ) -> str | None:
     """The first op that differs, as text; ``None`` if all are the same.
 
-    ``differ`` says how two steps differ.
+    ``differ`` describes how two steps differ.
     """
     same = _same(old.steps, new.steps)
     if same == len(new.steps) == len(old.steps):
@@ -82,10 +82,10 @@ def place(node: Node) -> str:
 
 
 def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple[Key, Sketch]]) -> str:
-    """How ``subgraph`` differs from the one of ``known``, the latest last, that is most like it."""
+    """How ``subgraph`` differs from the most similar one in ``known``, the latest last."""
     key, nodes = subgraph.key, subgraph.nodes
     assert key is not None
-    nearest = most_alike(key, drawn, known)
+    nearest = most_similar(key, drawn, known)
     if nearest is None:
         return FIRST_OF_ITS_KIND
     wired = _same(_wiring(nearest), _wiring(key))
@@ -93,11 +93,13 @@ def subgraph_difference(subgraph: Subgraph, drawn: Sketch, known: Iterable[tuple
     otherwise = next((at for at, count in enumerate(counts) if count > wired), len(nodes))
     if otherwise < _same(nearest.steps, key.steps):
         return f"{place(nodes[otherwise])}: it has other inputs"
-    return first_difference(nearest, key, nodes, _steps_differ) or _beside_wiring(nearest, key)
+    return first_difference(nearest, key, nodes, _steps_differ) or _other_difference(nearest, key)
 
 
 def _wiring(key: Key) -> list[int]:
-    """The numbers of the inputs; those from outside count down from -1, however many values are made."""
+    """The numbers of the inputs; those from outside count down from -1, independent of the number of created
+    values.
+    """
     made = key.made
     return [number if number < made else made - 1 - number for number in array("i", key.wiring)]
 
@@ -131,7 +133,7 @@ def forms_differ(was: Form, now: Form) -> str:
 
 
 def _readable(given: Any) -> Any:
-    """An argument as the user would write it, without values that are not part of the structure."""
+    """An argument in the user's notation, without values that are not part of the structure."""
     if isinstance(given, type):
         return "a tensor" if given is TrackedValue else given.__name__
     cls, *entries = given
@@ -150,8 +152,8 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
     return low
 
 
-def _beside_wiring(old: Key, new: Key) -> str:
-    """What differs in subgraphs of the same ops."""
+def _other_difference(old: Key, new: Key) -> str:
+    """The differences between subgraphs with the same ops."""
     for was, form in zip(old.outside, new.outside):
         if form != was:
             return f"an input is {forms_differ(was, form)}"

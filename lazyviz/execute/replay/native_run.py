@@ -23,21 +23,21 @@ from .instructions import Stopped
 from .program_cache import Known, Replay
 from .program_key import Subgraph
 
-LONGEST = 0.005  # seconds that signals may wait for
+LONGEST = 0.005  # seconds that signals may have to wait
 _main = threading.main_thread().ident
 
 
 def is_possible(tape: Tape) -> bool:
-    """Whether such runs may begin here and now.
+    """Whether such runs may start on this thread now.
 
-    On another thread than the main one a run must be one that the process's end can stop.
+    On other threads than the main one, it must be possible to stop a run when the process ends.
     """
     runs = tape.runs
     return node_passes.active and not runs.under_way and not runs.running and threading.get_ident() == _main
 
 
 def is_suited(subgraph: Subgraph, known: Known) -> bool:
-    """Whether it takes so little, and is so plain, that it may run in one go."""
+    """Whether it is short and simple enough to run without interruption."""
     if known.seconds is None or known.seconds > LONGEST or len(subgraph.graphs) != 1 or subgraph.draws:
         return False
     if known.in_one_go is None:
@@ -52,7 +52,9 @@ def is_suited(subgraph: Subgraph, known: Known) -> bool:
 
 
 def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
-    """Run the subgraph; False: not here.  Raises what a kernel does, as :func:`lazyviz.execute.eager.run`."""
+    """Run the subgraph; False if that is not possible here. Raises a kernel's errors, like
+    :func:`lazyviz.execute.eager.run`.
+    """
     nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
     times = array("d", [perf_counter()])
     notes: tuple[Callable[[], Any], ...] = (partial(node_passes.note_done, nodes, times),)
@@ -63,8 +65,9 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
             partial(node_passes.note_used, nodes),
             partial(node_passes.release_inputs, nodes, outside, later, tape.pending),
         )
-    take = partial(node_passes.take, outside, subgraph.kept, nodes)  # a handler may have run them meanwhile
-    ran: list[Stopped | None] = []  # what the code returns, as soon as it has run
+    # A signal handler may have run them meanwhile.
+    take = partial(node_passes.take, outside, subgraph.kept, nodes)
+    ran: list[Stopped | None] = []  # the result of the code, as soon as it has run
     stage: list[Any] = []
     go: Callable[..., object] = known.code.in_one_go  # type: ignore[union-attr]
     try:

@@ -18,12 +18,12 @@ from ...torch_internals import native_modules
 
 
 class Survey(NamedTuple):
-    """What is found of nodes that may be a subgraph: see :class:`lazyviz.execute.replay.program_key.Subgraph`
+    """The structure of nodes that may be a subgraph: see :class:`lazyviz.execute.replay.program_key.Subgraph`
     and its key.
 
-    ``values`` are in order of their numbers: so many ``made`` ones, then those from outside.  ``users`` are
-    the numbers of those whose tensor the user has, ``scalars`` the numbers that are inputs, ``draws`` the
-    positions of the nodes that draw.
+    ``values`` are in the order of their numbers: first the ``made`` values that nodes create, then those from
+    outside. ``users`` are the numbers of values whose tensor the user has, ``scalars`` the numbers that are
+    inputs, ``draws`` the positions of the nodes that draw.
     """
 
     steps: tuple[Any, ...]
@@ -38,13 +38,13 @@ class Survey(NamedTuple):
 
 
 class Storages(NamedTuple):
-    """Of the values of a subgraph: each storage, in the order of their numbers.
+    """The storages of a subgraph's values, in the order of their numbers.
 
-    ``places`` are the numbers of those that the values from outside are on.  Of each of which there is
-    anything to be told, ``told`` has three ints (its number, whether the user has tensors on it, and whether
-    it was never dropped), and ``roles`` its role.  ``live`` are the numbers of those with tensors,
-    ``continued`` those from outside that are the memory of an earlier one.  ``later`` are the numbers of the
-    values that pending nodes beyond the subgraph need, ``beyond`` the numbers of such storages.
+    ``places`` are the numbers of the storages of outside values. For each storage with special properties,
+    ``told`` has three ints (its number, whether the user has tensors on it, and whether it was never
+    dropped), and ``roles`` has its role. ``live`` are the numbers of storages with tensors; ``continued`` are
+    outside storages that have the memory of an earlier one. ``later`` are the numbers of values that pending
+    nodes outside of the subgraph need, ``beyond`` the numbers of such storages.
     """
 
     storages: list[TrackedStorage]
@@ -57,11 +57,12 @@ class Storages(NamedTuple):
     beyond: tuple[int, ...]
 
 
-class Glance(NamedTuple):
-    """What a run of a subgraph takes if it is known by its ``words``, which stand for its key.
+class Fingerprinted(NamedTuple):
+    """The data for running a subgraph that is found by its fingerprint, which stands for its key.
 
-    Equal fingerprints mean equal keys as long as somebody keeps what they are addresses of: the key of one of
-    them does.  The rest is as in :class:`lazyviz.execute.replay.program_key.Subgraph`.
+    Equal fingerprints mean equal keys as long as the objects whose addresses they contain are kept alive,
+    which the key of one of them does. The other fields are as in
+    :class:`lazyviz.execute.replay.program_key.Subgraph`.
     """
 
     fingerprint: bytes
@@ -82,16 +83,17 @@ class InPython:
     """The passes in Python."""
 
     @staticmethod
-    def glance(
+    def fingerprint(
         nodes: Sequence[TrackedNode],
         known: Mapping[Any, Any],
         forms: Mapping[Any, Any],
         purpose: Hashable,
         pending: int,
-    ) -> Glance | None:
-        """A first look at ``nodes``, of so many ``pending`` ones; ``None``: there is none, take a closer one.
+    ) -> Fingerprinted | None:
+        """The fingerprint of ``nodes``, of ``pending`` ones in all; ``None``: it is not available, use the
+        key.
 
-        ``known`` are the steps by the shape cache's answer, ``forms`` those of metadata.
+        ``known`` are the steps by the shape cache's answer, ``forms`` those by metadata.
         """
         return None
 
@@ -99,7 +101,8 @@ class InPython:
     def take(
         values: Sequence[TrackedValue], kept: Sequence[int], nodes: Iterable[TrackedNode] = ()
     ) -> list[Any] | None:
-        """The tensors of ``values``, which they keep at the positions ``kept`` alone.
+        """The tensors of ``values``; only the values at the positions ``kept`` still refer to them
+        afterwards.
 
         ``None`` if one of ``nodes`` has run.
         """
@@ -131,18 +134,18 @@ class InPython:
 
     @staticmethod
     def unfinished(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
-        """Those that have not run."""
+        """The nodes that have not run."""
         return [node for node in nodes if node.state != "done"]
 
     @staticmethod
     def begin(nodes: Iterable[TrackedNode]) -> tuple[list[str], list[Any]]:
-        """What is known to be wrong with ``nodes``, and the graphs they are of, each once in order."""
+        """The known errors of ``nodes``, and their graphs, each once in order."""
         errors = [node.error for node in nodes if node.error is not None]
         return list(dict.fromkeys(errors)), list(dict.fromkeys([node.graph for node in nodes]))
 
     @staticmethod
     def survey(nodes: Sequence[TrackedNode], known: Mapping[Any, Any]) -> Survey | None:
-        """What is needed of all ``nodes``; ``None`` if one has failed, runs again or has another mode.
+        """The structure of ``nodes``; ``None`` if one has failed, runs again or has another mode.
 
         ``known`` are the steps by the shape cache's answer.
 
@@ -177,7 +180,7 @@ class InPython:
 
     @staticmethod
     def storages_of(values: Sequence[TrackedValue], made: int, wiring: bytes) -> Storages:
-        """The storages that ``values`` are on, as :class:`Survey` has them, with the ``wiring``."""
+        """The storages of ``values``, in the order of :class:`Survey`, with the ``wiring``."""
         storages = list(dict.fromkeys([value.storage for value in values]))
         places = {storage: place for place, storage in enumerate(storages)}
         told = array("i")
@@ -205,9 +208,9 @@ class InPython:
 
     @staticmethod
     def note_done(nodes: Iterable[TrackedNode], times: array[float] | None) -> None:
-        """They have run; between two of ``times`` each, the first one's beginning first.
+        """The nodes have run, each between two successive entries of ``times``.
 
-        What they have written no longer runs ahead of them.
+        Shadows of memory that they have written are dropped.
         """
         for at, node in enumerate(nodes):
             node.state = "done"
@@ -221,7 +224,7 @@ class InPython:
 
     @staticmethod
     def note_unused(values: Iterable[TrackedValue], storages: Iterable[TrackedStorage]) -> None:
-        """Nothing pending needs them."""
+        """No pending node needs them."""
         for value in values:
             value.uses = 0
         for storage in storages:
@@ -229,9 +232,9 @@ class InPython:
 
     @staticmethod
     def note_used(nodes: Iterable[TrackedNode]) -> None:
-        """They have run, and need their inputs no longer.
+        """The nodes have run, and no longer need their inputs.
 
-        All of it is noted or nothing, whatever exception comes from elsewhere.
+        Everything is noted or nothing, whatever asynchronous exception occurs.
         """
         counts: Counter[TrackedValue | TrackedStorage] = Counter()
         for node in nodes:
@@ -245,7 +248,7 @@ class InPython:
 
 
 def use(compiled: bool) -> bool:
-    """Let C++ do it from now on, or Python; returns what came of it."""
+    """Use the C++ passes from now on, or those in Python; returns which ones are active."""
     global \
         active, \
         unfinished, \
@@ -255,7 +258,7 @@ def use(compiled: bool) -> bool:
         note_done, \
         note_unused, \
         note_used, \
-        glance, \
+        fingerprint, \
         take, \
         release_inputs
     active = compiled and _module is not None
@@ -263,19 +266,19 @@ def use(compiled: bool) -> bool:
     unfinished, begin = chosen.unfinished, chosen.begin
     survey, storages_of = chosen.survey, chosen.storages_of
     note_done, note_unused, note_used = chosen.note_done, chosen.note_unused, chosen.note_used
-    glance, take, release_inputs = chosen.glance, chosen.take, chosen.release_inputs
+    fingerprint, take, release_inputs = chosen.fingerprint, chosen.take, chosen.release_inputs
     tape.pending_ops.unlink_tensors = chosen.unlink_tensors
     return active
 
 
 def connect(step: type) -> None:
-    """``step``: the class of what nodes of the same structure have in common."""
+    """``step``: the class for the common parts of nodes with the same structure."""
     if _module is not None:
         _module.connect(TrackedNode, TrackedValue, TrackedStorage, step)
     use(True)
 
 
-glance, take, release_inputs = InPython.glance, InPython.take, InPython.release_inputs
+fingerprint, take, release_inputs = InPython.fingerprint, InPython.take, InPython.release_inputs
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used

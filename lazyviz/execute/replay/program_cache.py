@@ -28,7 +28,7 @@ from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
 from ...torch_internals import private_api
-from ..eager import check_interrupts, kernel_level, store_result, tell
+from ..eager import check_interrupts, kernel_level, report_progress, store_result
 from ..failures import note_failure
 from ..lru_cache import LRUCache
 from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
@@ -91,7 +91,7 @@ class Replays:
         self.steps = Steps()
         self.hits = self.misses = self.generated = self.dropped = 0
         self.last_miss = ""  # what was new about it, as text
-        self.not_looked_at = ""  # why the last nodes cannot be cached
+        self.not_cacheable_reason = ""  # why the last nodes cannot be cached
         self._known: LRUCache[Key, Known] = LRUCache(
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
@@ -103,60 +103,66 @@ class Replays:
     def __len__(self) -> int:
         return len(self._known)
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None) -> Subgraph | None:
-        """The structure of ``nodes``, if it can be cached; see :meth:`Steps.look_at`."""
+    def structure_of(
+        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
+    ) -> Subgraph | None:
+        """The structure of ``nodes``, if it can be cached; see :meth:`Steps.structure_of`."""
         if not LEAST_NODES <= len(nodes) <= MOST_NODES:
             bound = f"fewer than {LEAST_NODES}" if len(nodes) < LEAST_NODES else f"more than {MOST_NODES:,}"
-            self.not_looked_at = f"subgraphs of {bound} ops are not cached"
+            self.not_cacheable_reason = f"subgraphs of {bound} ops are not cached"
             return None
-        glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is not None and (known := self._by_fingerprint.get(glanced.fingerprint)) is not None:  # type: ignore[arg-type]
-            glanced.key = known.key
-            return glanced
-        if len(nodes) < FEW_NODES and not self._have_come(tape, nodes, purpose, glanced):
-            self.not_looked_at = (
+        matched = self.steps.fingerprinted(tape, nodes, purpose)
+        if matched is not None and (known := self._by_fingerprint.get(matched.fingerprint)) is not None:  # type: ignore[arg-type]
+            matched.key = known.key
+            return matched
+        if len(nodes) < FEW_NODES and not self._ran_before(tape, nodes, purpose, matched):
+            self.not_cacheable_reason = (
                 f"subgraphs of fewer than {FEW_NODES} ops are cached only when they run a second time"
             )
             return None
-        subgraph = self.steps.look_at(tape, nodes, purpose=purpose)
+        subgraph = self.steps.structure_of(tape, nodes, purpose=purpose)
         if subgraph.key is not None:
-            subgraph.fingerprint = glanced.fingerprint if glanced is not None else None
+            subgraph.fingerprint = matched.fingerprint if matched is not None else None
             return subgraph
         mixed = any(node.inference_mode is not nodes[0].inference_mode for node in nodes)
-        self.not_looked_at = (
+        self.not_cacheable_reason = (
             "subgraphs that are only partly recorded in inference mode are not cached"
             if mixed
             else "subgraphs with failed or recomputed ops, or with unhashable arguments, are not cached"
         )
         return None
 
-    def _have_come(
-        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable, glanced: Subgraph | None
+    def _ran_before(
+        self,
+        tape: Tape,
+        nodes: Sequence[TrackedNode],
+        purpose: Hashable,
+        matched: Subgraph | None,
     ) -> bool:
         """Whether these few nodes have run before; most small subgraphs never run again."""
-        if glanced is None and node_passes.active:
-            self.steps.look_at(tape, nodes, purpose=purpose)  # whose steps are known from now on
-            glanced = self.steps.glance(tape, nodes, purpose)
-        if glanced is None or glanced.fingerprint is None:
+        if matched is None and node_passes.active:
+            self.steps.structure_of(tape, nodes, purpose=purpose)  # whose steps are known from now on
+            matched = self.steps.fingerprinted(tape, nodes, purpose)
+        if matched is None or matched.fingerprint is None:
             return False
-        if glanced.fingerprint in self._few:
+        if matched.fingerprint in self._few:
             return True
         if len(self._few) >= MOST_FEW:
             self._few.clear()
-        self._few.add(glanced.fingerprint)
+        self._few.add(matched.fingerprint)
         return False
 
-    def glance(
+    def find_by_fingerprint(
         self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
     ) -> tuple[Subgraph, Known] | None:
         """The cached subgraph of ``nodes``, if it has code and is found by its fingerprint."""
-        glanced = self.steps.glance(tape, nodes, purpose)
-        known = self._by_fingerprint.get(glanced.fingerprint) if glanced is not None else None  # type: ignore[arg-type]
-        if glanced is None or known is None or known.code is None:
+        matched = self.steps.fingerprinted(tape, nodes, purpose)
+        known = self._by_fingerprint.get(matched.fingerprint) if matched is not None else None  # type: ignore[arg-type]
+        if matched is None or known is None or known.code is None:
             return None
-        glanced.key = known.key
+        matched.key = known.key
         known.found = True
-        return glanced, known
+        return matched, known
 
     def find(self, subgraph: Subgraph) -> Replay | None:
         """The replay of the subgraph, if it has run before."""
@@ -167,7 +173,7 @@ class Replays:
             self.hits += 1
             known.found = True
             return Replay(subgraph, known, known.code)
-        known = self._known.peek(subgraph.key) or self._kept_otherwise(subgraph)
+        known = self._known.peek(subgraph.key) or self._with_other_live(subgraph)
         if known is None:
             self.misses += 1
             return None
@@ -196,7 +202,7 @@ class Replays:
         self._keep(known)
         return self.last_miss
 
-    def _kept_otherwise(self, subgraph: Subgraph) -> Known | None:
+    def _with_other_live(self, subgraph: Subgraph) -> Known | None:
         """The same program was seen before, with other results that the user still refers to."""
         assert subgraph.key is not None
         before = self._known.peek(self._latest.get(subgraph.key.program))  # type: ignore[arg-type]
@@ -209,7 +215,7 @@ class Replays:
         live, deaths = frozenset(subgraph.live), subgraph.deaths()
         if not live ^ before.live <= deaths.keys():
             return None
-        levels = before.levels.kept_otherwise(deaths, before.live - live, live - before.live)
+        levels = before.levels.with_other_live(deaths, before.live - live, live - before.live)
         if levels is None:
             return None
         known = Known(subgraph.key, before.size, before.sketch, levels, live)
@@ -280,8 +286,8 @@ class Replay:
         """Start the kernels on another thread; return the reason if that is not possible."""
         known = self.known
         if known.not_async is None:
-            known.not_async = async_run.why_not(self.subgraph, self.code) or ""
-        reason = known.not_async or async_run.why_not_now(self.subgraph)
+            known.not_async = async_run.async_obstacle(self.subgraph, self.code) or ""
+        reason = known.not_async or async_run.current_async_obstacle(self.subgraph)
         if reason is None:
             self.started, begin = async_run.prepared(self.subgraph, self.code)
             self.started.handle[:] = map(partial.__call__, (begin,))  # started and stored entirely in C
@@ -387,7 +393,7 @@ class Replay:
         _, variables, has_run, _ = stopped
         finished = len(times) - 1
         if has_run:  # the kernel of one more node
-            self._hand_over(nodes[finished], variables)
+            self._store_results(nodes[finished], variables)
             finished += 1
         seconds = array("d", [*times, perf_counter()]) if timed else None
         finish(tape, subgraph, nodes[:finished], seconds, stage)
@@ -396,7 +402,7 @@ class Replay:
                 value.real = variables.get(name_of(number))
         self.memory.stop(finished)
 
-    def _hand_over(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
+    def _store_results(self, node: TrackedNode, variables: Mapping[str, Any]) -> None:
         """Complete the bookkeeping of ``node``, whose kernel has run."""
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)
@@ -429,7 +435,7 @@ class _Watch:
         try:
             if self._progress is not None:
                 node.measured_seconds = times[count] - times[count - 1]
-                tell(self._arrived, self._progress, count, len(nodes), node)
+                report_progress(self._arrived, self._progress, count, len(nodes), node)
             if count < len(nodes):
                 check_interrupts(self._arrived, self._cancelled, f"after {count} of {len(nodes)} ops")
         except BaseException as error:  # not raised by a kernel

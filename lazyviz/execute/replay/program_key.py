@@ -25,7 +25,7 @@ from ...record.tape import Tape
 from ...torch_internals.private_api import OpOverload
 from . import node_passes
 
-MOST_STEPS = 50_000  # that are kept: one for each answer of the shape cache that was met here
+MOST_STEPS = 50_000  # kept steps: one for each answer of the shape cache that was used here
 _FLOATS = (float, complex)
 
 
@@ -38,17 +38,19 @@ MOVING: Mapping[str, tuple[int, ...]] = {
     "aten::select_scatter": (3,),
     "aten::slice_scatter": (3, 4),
 }
-"""Arguments that say where in a tensor something is: of a result of the same shape, an input."""
+"""Arguments that are positions in a tensor: if the result's shape is the same, they are inputs of the
+code.
+"""
 
 
 class Key(NamedTuple):
-    """Equal for equal subgraphs.
+    """The key of a subgraph; equal for subgraphs that can run the same code.
 
-    ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints; so many values are ``made``, the
-    others are from outside.  Of these ``outside`` has the forms, ``places`` the numbers of their storages,
-    ``sizes`` the bytes of those, ``kept`` the positions of those that pending nodes beyond the subgraph need.
-    ``users`` and ``later`` are the numbers of those values, ``memory`` which storages are kept and what they
-    are for, ``turns`` where a node is of another graph.
+    ``wiring`` has the numbers of all nodes' inputs, as the bytes of ints. The nodes create ``made`` values;
+    the others are from outside. For outside values, ``outside`` has the forms, ``places`` the numbers of
+    their storages, ``sizes`` the bytes of those, and ``kept`` the positions of those that pending nodes
+    outside of the subgraph need. ``users`` and ``later`` are the numbers of these values, ``memory`` has the
+    storages that are kept and their roles, ``graph_layout`` the nodes that belong to other graphs.
     """
 
     purpose: Hashable
@@ -63,21 +65,22 @@ class Key(NamedTuple):
     users: tuple[int, ...]
     later: tuple[int, ...]
     memory: tuple[Any, ...]
-    turns: tuple[Any, ...]
+    graph_layout: tuple[Any, ...]
     inference: bool
     whole: bool
 
-    def __hash__(self) -> int:  # of what tells most subgraphs apart: a hash of everything takes as long again
+    # Only the fields that differ in most cases: a hash of everything would take twice as long.
+    def __hash__(self) -> int:
         return hash((self.purpose, self.steps, self.wiring, self.users, self.memory))
 
     @property
     def program(self) -> Key:
-        """Without what the user still refers to, which decides when memory is freed and nothing else."""
+        """The key without the user's references, which only affect when memory is freed."""
         return self._replace(users=(), memory=())
 
 
 class Form(NamedTuple):
-    """A tensor's metadata but for where it begins in its storage: batches are cut from one tensor."""
+    """A tensor's metadata except its offset in the storage, because batches are slices of one tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -94,11 +97,10 @@ def form_of(meta: TensorMeta) -> Form:
 
 
 class Step:
-    """What nodes of the same structure have in common; there is one of each in :class:`Steps`.
+    """The common parts of nodes with the same structure; :class:`Steps` has one object for each.
 
-    ``args`` and ``kwargs`` are the arguments that are inputs, not structure.  ``inputs`` and ``results`` are
-    the forms of the tensors that the operator takes and returns, ``arguments`` the structure of each argument
-    that was given, by name.
+    ``args`` and ``kwargs`` are the arguments that are inputs, not structure. ``inputs`` and ``results`` are
+    the forms of the operator's tensors, ``arguments`` is the structure of each given argument, by name.
     """
 
     __slots__ = ("args", "arguments", "call", "draws", "inputs", "kwargs", "op", "results", "special")
@@ -118,15 +120,16 @@ class Step:
         self.inputs, self.results = inputs, results
         self.arguments = arguments
         self.special = bool(args or kwargs or self.draws)
-        self.call: Callable[..., Any] | None = None  # how its kernel is called, once that was asked for
+        # The callable for its kernel, once it has been determined.
+        self.call: Callable[..., Any] | None = None
 
 
 class _Undescribed(Exception):
-    """An argument has no structure that can be a key."""
+    """An argument has no structure that can be part of a key."""
 
 
 def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
-    """The structure of an argument that holds no tensor, and whether it is an input."""
+    """The structure of an argument without tensors, and whether it is an input."""
     cls = type(item)
     if cls is list or cls is tuple:
         parts = [_structure(entry, by_type) for entry in item]
@@ -136,29 +139,29 @@ def _structure(item: Any, by_type: frozenset[type]) -> tuple[Any, bool]:
         return (cls, *[part[0] for part in parts]), varies
     if isinstance(item, TrackedValue):
         return TrackedValue, False
-    # 0.0 and -0.0 are the same to the shape cache.
+    # 0.0 and -0.0 are equal in the shape cache.
     if cls in by_type or (cls in _FLOATS and (cls is complex or item == 0)):
         return cls, True
     return (cls, item), False
 
 
 class Subgraph:
-    """Pending nodes that are to run, in program order, and what their replay is given.
+    """Pending nodes to run, in program order, and the data for their replay.
 
     Attributes:
-        key: equal for equal subgraphs; ``None`` where nothing can be said.
-        values: those of the subgraph, in order of their numbers.
-        outside: those of them that were there before, in order.
-        storages: theirs and the others', in order of first appearance.
-        users: values made here whose tensor the user has.
+        key: equal for equal subgraphs; ``None`` if it is not known.
+        values: the values of the subgraph, in the order of their numbers.
+        outside: those of them that existed before, in order.
+        storages: the storages of all values, in order of first appearance.
+        users: values created here whose tensor the user has.
         live: the positions of the storages that the user has tensors on.
-        later: values made here that pending nodes beyond the subgraph need.
+        later: values created here that pending nodes outside of the subgraph need.
         scalars: numbers that are inputs, in order of appearance.
         draws: positions of the nodes that draw random numbers.
-        graphs: what the nodes are of, in order.
-        whole: nothing else is pending.
-        kept: the positions of those from outside that pending nodes beyond the subgraph need.
-        fingerprint: what stands for the key as long as that is kept; ``None``: nothing does.
+        graphs: the graphs of the nodes, in order.
+        whole: whether nothing else is pending.
+        kept: the positions of outside values that pending nodes outside of the subgraph need.
+        fingerprint: identifies the key as long as that is kept alive; ``None`` if there is none.
     """
 
     __slots__ = (
@@ -201,7 +204,7 @@ class Subgraph:
 
     @property
     def is_all_of_a_graph(self) -> bool:
-        """Whether the nodes are all of a graph: its projection depends on nothing else."""
+        """Whether the nodes are all nodes of a graph, so that its projection depends on nothing else."""
         return (
             len(self.graphs) == 1
             and len(self.graphs[0].nodes) == len(self.nodes)
@@ -209,7 +212,9 @@ class Subgraph:
         )
 
     def deaths(self) -> dict[int, int]:
-        """By number of a storage, the position of the last node that needs it: freed then if not live."""
+        """By number of a storage, the position of the last node that needs it; it is freed there unless it is
+        live.
+        """
         last: dict[Any, int] = {}
         for at, node in enumerate(self.nodes):
             for value in node.outputs:
@@ -220,7 +225,9 @@ class Subgraph:
 
 
 class _Forms(dict[TensorMeta, Form]):
-    """The forms of values from outside, the same object each time: keys are compared sooner."""
+    """The forms of outside values, always the same object for equal ones, so that keys are compared
+    faster.
+    """
 
     def __missing__(self, meta: TensorMeta) -> Form:
         form = self[meta] = form_of(meta)
@@ -240,7 +247,7 @@ class Steps:
         return self._known[node.entry]  # type: ignore[index]
 
     def _learn(self, tape: Tape, nodes: Sequence[TrackedNode]) -> bool:
-        """Describe those of ``nodes`` that are new; False if one of them cannot be."""
+        """Describe those of ``nodes`` that are new; False if one of them cannot be described."""
         if len(self._known) > MOST_STEPS:
             self._known.clear()
             self._alike.clear()
@@ -252,7 +259,7 @@ class Steps:
             if entry not in self._known:
                 try:
                     self._known[entry] = self._step(node, entry, tape.shapes.info(node.op).by_type)
-                except (_Undescribed, TypeError):  # an argument that has no hash
+                except (_Undescribed, TypeError):  # an unhashable argument
                     return False
         return True
 
@@ -291,12 +298,14 @@ class Steps:
             self._alike[key] = Step(node, args, kwargs, inputs, results, arguments)
         return self._alike[key]
 
-    def glance(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Subgraph | None:
-        """The structure of ``nodes`` as words, without its key; ``None``: only :meth:`look_at` tells."""
-        found = node_passes.glance(nodes, self._known, self._forms, purpose, len(tape.pending))
+    def fingerprinted(self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable) -> Subgraph | None:
+        """The subgraph of ``nodes`` with its fingerprint, but without its key; ``None``: use
+        :meth:`structure_of`.
+        """
+        found = node_passes.fingerprint(nodes, self._known, self._forms, purpose, len(tape.pending))
         if found is None:
             return None
-        subgraph = Subgraph.__new__(Subgraph)  # which has all of it
+        subgraph = Subgraph.__new__(Subgraph)  # all attributes are set below
         subgraph.nodes, subgraph.key = nodes, None
         (
             subgraph.fingerprint,
@@ -313,13 +322,13 @@ class Steps:
             subgraph.whole,
         ) = found
         if subgraph.draws and any(nodes[at].op is rng_state for at in subgraph.draws):
-            return None  # the generator's own record may need what it returns
+            return None  # the generator's own record may need its result
         return subgraph
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Subgraph:
+    def structure_of(self, tape: Tape, nodes: Sequence[TrackedNode], *, purpose: Hashable = None) -> Subgraph:
         """The structure of ``nodes``, closed under dependencies and in program order.
 
-        ``purpose`` tells apart subgraphs that are alike but are looked at for something else.
+        ``purpose`` distinguishes equal subgraphs that are looked up for different purposes.
         """
         subgraph = Subgraph(nodes)
         try:
@@ -335,11 +344,11 @@ class Steps:
         subgraph.users = [values[number] for number in users]
         subgraph.scalars, subgraph.draws = scalars, draws
 
-        turns: list[Any] = []
+        graph_layout: list[Any] = []
         if len(graphs) > 1:
-            turns += [graphs.index(node.graph) for node in nodes]
+            graph_layout += [graphs.index(node.graph) for node in nodes]
         subgraph.whole = len(nodes) == len(tape.pending)
-        memory, places, beyond = self._memory(subgraph, made, wiring, turns)
+        memory, places, beyond = self._memory(subgraph, made, wiring, graph_layout)
         subgraph.later = [values[number] for number in beyond if number < made]
         subgraph.kept = tuple([number - made for number in beyond if number >= made])
         outside, forms = subgraph.outside, self._forms
@@ -356,7 +365,7 @@ class Steps:
             users,
             tuple([number for number in beyond if number < made]),
             memory,
-            tuple(turns),
+            tuple(graph_layout),
             nodes[0].inference_mode,
             subgraph.whole,
         )
@@ -364,11 +373,11 @@ class Steps:
 
     @staticmethod
     def _memory(
-        subgraph: Subgraph, made: int, wiring: bytes, turns: list[Any]
+        subgraph: Subgraph, made: int, wiring: bytes, graph_layout: list[Any]
     ) -> tuple[tuple[Any, ...], tuple[int, ...], Sequence[int]]:
-        """What is told of storages that have anything to be told of, and those that outside values are on.
+        """The special properties of storages, and the storages of outside values.
 
-        And the numbers of the values that are needed later.
+        The third result has the numbers of the values that are needed later.
         """
         found = node_passes.storages_of(subgraph.values, made, wiring)
         storages, places, told, roles, live, continued, later, kept = found
@@ -379,7 +388,7 @@ class Steps:
                 if storage.external:
                     first = origins.setdefault(storage.origin, place)
                     if first != place or storage.continues is not None:
-                        turns.append(("continues", place, first))
+                        graph_layout.append(("continues", place, first))
         if subgraph.whole:
             later = kept = ()
         nodes = subgraph.nodes
@@ -397,7 +406,7 @@ node_passes.connect(Step)
 
 @functools.cache
 def moving(op: OpOverload) -> tuple[int, ...]:
-    """The arguments of ``op`` that say where in a tensor something is, by position."""
+    """The arguments of ``op`` that are positions in a tensor, by index."""
     name = op._schema.overload_name
     return MOVING.get(f"{op._schema.name}.{name}" if name else op._schema.name, ())
 

@@ -1,4 +1,4 @@
-"""Python code generation: a line for each kernel, local variables for tensors, freed at last use."""
+"""Python code generation: one line for each kernel, local variables for tensors, freed at last use."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .. import write_rollback
 from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .program_key import Step, Steps, Subgraph, values_in
 
-NODES_IN_ONE = 1000  # function: compiling one takes many times the memory that it keeps
+NODES_IN_ONE = 1000  # nodes per function: compiling one takes many times the memory of the result
 _PARAMETERS = "tensors, scalars, draws, users, later, arrived, times, done"
 _LITERALS = (int, bool, type(None))
 
 
 def write(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
-    """A function as :func:`lazyviz.execute.replay.codegen.generate` tells."""
+    """The generated function; see :func:`lazyviz.execute.replay.codegen.generate`."""
     choose_calls(subgraph, steps)
     return _Writer(subgraph, store_result).function(list(lines(subgraph, steps)))
 
 
 def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
-    """Find out how each operator of the subgraph is called quickest, where it is not known yet."""
+    """Determine the fastest call of each operator of the subgraph, unless it is known already."""
     made: dict[TensorMeta, list[torch.Tensor]] = {}
     trials: dict[Step, tuple[TrackedNode, list[Any], dict[str, Any]]] = {}
     for node in subgraph.nodes:
@@ -58,7 +58,7 @@ def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
 def _stand_ins(
     node: TrackedNode, made: dict[TensorMeta, list[torch.Tensor]]
 ) -> dict[TrackedValue, torch.Tensor]:
-    """For each input a tensor like it without memory; ``made`` are those of other nodes."""
+    """For each input, a tensor like it without memory; ``made`` are those of other nodes."""
     taken: dict[TensorMeta, int] = {}
     result: dict[TrackedValue, torch.Tensor] = {}
     for value in dict.fromkeys(node.inputs):
@@ -87,7 +87,7 @@ class _Writer:
             "guarded": write_rollback.guarded,
             "noted": write_rollback.noted,
         }
-        self.results: list[Sequence[tuple[int, str]]] = []  # of each node: their positions and names
+        self.results: list[Sequence[tuple[int, str]]] = []  # the nodes' positions and names
         self.constants: dict[Any, str] = {}
         self.text: list[str] = []
         self.alive: dict[str, None] = dict.fromkeys(name_of(self.numbers[v]) for v in subgraph.outside)
@@ -106,7 +106,7 @@ class _Writer:
         return parts[0] if len(parts) == 1 else _one_after_another(parts, left)
 
     def _compiled(self, given: list[str]) -> Code:
-        """A function of the lines so far, which is given these variables and leaves those that are alive."""
+        """A function of the lines so far, which receives these variables and returns those that are alive."""
         text = [f"def replay({_PARAMETERS}):"]
         if given:
             text.append(f" {', '.join(given)}, = tensors")
@@ -134,7 +134,7 @@ class _Writer:
         begun: Sequence[Any],
         done: int,
     ) -> Stopped:
-        """What a function returns that was stopped after ``done`` nodes."""
+        """The return value of a function that was stopped after ``done`` nodes."""
         if done >= len(self.results):
             return error, variables, False, False
         names = self.results[done]
@@ -146,7 +146,7 @@ class _Writer:
         return error, variables, has_run, bool(begun) and not has_run
 
     def _write(self, line: Line) -> None:
-        """What is written of one node."""
+        """Write the lines of one node."""
         text, results = self.text, line.results
         number = len(self.results)
         if line.grad_mode is not None:
@@ -161,8 +161,8 @@ class _Writer:
         one = len(returns) == 1 and str(returns[0].type) == "Tensor"
         whole = 0 < len(names) == len(results) == len(returns) and str(returns[0].type) == "Tensor"
         if line.node.writes or line.draw != NOWHERE:
-            # Where it ran twice it would do so to memory, or draw twice: nothing of Python's comes between
-            # the kernel and its being noted, so neither does an exception from elsewhere.
+            # An interrupted kernel that ran again would write or draw twice. No Python code runs between the
+            # kernel and its bookkeeping, so no asynchronous exception can occur there.
             text.append(f"ran[:] = chain({self._mapped(line)}, ({number},))")
             call = "ran[0]"
         else:
@@ -204,7 +204,7 @@ class _Writer:
         return f"{self._constant(line.step.call)}({', '.join([*args, *kwargs])})"
 
     def _mapped(self, line: Line) -> str:
-        """An iterator that calls the kernel when it is asked for its only item."""
+        """An iterator that calls the kernel when its only item is requested."""
         args, kwargs = self._arguments(line)
         kernel = f"partial({', '.join([self._constant(line.step.call), *args, *kwargs])})"
         if line.refused:
@@ -231,7 +231,7 @@ class _Writer:
         return self._constant(item)
 
     def _constant(self, item: Any) -> str:
-        """The name of something that is the same each time."""
+        """The name of an object that is the same in each run."""
         key = (type(item), repr(item)) if isinstance(item, (list, tuple, float)) else id(item)
         if key not in self.constants:
             name = self.constants[key] = f"c{len(self.constants)}"
@@ -240,7 +240,9 @@ class _Writer:
 
 
 def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
-    """A function of several; each leaves the list of tensors as the next one takes it, with these names."""
+    """A function that calls several; each leaves the list of tensors in the form that the next one takes,
+    with these names.
+    """
 
     def replay(tensors: list[torch.Tensor], *arguments: Any) -> Stopped | None:
         names: list[str] = []

@@ -43,15 +43,15 @@ class XlaBackend(SegmentCompiler):
     Results are eager's within rounding.
     """
 
-    draws = True  # no random operator is taken; but attention without dropout counts as one
-    follows_sizes = False  # XLA's programs are for the sizes that they were compiled for
-    verifies = True  # new code is compared with the recorded operators when it first runs
+    draws = True  # no random operators are accepted, but attention without dropout counts as one
+    follows_sizes = False  # XLA programs are for the sizes that they were compiled for
+    verifies = True  # new code is compared with the recorded operators in its first run
 
     def __init__(self, device: Any = None, *, precision: str = "highest") -> None:
         super().__init__()
         self._device = device
         self._precision = precision
-        self._verdicts: LRUCache[Hashable, str] = LRUCache(MOST_VERDICTS)  # "" where it can be compiled
+        self._verdicts: LRUCache[Hashable, str] = LRUCache(MOST_VERDICTS)  # "" if it can be compiled
         self._table = functionalization.decompositions(xla_ops.DECOMPOSED)
         self._table.update(xla_ops.FOREACH)
         for op in xla_ops.OWN:
@@ -89,7 +89,7 @@ class XlaBackend(SegmentCompiler):
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Of JAX, for this thread and for the time of a call: the user's own stay as they are."""
+        """JAX settings, for this thread and during a call: the user's settings do not change."""
         with jax.enable_x64(True), jax.default_matmul_precision(self._precision):
             yield
 
@@ -135,9 +135,10 @@ class XlaBackend(SegmentCompiler):
 
 @dataclass(frozen=True)
 class Code:
-    """A compiled program on tensors: from inputs and 0-d tensors of numbers to results, in PyTorch's memory.
+    """A compiled program called with tensors: from inputs and 0-d number tensors to results, in PyTorch's
+    memory.
 
-    What the segment writes is written last.
+    Writes of the segment are performed last.
     """
 
     call: Callable[..., Any]
@@ -148,11 +149,11 @@ class Code:
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         count = self.program.inputs
-        parts = xla_program.handed(self.program.arguments, given[:count])
+        parts = xla_program.argument_tensors(self.program.arguments, given[:count])
         numbers = [number.item() for number in given[count:]]
         with self.settings():
             made, right = self.call(numbers, [to_jax(part, self.device) for part in parts])
-            if not right:  # waits for the end of the program
+            if not right:  # waits until the program has ended
                 raise Refused(
                     "a value, for example an index, is out of range; the ops run in eager mode to "
                     "report which"
@@ -165,7 +166,7 @@ class Code:
 
 
 def own_memory(value: Value) -> Callable[[], torch.Tensor]:
-    """Makes a tensor like ``value`` on memory of PyTorch's own: JAX keeps that of its arrays to itself."""
+    """Creates a tensor like ``value`` on PyTorch's own memory, because JAX owns the memory of its arrays."""
     meta, nbytes = value.meta, value.storage.nbytes
 
     def make() -> torch.Tensor:
@@ -177,13 +178,13 @@ def own_memory(value: Value) -> Callable[[], torch.Tensor]:
 
 
 def to_jax(tensor: torch.Tensor, device: Any) -> jax.Array:
-    """``tensor`` as an array on ``device``, on the same memory where that is possible."""
+    """``tensor`` as an array on ``device``, on the same memory if possible."""
     array = jax.dlpack.from_dlpack(tensor.detach().contiguous())
     return array if array.device == device else jax.device_put(array, device)
 
 
 def to_torch(array: jax.Array) -> torch.Tensor:
-    """``array`` as a tensor on the same memory, or, from a TPU, in the host's."""
+    """``array`` as a tensor on the same memory, or in host memory if it is on a TPU."""
     if array.device.platform not in ("cpu", "gpu", "cuda"):
         array = jax.device_put(array, jax.devices("cpu")[0])
     tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _in_range(require: Lowering, index: jax.Array, size: int, negative: bool = False) -> jax.Array:
-    """``index``, counted from the start, once it is required to be below ``size``."""
+    """``index``, counted from the beginning, with the requirement that it is below ``size``."""
     require((index >= (-size if negative else 0)) & (index < size))
     return jnp.where(index < 0, index + size, index) if negative else index
 
@@ -76,7 +76,7 @@ def _index_put(
 
 
 def _along(x: jax.Array, dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
-    """The places ``x`` that ``gather`` and ``scatter`` mean by ``index``."""
+    """The positions in ``x`` that ``index`` denotes in ``gather`` and ``scatter``."""
     places = list(jnp.indices(index.shape, sparse=True))
     places[dim] = index
     return tuple(places)
@@ -121,7 +121,7 @@ def _scatter_add(require: Lowering, x: jax.Array, dim: int, index: jax.Array, so
 def _sort(
     x: jax.Array, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """NaN is the largest; what is equal stays in its order, whichever way it is sorted."""
+    """NaN is the largest; equal elements keep their order in both directions."""
     if not stable:
         raise NoLowering("does not define the order of equal elements")
     if not x.ndim:

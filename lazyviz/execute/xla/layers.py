@@ -32,7 +32,7 @@ def _convolution(
         tuple(each) * (dims if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)
     )
     if transposed:
-        # The gradient of a convolution with respect to its image: an image with holes under a turned kernel.
+        # The gradient of a convolution with respect to its image: a dilated image under a rotated kernel.
         inside = weight.shape[0] // groups
         kernel = jnp.flip(weight, tuple(range(2, dims + 2)))
         kernel = kernel.reshape(groups, inside, *kernel.shape[1:]).swapaxes(1, 2)
@@ -90,7 +90,7 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The first of the largest, as the kernel has it, or the last NaN."""
+    """The first of the largest elements, like the kernel, or the last NaN."""
     kernel, padding, dilation = (tuple(each) * (3 - len(each)) for each in (kernel, padding, dilation))
     stride = tuple(stride) * (3 - len(stride)) if stride else kernel
     sizes = image.shape[-2:]
@@ -111,7 +111,7 @@ def _max_pool(
             value = image[..., lines[:, None], places]
             index = jnp.broadcast_to(lines[:, None] * sizes[1] + places, value.shape)
             if best is None or where is None:
-                # A window that begins outside has the first of its elements that is inside.
+                # A window that begins outside has the first of its elements inside as its maximum.
                 lowest = -jnp.inf if jnp.issubdtype(image.dtype, jnp.floating) else jnp.iinfo(image.dtype).min
                 best, where = jnp.where(inside, value, lowest), jnp.where(inside, index, -1)
                 continue
@@ -169,7 +169,7 @@ def _adaptive_avg_pool_backward(gradient: jax.Array, image: jax.Array) -> jax.Ar
     return pull(gradient)[0]
 
 
-# Attention of the CPU: the gradients are JAX's, of the plain formula.
+# Attention on the CPU: the gradients are JAX's, of the plain formula.
 
 
 def _attention(
@@ -189,7 +189,7 @@ def _attention(
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask.astype(exact)
     total = jax.nn.logsumexp(scores, -1)
-    # A row that may see nothing is zero.
+    # A row that is completely masked is zero.
     weights = jnp.where(jnp.isneginf(total)[..., None], 0, jnp.exp(scores - total[..., None]))
     return weights @ value, total
 

@@ -39,19 +39,19 @@ DTYPES: dict[torch.dtype, Any] = {
     torch.complex64: jnp.complex64,
     torch.complex128: jnp.complex128,
 }
-"""Element types that mean the same in both."""
+"""Element types that are the same in both."""
 
 OWN: dict[Any, Lowering] = {}
 CHECKED: set[Any] = set()
-"""Those of ``OWN`` that are given a function first, to be told what has to be true of values."""
+"""Those of ``OWN`` whose first argument is a function that registers conditions on values."""
 
 
 class NoLowering(ValueError):
-    """Of this operator with these arguments."""
+    """There is no lowering of this operator for these arguments."""
 
 
 def lowers(*ops: Any, checked: bool = False) -> Callable[[Lowering], Lowering]:
-    """Registers a lowering; it is called as the operator is, with arrays and element types of JAX."""
+    """Registers a lowering; it is called like the operator, with arrays and element types of JAX."""
 
     def register(function: Lowering) -> Lowering:
         for op in ops:
@@ -102,7 +102,7 @@ def lowering_of(op: Any) -> Lowering | None:
 
 
 def draws(node: Node) -> bool:
-    """Whether running ``node`` takes numbers from a generator: attention without dropout does not."""
+    """Whether running ``node`` uses a generator: attention without dropout does not."""
     if node.op is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return bool(node.kwargs.get("dropout_p") or any(node.args[3:4]))
     return torch.Tag.nondeterministic_seeded in node.op.tags
@@ -116,7 +116,7 @@ def convert(array: jax.Array, dtype: Any) -> jax.Array:
         array = array.real
     narrow = jnp.issubdtype(dtype, jnp.integer) and jnp.dtype(dtype).itemsize < 4
     if narrow and jnp.issubdtype(array.dtype, jnp.floating):
-        array = array.astype(jnp.int64)  # wraps around, where XLA's conversion stops at the ends
+        array = array.astype(jnp.int64)  # wraps around, where XLA's conversion saturates
     return array.astype(dtype)
 
 
@@ -176,7 +176,7 @@ def _copy(x: jax.Array, source: jax.Array) -> jax.Array:
 
 @lowers(aten.sign.default)
 def _sign(x: jax.Array) -> jax.Array:
-    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # zero of NaN
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # zero for NaN
 
 
 @lowers(
@@ -199,7 +199,7 @@ def _right_shift(x: jax.Array, y: Any) -> jax.Array:
     return jnp.right_shift(x, y)
 
 
-# Divisions: one of integers by zero is an error in PyTorch.
+# Divisions: an integer division by zero is an error in PyTorch.
 
 
 def _divisor(require: Lowering, x: Any, y: Any) -> Any:
@@ -215,7 +215,7 @@ def _div(require: Lowering, x: jax.Array, y: Any, *, rounding_mode: str | None) 
     if rounding_mode == "trunc":
         if jnp.issubdtype(jnp.result_type(x, y), jnp.integer):
             return jax.lax.div(*jnp.broadcast_arrays(x, _divisor(require, x, jnp.asarray(y, x.dtype))))
-        # XLA multiplies by the reciprocal of what it knows to be broadcast, which is not as exact.
+        # XLA multiplies by the reciprocal of values that it knows to be broadcast, which is less exact.
         every = jnp.broadcast_to(y, jnp.broadcast_shapes(x.shape, jnp.shape(y)))
         return jnp.trunc(x / jax.lax.optimization_barrier(every))
     return x / y
@@ -239,7 +239,7 @@ def _pow(require: Lowering, x: Any, y: Any) -> jax.Array:
     return jnp.power(x, y)
 
 
-# Sums, norms, products of matrices.
+# Sums, norms, matrix products.
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
@@ -247,7 +247,7 @@ def _addmm(bias: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha:
     if jnp.issubdtype(bias.dtype, jnp.integer) and not (isinstance(beta, int) and isinstance(alpha, int)):
         raise NoLowering("scales integers by a number that is not an integer")
     product = a @ b if isinstance(alpha, int) and alpha == 1 else alpha * (a @ b)
-    if isinstance(beta, int | float) and beta == 0:  # then what is in it does not matter, NaN neither
+    if isinstance(beta, int | float) and beta == 0:  # its content does not matter then, not even NaN
         return jnp.broadcast_to(product, jnp.broadcast_shapes(bias.shape, product.shape))
     return (bias if isinstance(beta, int) and beta == 1 else beta * bias) + product
 

@@ -28,9 +28,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Argument:
-    """One array that a program takes: an input by itself, or the memory that several inputs share.
+    """One array that a program receives: a single input, or the memory that several inputs share.
 
-    ``places`` are the positions of these inputs; ``whole`` says that the array is all of their memory.
+    ``places`` are the positions of these inputs; ``whole``: the array covers all of their memory.
     """
 
     places: tuple[int, ...]
@@ -38,7 +38,7 @@ class Argument:
 
 
 def arguments(inputs: Sequence[Value], written: set[Storage]) -> list[Argument]:
-    """The arrays to hand over: inputs on one memory that is written have to be views of one array.
+    """The arrays to pass: inputs on one memory that is written must be views of one array.
 
     Raises:
         NotLowered: they cannot be.
@@ -64,7 +64,9 @@ def _is_dense(value: Value) -> bool:
 
 @dataclass(frozen=True)
 class Functional:
-    """A segment without writes: ``graph`` gives its results, then what ``writes`` (arguments) become."""
+    """A segment without writes: ``graph`` returns its results, then the new contents of the ``writes``
+    (arguments).
+    """
 
     graph: fx.GraphModule
     inputs: int
@@ -122,8 +124,8 @@ def _spec(argument: Argument, inputs: Sequence[Value]) -> functionalization.Spec
     return shape, stride, value.meta.dtype, value.meta.device
 
 
-def handed(given: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors for ``given`` of the inputs ``tensors``."""
+def argument_tensors(given: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The arrays for ``given``, as tensors, from the inputs ``tensors``."""
     parts = []
     for argument in given:
         tensor = tensors[argument.places[0]]
@@ -136,7 +138,7 @@ def handed(given: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> list[t
 
 
 def traced(program: Functional) -> Callable[..., Any]:
-    """``program`` on JAX arrays: from numbers and arrays to results, writes, and whether all is right.
+    """``program`` on JAX arrays: from numbers and arrays to results, writes, and whether all conditions hold.
 
     Raises:
         NoLowering: while it is traced, of an operator.
@@ -164,7 +166,7 @@ def traced(program: Functional) -> Callable[..., Any]:
                 known[node] = _call(node, argument, lambda ok: checks.append(jnp.all(ok)))
             elif node.op == "output":
                 right = jnp.stack(checks).all() if checks else jnp.asarray(True)
-                # JAX gives back an array that it was given as it is, on memory that may be written next.
+                # JAX returns an unchanged argument as the same array, on memory that may be written next.
                 given_back = [
                     jnp.copy(known[each]) if each.op == "placeholder" else known[each]
                     for each in node.args[0]
@@ -212,7 +214,7 @@ def _promoted(node: fx.Node, args: list[Any]) -> list[Any]:
 
 
 def _example(item: Any) -> Any:
-    """Something of the same element type and kind, for the rules of promotion; None: neither is known."""
+    """A value with the same element type and kind, for type promotion; None if either is unknown."""
     value = item.meta["val"] if isinstance(item, fx.Node) else item
     if isinstance(value, torch.Tensor):
         return torch.empty((0,) if value.dim() else (), dtype=value.dtype)
@@ -222,7 +224,7 @@ def _example(item: Any) -> Any:
 
 
 def _as_recorded(name: str, result: Any, expected: Any) -> Any:
-    """``result`` in the element types of the record.
+    """``result`` in the recorded element types.
 
     Raises:
         NoLowering: it has other shapes.
@@ -238,6 +240,6 @@ def _as_recorded(name: str, result: Any, expected: Any) -> Any:
 
 
 def shapes(inputs: Sequence[Value], given: Sequence[Argument]) -> list[jax.ShapeDtypeStruct]:
-    """What is known of the arrays for ``given`` before there are any."""
+    """The known properties of the arrays for ``given``, before these exist."""
     specs = [_spec(argument, inputs) for argument in given]
     return [jax.ShapeDtypeStruct(tuple(shape), xla_ops.DTYPES[dtype]) for shape, _, dtype, _ in specs]

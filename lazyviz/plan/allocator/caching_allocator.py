@@ -20,7 +20,7 @@ from typing import Any
 
 from .config import BLOCK_GRAIN, MIB, SMALL_LIMIT, SMALL_SEGMENT, AllocatorConfig
 
-_FIRST_ADDRESS = 2**40  # where CUDA's addresses begin is arbitrary
+_FIRST_ADDRESS = 2**40  # the beginning of CUDA's addresses is arbitrary
 _UNLIMITED = 2**62
 
 
@@ -34,7 +34,7 @@ class _Range:
 
 
 class _Pool:
-    """The free blocks of one stream, small or large: by (size, address), and unmapped ones by address."""
+    """The free blocks of one stream, small or large: by (size, address); and unmapped ones by address."""
 
     __slots__ = ("free", "small", "unmapped")
 
@@ -58,17 +58,17 @@ class Block:
         self.requested = 0
         self.used = False
         self.mapped = True
-        self.born = 0  # the large pool's searches when it was freed, for garbage collection
+        self.born = 0  # the number of searches of the large pool when it was freed, for garbage collection
         self.prev: Block | None = None
         self.next: Block | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether it is its segment's only block."""
+        """Whether it is the only block of its segment."""
         return self.prev is None and self.next is None
 
     def after(self, size: int) -> Block:
-        """Cuts the block behind its first ``size`` bytes and returns the new second part."""
+        """Splits the block after its first ``size`` bytes and returns the new second part."""
         rest = Block(self.pool, self.address + size, self.size - size, self.range)
         rest.mapped = self.mapped
         rest.prev, rest.next = self, self.next
@@ -143,7 +143,7 @@ class CachingAllocator:
     def allocate(self, key: Hashable, nbytes: int, stream: int = 0) -> bool:
         """Allocates ``nbytes`` under the name ``key``; false if that is an out-of-memory error [malloc].
 
-        Nothing is taken for 0 bytes.
+        For 0 bytes, nothing is allocated.
         """
         if nbytes <= 0:
             self._live[key] = None
@@ -176,7 +176,7 @@ class CachingAllocator:
         return True
 
     def free(self, key: Hashable) -> None:
-        """Returns the block of ``key`` to the cache and joins it with free neighbors [free_block]."""
+        """Returns the block of ``key`` to the cache and merges it with free neighbors [free_block]."""
         block = self._live.pop(key)
         if block is None:
             return
@@ -187,7 +187,7 @@ class CachingAllocator:
         self._put(self._merge(block))
 
     def empty_cache(self) -> None:
-        """Gives what is wholly free, segments or pages, back to CUDA [release_cached_blocks]."""
+        """Returns segments or pages that are completely free to CUDA [release_cached_blocks]."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if block.range is not None:
@@ -196,7 +196,7 @@ class CachingAllocator:
                     self._release(block)
 
     def largest_free(self) -> int:
-        """The largest free block, of any pool."""
+        """The largest free block of all pools."""
         return max((pool.free[-1][0] for pool in self._pools.values() if pool.free), default=0)
 
     def blocks(self) -> list[list[Block]]:
@@ -221,7 +221,7 @@ class CachingAllocator:
         del free[bisect_left(free, (block.size, block.address))]
 
     def _merge(self, block: Block) -> Block:
-        """Joins a block, which is on no list, with neighbors that are free and mapped (or not) like it."""
+        """Merges a block, which is on no list, with neighbors that are free, and mapped (or not) like it."""
         mapped = block.mapped
         other = block.prev
         if other is not None and not other.used and other.mapped is mapped:
@@ -248,7 +248,7 @@ class CachingAllocator:
             del unmapped[bisect_left(unmapped, (block.address,))]
 
     def _find(self, pool: _Pool, size: int) -> Block | None:
-        """The best cached block, taken off its list [get_free_block]."""
+        """The best cached block, removed from its list [get_free_block]."""
         if self._collects and not pool.small:
             self._searches += 1
         free = pool.free
@@ -258,7 +258,7 @@ class CachingAllocator:
         block = free[at][2]
         if block.range is not None:
             if self.config.expandable_segments:
-                # A block at the mapped end counts with the room it can grow into.
+                # A block at the mapped end counts with the space into which it can grow.
                 while block.range is not None and at + 1 < len(free):
                     following = free[at + 1][2]
                     if _room(following) >= _room(block):
@@ -279,7 +279,7 @@ class CachingAllocator:
         return block
 
     def _obtain(self, pool: _Pool, size: int) -> Block | None:
-        """New memory from CUDA, releasing what is cached if there is not enough."""
+        """New memory from CUDA; releases cached memory if there is not enough."""
         if self._collects:
             self._collect_garbage()
         segment = self.config.segment(size)
@@ -317,7 +317,9 @@ class CachingAllocator:
         self.reserved -= block.size
 
     def _release_oversize(self, pool: _Pool, size: int) -> bool:
-        """Releases blocks too big to be split, just enough for ``size`` [release_available_cached_blocks]."""
+        """Releases blocks that are too large to be split, just enough for ``size``
+        [release_available_cached_blocks].
+        """
         limit = self._max_split
         if self.config.max_split_size_mb is None:
             return False
@@ -334,7 +336,9 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, releases large segments long unused [garbage_collect_cached_blocks]."""
+        """Above the threshold, releases large segments that were unused for long
+        [garbage_collect_cached_blocks].
+        """
         threshold = int(self.config.garbage_collection_threshold * self._allowed)
         target = self.reserved - threshold
         candidates = [
@@ -352,7 +356,7 @@ class CachingAllocator:
                 target -= block.size
                 self._release(block)
 
-    # Expandable segments: one range of addresses a pool and stream, with memory mapped where needed.
+    # Expandable segments: one address range per pool and stream, with memory mapped where needed.
 
     def _grow_range(self, pool: _Pool, size: int) -> Block | None:
         """[try_allocate_expandable_block]"""
@@ -369,7 +373,7 @@ class CachingAllocator:
         return block
 
     def _expandable(self, pool: _Pool, size: int) -> Block:
-        """The first place, free or unmapped, with addresses enough for ``size`` [find_expandable_block]."""
+        """The first free or unmapped range with enough addresses for ``size`` [find_expandable_block]."""
         for _, start in pool.unmapped:
             if start.prev is not None and not start.prev.used:
                 start = start.prev
@@ -383,7 +387,7 @@ class CachingAllocator:
         return self._range(pool, self._next_address)
 
     def _range(self, pool: _Pool, start: int) -> Block:
-        """Addresses for 9/8 of the device's memory, nothing mapped [ExpandableSegment]."""
+        """Addresses for 9/8 of the device's memory, with nothing mapped [ExpandableSegment]."""
         page = SMALL_SEGMENT if pool.small else self.config.large_segment_size_mb * MIB
         size = (self._address_space + page - 1) // page * page
         self._next_address = max(self._next_address, start + size)
@@ -393,7 +397,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, nbytes: int) -> bool:
-        """Puts memory, whole pages of it, behind the start of an unmapped block [map_block]."""
+        """Maps whole pages at the beginning of an unmapped block [map_block]."""
         assert block.range is not None
         page = block.range.page
         nbytes = (nbytes + page - 1) // page * page
@@ -407,7 +411,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: Block, range_: _Range) -> None:
-        """Gives the whole pages inside a free block back to CUDA [unmap_block]."""
+        """Returns the whole pages inside a free block to CUDA [unmap_block]."""
         page, base = range_.page, range_.start
         start = base + (block.address - base + page - 1) // page * page
         stop = base + (block.address + block.size - base) // page * page
@@ -426,7 +430,7 @@ class CachingAllocator:
             insort(block.pool.unmapped, (block.address, block))
 
     def _load(self, segments: Iterable[Mapping[str, Any]]) -> None:
-        """Rebuilds the blocks of a snapshot; what waits for another stream there is free at once."""
+        """Creates the blocks of a snapshot; blocks that wait for another stream there count as free."""
         pending = []
         for segment in sorted(segments, key=lambda segment: segment["address"]):
             small = segment["segment_type"] == "small"
@@ -451,10 +455,10 @@ class CachingAllocator:
             self.free(address)
 
     def _place(self, pool: _Pool, address: int, size: int, expandable: bool | None) -> Block:
-        """The block of a segment that is there already.
+        """The block of an existing segment.
 
-        A snapshot does not say where the addresses of an expandable segment begin: taken is the first
-        that is mapped.
+        A snapshot does not have the start address of an expandable segment, so the first mapped address is
+        used.
         """
         self.reserved += size
         self._next_address = max(self._next_address, address + size)

@@ -44,10 +44,10 @@ class AllocatorConfig:
 
     @classmethod
     def parse(cls, text: str) -> AllocatorConfig:
-        """The configuration that ``PYTORCH_CUDA_ALLOC_CONF=text`` asks for.
+        """The configuration for ``PYTORCH_CUDA_ALLOC_CONF=text``.
 
-        Other keys than the fields' names are ignored.  A value that PyTorch refuses is a
-        ``ValueError`` that names key and value.
+        Keys other than the fields' names are ignored. A value that PyTorch rejects raises a ``ValueError``
+        with key and value.
         """
         found = cls()
         for key, value in _options(text):
@@ -67,13 +67,13 @@ class AllocatorConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorConfig:
-        """What ``PYTORCH_CUDA_ALLOC_CONF`` asks for, or else ``PYTORCH_ALLOC_CONF``."""
+        """The value of ``PYTORCH_CUDA_ALLOC_CONF``, or else of ``PYTORCH_ALLOC_CONF``."""
         return cls.parse(
             environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF") or ""
         )
 
     def rounded(self, nbytes: int) -> int:
-        """The size of the block that a request of ``nbytes`` gets at least [round_size]."""
+        """The minimum size of the block for a request of ``nbytes`` [round_size]."""
         interval = min(max(nbytes.bit_length() - 21, 0), ROUNDING_INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
         if divisions > 1 and nbytes > BLOCK_GRAIN * divisions:
@@ -83,7 +83,9 @@ class AllocatorConfig:
         return max(nbytes + BLOCK_GRAIN - 1, BLOCK_GRAIN) & -BLOCK_GRAIN
 
     def segment(self, size: int) -> int:
-        """What is asked of CUDA for a block of ``size`` that no cached one serves [get_allocation_size]."""
+        """The size requested from CUDA for a block of ``size`` if there is no cached one
+        [get_allocation_size].
+        """
         if size <= SMALL_LIMIT:
             return SMALL_SEGMENT
         if size < MIDDLE_LIMIT:
@@ -92,7 +94,7 @@ class AllocatorConfig:
 
 
 def _options(text: str) -> list[tuple[str, str]]:
-    """``"a:1,b:[1:2,3:4]"`` as pairs of key and value; commas in brackets separate no options."""
+    """``"a:1,b:[1:2,3:4]"`` as pairs of key and value; commas in brackets do not separate options."""
     depth, parts = 0, [""]
     for character in text:
         depth += (character == "[") - (character == "]")
@@ -156,7 +158,7 @@ def _divisions(value: str) -> tuple[int, ...]:
         limit, _, number = pair.partition(":")
         divisions = 0 if number == "0" else _power_of_two(number)
         if limit == ">":
-            start = max(last, 0) + 1  # also where no limit came before it, as PyTorch has it
+            start = max(last, 0) + 1  # also if there was no limit before it, as in PyTorch
             result[start:] = [divisions] * (ROUNDING_INTERVALS - start)
             continue
         index = min(_power_of_two(limit).bit_length() - 1, ROUNDING_INTERVALS - 1)

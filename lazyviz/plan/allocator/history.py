@@ -35,8 +35,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """``entries`` in time order, and what is left in the end: ``segments`` of blocks, whose
-    ``owners`` are known by address."""
+    """``entries`` in time order, and the final state: ``segments`` of blocks, with their ``owners`` by
+    address.
+    """
 
     entries: list[Entry]
     segments: list[list[Block]] = field(repr=False)
@@ -45,7 +46,7 @@ class Trace:
 
 
 class _Recorded(CachingAllocator):
-    """Records the memory that it takes from CUDA and returns."""
+    """Records the memory that it allocates from CUDA and returns."""
 
     def __init__(self, config: AllocatorConfig | None, total: int | None) -> None:
         self.entries: list[Entry] = []
@@ -70,7 +71,7 @@ class _Recorded(CachingAllocator):
         return done
 
     def _unmap(self, block: Block, range_: _Range) -> None:
-        # The whole pages inside of the block, as there.
+        # The whole pages inside of the block, as in the allocator.
         start = range_.start - (range_.start - block.address) // range_.page * range_.page
         before = self.reserved
         super()._unmap(block, range_)
@@ -86,9 +87,9 @@ class _Recorded(CachingAllocator):
 
 
 def trace(plan: Plan, *, eager: bool = False) -> Trace:
-    """The allocator's events of our run, or of eager PyTorch, cuBLAS's workspaces included.
+    """The allocator's events of a lazyviz run, or of eager PyTorch, including cuBLAS's workspaces.
 
-    What the user's code still holds in the end, and what PyTorch keeps, is not freed.
+    Memory that the user's code still holds at the end, and memory that PyTorch keeps, is not freed.
     """
     spans = plan._lifetimes.values()
     kept: set[Hashable] = {span.storage for span in spans if span.kept}

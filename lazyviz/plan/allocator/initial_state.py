@@ -47,10 +47,10 @@ def nbytes_of(segments: Iterable[Segment]) -> int:
 
 
 def exists(span: Lifetime) -> bool:
-    """Whether the storage takes up memory at this moment, so that "free" excludes it."""
+    """Whether the storage occupies memory now, so that "free" excludes it."""
     if span.maker is not None:
         return span.storage.dropped is None and span.maker.state == "done"
-    if not span.storage.external and span.first_use is not None:  # an earlier graph makes it
+    if not span.storage.external and span.first_use is not None:  # an earlier graph creates it
         origin = span.storage.origin
         makers = [value.node for value in span.first_use.inputs if value.storage.origin is origin]
         return all(maker is None or maker.state == "done" for maker in makers)
@@ -62,14 +62,14 @@ def exists(span: Lifetime) -> bool:
 def start(
     segments: Sequence[Segment], spans: Iterable[Lifetime], workspaces: Iterable[tuple[str, int]]
 ) -> Start:
-    """How the plan's storages, and library workspaces (name, bytes), are found in ``segments``.
+    """How the plan's storages, and library workspaces (name, bytes), are assigned to blocks in ``segments``.
 
-    A storage is found by the address the recorder saw; where it saw none, any block of that size
-    that nobody else claims stands for it, which is right about bytes if not about the place.
+    A storage is found by its recorded address. If there is none, any unassigned block of the same size
+    represents it, which is right about the bytes, if not about the position.
     """
     if not segments:
         return EMPTY
-    free: dict[int, int] = {}  # unclaimed blocks: address -> requested bytes
+    free: dict[int, int] = {}  # unassigned blocks: address -> requested bytes
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:

@@ -86,7 +86,7 @@ def reserve_calls(
     eager: bool = False,
     segments: Sequence[Segment] = (),
 ) -> Reservation | None:
-    """The same of the ``calls`` that running ``nodes`` would make; ``spans`` are the record's storages."""
+    """The same for the ``calls`` that running ``nodes`` would make; ``spans`` are the recorded storages."""
     config = AllocatorConfig.from_environment(os.environ)
     if config.backend != "native":
         return None
@@ -95,7 +95,7 @@ def reserve_calls(
     timed: list[Call] = [*calls, *((position, name, size) for name, position, size in named)]
     timed.sort(key=lambda call: (call[0], call[2] > 0))
     there = start(segments, spans, [(name, size) for name, _, size in named])
-    played = _played(timed, there) if segments else timed
+    played = _replayed(timed, there) if segments else timed
     asked = [(key, nbytes) for _, key, nbytes in played]
     if isinstance(target, DeviceProfile):
         context = target.context_bytes
@@ -124,10 +124,10 @@ def reserve_calls(
     )
 
 
-def _played(calls: Sequence[Call], there: Start) -> list[Call]:
-    """``calls`` without the allocations that are there already; they are freed by their address.
+def _replayed(calls: Sequence[Call], there: Start) -> list[Call]:
+    """``calls`` without allocations that exist already; these are freed by their address.
 
-    What a changed program has in another size is freed first, and allocated as it says.
+    Storages that a changed program has in another size are freed first, and allocated in the new size.
     """
     blocks = dict(there.blocks)
     again = list(there.again)
@@ -147,7 +147,9 @@ def _played(calls: Sequence[Call], there: Start) -> list[Call]:
 def _workspaces(
     nodes: Sequence[Node], target: Device | DeviceProfile, *, eager: bool
 ) -> list[tuple[int, int]]:
-    """(Position, bytes) of each cuBLAS workspace: eager's backward has a thread, and a handle, of its own."""
+    """(Position, bytes) of each cuBLAS workspace: eager's backward pass has its own thread, and its own
+    handle.
+    """
     large = target.name.startswith(_LARGE_WORKSPACE)
     if target.present and torch.cuda.is_initialized():
         large = torch.cuda.get_device_capability(target.name)[0] >= 9

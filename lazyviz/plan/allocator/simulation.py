@@ -49,7 +49,7 @@ class AllocationFailure:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a list of events did to the allocator; sizes in bytes, positions count events from 0.
+    """The effect of a list of events on the allocator; sizes in bytes, positions count events from 0.
 
     ``allocated_peak`` is what ``torch.cuda.max_memory_allocated()`` would say, ``reserved_peak``
     ``max_memory_reserved()``, ``requested_peak`` the same without rounding.  The ``_at`` are the
@@ -79,10 +79,10 @@ def simulate(
     segments: Iterable[Mapping[str, Any]] = (),
     timeline: bool = False,
 ) -> Simulation:
-    """Plays ``events``, pairs of a name and a size, until the end or the first failure.
+    """Simulates ``events``, pairs of a name and a size, until the end or the first failure.
 
-    A size above 0 allocates that many bytes under the name, any other frees what the name has.  Names
-    are of any hashable kind; the other arguments are those of :class:`CachingAllocator`.
+    A size above 0 allocates that many bytes under the name, any other size frees what the name has. Names can
+    be of any hashable type; the other arguments are those of :class:`CachingAllocator`.
     """
     state = CachingAllocator(
         config, capacity=capacity, total=total, memory_fraction=memory_fraction, segments=segments

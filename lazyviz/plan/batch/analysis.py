@@ -11,7 +11,7 @@ from .rule import Call
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A node that allows no split, and why."""
+    """A node that prevents a split, with the reason."""
 
     node: Node
     reason: str
@@ -19,19 +19,19 @@ class Blocker:
 
 @dataclass(slots=True)
 class BatchAnalysis:
-    """What became of the batch.
+    """The batch dimension of every value of a graph, and what prevents a split.
 
     Attributes:
         size: samples of the batch.
         roots: the named tensors, and their batch dimensions.
-        placements: of every value that is spread at some time; what is not listed is replicated.
+        placements: of every value that is spread at some time; other values are replicated.
         calls: how each spread node runs on a piece.
-        gathers: per node, what it reads that is spread until then and has to be put together: all of a
-            whole node's, of a spread one the sums.
-        unread: per whole node, spread arguments of which it only takes the shape.
-        blocked: what allows no split; empty if the batch can be split.
-        unknown: nodes of which it is not known how their results grow with the batch.
-        group: pieces have a multiple of that many samples.
+        gathers: per node, the spread values that must be combined before it reads them: for a whole node all
+            of them, for a spread node only the sums.
+        unread: per whole node, spread arguments of which it uses only the shape.
+        blocked: the nodes that prevent a split; empty if the batch can be split.
+        unknown: nodes for which it is not known how their results grow with the batch.
+        group: the number of samples of a piece is a multiple of it.
     """
 
     size: int

@@ -58,7 +58,7 @@ def gather(call: Call) -> Placement | None:
     if found.dim == dim:
         if shard is not None:
             raise Coupled("it selects samples by index")
-        return found  # of a whole table
+        return found  # indices into a whole table
     call.take(index, found)
     call.take(value, found)
     return found
@@ -125,7 +125,7 @@ def _indexed(call: Call, value: Value, indices: Sequence[Any], ndim: int) -> Pla
         before = sum(dim not in dims for dim in range(shard.dim))
         return shard.at(before + (width if front <= before else 0))
     if shard is not None:
-        # logits[torch.arange(B), target]: each sample its own row.
+        # logits[torch.arange(B), target]: each sample selects its own row.
         rows = dict(given)[shard.dim]
         if not counts_up(rows, shard.samples(call.total)) or shard != call.batch_at(shard.dim):
             raise Coupled("it selects samples by index")
@@ -212,13 +212,13 @@ def index_put(call: Call) -> Placement | None:
 
 
 def _sum_of_rows(call: Call, given: Sequence[tuple[int, Any]], width: int, own: Shard | None) -> Placement:
-    """Rows of a table were chosen for each sample: its gradient, a sum over the samples."""
+    """Rows of a table were selected for each sample: its gradient is a sum over the samples."""
     target, source = call["self"], call["values"]
     dims = [dim for dim, _ in given]
     front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     missing = (
         len(target.shape) - len(given) + width - len(source.shape)
-    )  # dimensions that source is broadcast in
+    )  # dimensions to which the source is broadcast
     found: Shard | None = None
     for _, entry in given:
         if (shard := call.shard(entry)) is not None:

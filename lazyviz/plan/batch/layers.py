@@ -31,7 +31,7 @@ def batch_norm(call: Call) -> Outputs | None:
     training = "no_training" not in call.node.op._schema.name and "no_update" not in call.node.op._schema.name
     if call.has("training"):
         training = call["training"]
-    if shard.dim == 1:  # each sample's channels are channels of their own, as in instance norm
+    if shard.dim == 1:  # each sample's channels are separate channels, as in instance norm
         for name in ("weight", "bias", "running_mean", "running_var"):
             if call.has(name):
                 call.take(call[name], shard.at(0))
@@ -378,9 +378,9 @@ def _in_target(shard: Shard) -> Shard:
 
 
 def total_weight(given: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """What ``nll_loss_forward`` returns beside the loss, without the scores (of type ``dtype``).
+    """The second result of ``nll_loss_forward``, besides the loss, without the scores (of type ``dtype``).
 
-    The sum of the targets' class weights, those of ``ignore_index`` left out (ATen's LossNLL.cpp).
+    It is the sum of the targets' class weights, without those of ``ignore_index`` (ATen's LossNLL.cpp).
     """
     target, weight = given["target"], given["weight"]
     counted = target != given["ignore_index"]

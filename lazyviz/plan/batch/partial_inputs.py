@@ -1,4 +1,4 @@
-"""Partial inputs: whole tensors of which a piece can compute the slice that it uses.
+"""Partial inputs: whole tensors whose slice a piece can compute itself.
 
 For example, the gradient of a mean is an expanded scalar, divided, which as a whole tensor is as large as the
 batch.
@@ -18,7 +18,7 @@ from .rule import FACTORIES, Call, base_name
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result is made of the arguments' own."""
+    """Whether each element of the result depends only on the same element of the arguments."""
     if works_by_element(node.op):
         return True
     name = base_name(node.op)
@@ -29,18 +29,20 @@ def is_pointwise(node: Node) -> bool:
 
 
 def resize_factory(call: Call, shard: Shard) -> None:
-    """Let a factory make a piece's part."""
+    """Let a factory create only a piece's part."""
     result = call.node.outputs[0]
     if call.has("size"):
         call.local("size", shard, result.shape)
         if call.has("stride"):
             call.sizes["stride"] = lambda samples: shard.stride(result.meta, samples)
-    else:  # like a whole tensor
+    else:  # created like a whole tensor
         call.slices[call.node.inputs[0]] = shard
 
 
 def pull(nodes: Sequence[Node], analysis: BatchAnalysis) -> None:
-    """Let pieces make for themselves what is made by nothing of the batch and used only in parts."""
+    """Let pieces compute their own part of tensors that do not depend on the batch and are only used in
+    parts.
+    """
     wants: dict[Value, set[Shard | None]] = {}
     readers: dict[Value, list[Call]] = {}
     shared: set[Storage] = set()
@@ -87,7 +89,7 @@ def can_make_part(node: Node) -> bool:
 
 
 def make_part(call: Call, part: Shard) -> bool:
-    """Fill in the call that makes ``part`` of the node's result."""
+    """Fill in the call that computes ``part`` of the node's result."""
     node = call.node
     name = base_name(node.op)
     result = node.outputs[0]

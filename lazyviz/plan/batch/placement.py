@@ -73,7 +73,7 @@ class Shard:
         return (*full[: self.dim], name, *full[self.dim + 1 :])
 
     def stride(self, meta: TensorMeta, samples: int) -> list[int]:
-        """The strides of a part laid out as the whole is: in its order of dimensions, as dense."""
+        """The strides of a part with the layout of the whole tensor: its order of dimensions, dense."""
         own = meta.stride[self.dim]
         full, part = meta.shape[self.dim], self.size(samples)
         return [
@@ -88,9 +88,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each piece has a summand of the value, or what ``how`` combines (``"any"``, ``"all"``).
+    """Each piece has a summand of the value, or what is combined with ``how`` (``"any"``, ``"all"``).
 
-    With ``mean_of`` its total is divided by another value's: that output of the same node.
+    With ``mean_of``, the total is divided by the total of that output of the same node.
     """
 
     mean_of: int | None = None
@@ -99,11 +99,11 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Something of a kernel's own that only the same piece's nodes can read."""
+    """Internal state of a kernel that only nodes of the same piece can read."""
 
 
 Placement = Shard | Partial | Local
-"""How a value is spread over the pieces; ``None`` stands for ``Replicate``: each piece sees all of it."""
+"""How a value is spread over the pieces; ``None`` means ``Replicate``: each piece sees all of it."""
 
 PARTIAL = Partial()
 LOCAL = Local()

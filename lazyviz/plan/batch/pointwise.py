@@ -10,7 +10,8 @@ from .rule import Call, Coupled, Outputs, align, labeled, named, rule, wrapped
 
 # --- element by element -----------------------------------------------------------------
 
-# Without PyTorch's tag "pointwise", though every element of the result is one of the arguments' own.
+# Operators without PyTorch's tag "pointwise", whose result elements each depend on one element of the
+# arguments.
 POINTWISE = named(
     """_to_copy copy clone alias detach lift_fresh rsub floor_divide fill hardtanh_backward
     leaky_relu_backward elu_backward softplus_backward hardsigmoid_backward hardswish_backward
@@ -55,7 +56,7 @@ def fill(call: Call) -> Outputs | Placement | None:
     "uniform normal exponential random bernoulli cauchy log_normal geometric"
 )
 def like(call: Call) -> Outputs | Placement | None:
-    """Its argument's shape; of its values nothing (``bernoulli`` apart)."""
+    """It depends on its argument's shape, but not on its values (except ``bernoulli``)."""
     value = call["self"]
     probabilities = call["p"] if call.has("p") else None
     if isinstance(probabilities, Value):
@@ -174,7 +175,7 @@ def reduction(call: Call) -> Outputs | Placement | None:
     _cummax_helper _cummin_helper sort argsort topk glu flip roll unfold _fft_r2c _fft_c2c _fft_c2r"""
 )
 def along(call: Call) -> Outputs | Placement | None:
-    """Works along some dimensions and leaves the others in their places."""
+    """Operates along some dimensions, and leaves the others in place."""
     value = call["self"]
     shard = call.shard(value)
     if shard is None:
@@ -218,7 +219,9 @@ def matrices(call: Call) -> Outputs | Placement | None:
 
 
 def _leading(call: Call, last: int) -> Shard | None:
-    """Works on the ``last`` dimensions of each of its (first) argument's leading ones."""
+    """Operates on the ``last`` dimensions, for each index of the leading dimensions of its (first)
+    argument.
+    """
     value = call.tensors[0]
     found = align(call, call.tensors, len(value.shape))
     if found is not None and found.dim >= len(value.shape) - last:

@@ -32,7 +32,7 @@ _SHAPE_ONLY = named(
 )
 _ZEROS = frozenset(["zeros", "zeros_like", "new_zeros"])
 _LINEAR = named("""add sub neg clone _to_copy mul div sum rsub""")
-_LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for what a tensor was made of
+_LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for the factories of a tensor
 _SELF_DRAWING = "it draws random numbers inside its kernel"
 _HANDED_OUT = "DataParallel hands a part of the batch to each GPU"
 
@@ -62,7 +62,9 @@ def analyze(
 
 
 class _Pass:
-    """One way through the program, with ``seeds``: made within it, though by nothing of the batch."""
+    """One pass through the program, with ``seeds``: tensors that are created in it, but not from the
+    batch.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class _Pass:
         self.result = BatchAnalysis(size, dict(roots))
         self.now: dict[Value, Placement] = dict(roots)  # at this point of the program
         self.on: dict[Storage, list[Value]] = {}  # the spread values on it
-        self.makers: dict[Storage, Node] = {}  # factories of whole tensors, by what they made
+        self.makers: dict[Storage, Node] = {}  # factories of whole tensors, by their results
         self.more: dict[Value, Shard | Partial] = {}
         self.named = {value.storage for value in roots}
         self.read = {value for node in nodes for value in node.inputs}
@@ -107,8 +109,8 @@ class _Pass:
         self.result.placements[value] = placement
         self.on.setdefault(value.storage, []).append(value)
 
-    def settled(self, storage: Storage) -> None:
-        """From here on the storage is whole: its sums have been made, or it was written as a whole."""
+    def mark_whole(self, storage: Storage) -> None:
+        """From here on, the storage is whole: its sums have been computed, or it was written as a whole."""
         for value in self.on.pop(storage, ()):
             self.now.pop(value, None)
 
@@ -119,7 +121,7 @@ class _Pass:
         self.place(node, outputs)
 
     def place(self, node: Node, outputs: Any) -> tuple[Placement | None, ...]:
-        """Note the placements of ``node``'s outputs, and give them in order."""
+        """Store the placements of ``node``'s outputs, and return them in order."""
         placed = _by_output(node, outputs)
         for value, placement in zip(node.outputs, placed):
             if placement is not None and self.now.get(value) != placement:
@@ -155,7 +157,7 @@ class _Pass:
                 self.makers[node.outputs[0].storage] = node
             return None
         if not sharded:
-            if self.stays_partial(node, name, partial):
+            if self.keeps_partial(node, name, partial):
                 return self.run_spread(node, Call(node, self.result.size, now.get), PARTIAL)
             return self.run_whole(node)
         if any(isinstance(now[value], Local) for value in spread) and "rnn" not in name:
@@ -163,7 +165,7 @@ class _Pass:
         if partial:
             self.result.gathers[node] = partial
             for value in partial:
-                self.settled(value.storage)
+                self.mark_whole(value.storage)
         return self.visit_sharded(node, name)
 
     def visit_sharded(self, node: Node, name: str) -> None:
@@ -177,9 +179,9 @@ class _Pass:
             if name in self.whole_by_wish:
                 return self.run_whole(node)
             return self.block(node, f"lazyviz has no rule for {node.op._schema.name}")
-        if (reason := self.draws_within(node, call)) is not None:
+        if (reason := self.rng_obstacle(node, call)) is not None:
             try:
-                grown = rule(call)  # that much is known: how the results grow
+                grown = rule(call)  # this much is known: how the results grow
             except Coupled as coupled:
                 grown = coupled.outputs
             return self.block(node, reason, grown)
@@ -195,13 +197,14 @@ class _Pass:
             return self.block(node, "lazyviz has no rule for these arguments")
         return self.run_spread(node, call, outputs)
 
-    def stays_partial(self, node: Node, name: str, partial: list[Value]) -> bool:
-        """Whether the operator is linear in its summands, and adds nothing to them but summands."""
+    def keeps_partial(self, node: Node, name: str, partial: list[Value]) -> bool:
+        """Whether the operator is linear in its summands, and adds only summands to them."""
         if any(self.now[value] != PARTIAL for value in partial):
-            return False  # a mean that lacks its divisor
+            return False  # a mean without its divisor
         tensors = list(dict.fromkeys(node.inputs))
         if is_view(node):
-            return node.outputs[0].dtype == node.inputs[0].dtype  # not the bits as another type
+            # Not a reinterpretation of the bits as another type.
+            return node.outputs[0].dtype == node.inputs[0].dtype
         if name not in _LINEAR or (node.writes and node.args[0] not in partial):
             return False
         if name in ("mul", "div"):
@@ -213,7 +216,8 @@ class _Pass:
             return len(partial) == 1 and (first in partial or not node.writes)
         if name == "_to_copy":
             after, before = node.outputs[0].dtype, partial[0].dtype
-            if not after.is_floating_point or after.itemsize < before.itemsize:  # summands are not rounded
+            # Summands must not be rounded.
+            if not after.is_floating_point or after.itemsize < before.itemsize:
                 return False
         return len(tensors) == len(partial) and not any(
             isinstance(argument, (int, float, complex)) and not isinstance(argument, bool)
@@ -221,7 +225,7 @@ class _Pass:
             if name in ("add", "sub", "rsub")
         )
 
-    def draws_within(self, node: Node, call: Call) -> str | None:
+    def rng_obstacle(self, node: Node, call: Call) -> str | None:
         name = base_name(node.op)
         if torch.Tag.nondeterministic_seeded not in node.op.tags and name != "_cudnn_rnn":
             return None
@@ -273,9 +277,9 @@ class _Pass:
         for value in gathers:
             if isinstance(self.now.get(value), Local):
                 self.result.blocked.append(Blocker(node, "it reads internal state of a kernel"))
-            self.settled(value.storage)
+            self.mark_whole(value.storage)
         for value in self.written(node):
-            self.settled(value.storage)
+            self.mark_whole(value.storage)
 
     def unused(self, node: Node) -> bool:
         """Whether no node reads its results, for example because a known value decided a branch."""
@@ -293,10 +297,10 @@ class _Pass:
                 found += [value] if isinstance(value, Value) else list(value or ())
         return found or [value for value in node.inputs if value.storage in node.writes]
 
-    # --- tensors made within the block, and filled by the batch ---------------------------
+    # --- tensors that are created in the block and filled from the batch -------------------
 
     def seed(self, written: Value, wanted: Placement | None) -> bool:
-        """Let what ``written`` is made of be spread, so that ``written`` is as ``wanted``."""
+        """Let the factories of ``written`` be spread, so that ``written`` has the placement ``wanted``."""
         if wanted is None:
             return False
         maker = self.makers.get(written.storage)
@@ -307,7 +311,7 @@ class _Pass:
             return True
         assert isinstance(wanted, Shard)
         node = written.node
-        if written in self.seeds:  # that did not do
+        if written in self.seeds:  # that was not enough
             return False
         if node is not None and can_make_part(node) and not is_view(node) and node.outputs[0] is written:
             self.more[written] = wanted
@@ -322,13 +326,13 @@ class _Pass:
                     if length and length % blocks == 0
                 ]
             for candidate in sizes if base not in self.seeds else ():
-                if self.leads(base, candidate, path, written, wanted):
+                if self.produces(base, candidate, path, written, wanted):
                     self.more[base] = candidate
                     return True
         return False
 
     def paths(self, value: Value) -> Iterator[tuple[Value, list[Node]]]:
-        """The factories' tensors that ``value`` is made of, with the nodes in between."""
+        """The factory tensors that ``value`` is computed from, with the nodes in between."""
         stack: list[tuple[Value, list[Node]]] = [(value, [])]
         for _ in range(_MOST_STEPS):
             if not stack:
@@ -342,7 +346,7 @@ class _Pass:
             else:
                 stack += [(each, [node, *path]) for each in dict.fromkeys(node.inputs)]
 
-    def leads(self, base: Value, start: Shard, path: list[Node], written: Value, wanted: Shard) -> bool:
+    def produces(self, base: Value, start: Shard, path: list[Node], written: Value, wanted: Shard) -> bool:
         """Whether ``written`` is placed as wanted if ``base`` is at ``start``."""
         placed: dict[Value, Placement] = {base: start}
         for node in path:
@@ -387,7 +391,7 @@ def parts_of(call: Call) -> list[Shard] | None:
 
 
 def draws_nothing(node: Node) -> bool:
-    """Whether an operator that may draw random numbers does not, as attention without dropout."""
+    """Whether an operator that can draw random numbers does not, such as attention without dropout."""
     if "attention" not in base_name(node.op):
         return False
     dropout = Call(node, 1, lambda each: None)
@@ -412,14 +416,14 @@ def separable(node: Node) -> bool:
 
 
 def _holds(value: Value, placement: Placement | None, samples: int) -> bool:
-    """Whether ``value`` has room for the batch where it is said to be."""
+    """Whether the dimension of ``value`` has the right size for the batch there."""
     if not isinstance(placement, Shard):
         return True
     return placement.dim < len(value.shape) and value.shape[placement.dim] == placement.size(samples)
 
 
 def _by_output(node: Node, outputs: Any) -> tuple[Placement | None, ...]:
-    """A rule's placements, which go by the operator's returns, for the outputs that the node has."""
+    """The placements that a rule returned for the operator's returns, assigned to the node's outputs."""
     if not isinstance(outputs, (list, tuple)):
         return (outputs,) * len(node.outputs)
     places = [value.index if value.node is node else at for at, value in enumerate(node.outputs)]
@@ -427,7 +431,7 @@ def _by_output(node: Node, outputs: Any) -> tuple[Placement | None, ...]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node's results show its first argument's memory, unchanged."""
+    """Whether the node's results are unchanged memory of its first argument."""
     return (
         bool(node.inputs)
         and not node.writes

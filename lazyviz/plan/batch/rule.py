@@ -16,15 +16,15 @@ from .placement import PARTIAL, Part, Placement, Shard
 
 Outputs = Sequence[Placement | None]
 Rule = Callable[["Call"], "Outputs | Placement | None"]
-"""Gives the placement of every output, or one for all of them."""
+"""Returns the placement of every output, or one for all of them."""
 
 
 class Coupled(Exception):
     """The operator combines samples of the batch, so a piece cannot run it alone.
 
-    ``outputs`` is where the batch lies in its results all the same, if that is known.  ``pairs``: each
-    sample meets each other one, as in a product of the batch with itself; what follows is about
-    pairs, and is run on the whole batch.
+    ``outputs`` is the batch's placement in its results, if that is known nevertheless. ``pairs``: each sample
+    is combined with each other one, as in a product of the batch with itself; later values are about pairs,
+    and are computed for the whole batch.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Call:
     """A node with the placements of its arguments; a rule fills in the rest.
 
     Attributes:
-        slices: whole tensors of which a piece takes its part.
-        whole: what was spread, and is whole when this node reads it.
-        heads: whole tensors of which each piece takes the first part (``arange`` as an index of samples).
-        sizes: arguments, by name, that depend on the piece: from its number of samples.
-        ranges: arguments, by name, that depend on which samples it has: from its start and stop.
-        scaled: indices of outputs that are means of a piece: times its share of the samples.
-        op: the operator to call on a piece, if another.
+        slices: whole tensors of which a piece uses its slice.
+        whole: values that were spread, and are whole when this node reads them.
+        heads: whole tensors of which each piece uses the first part (``arange`` as an index of samples).
+        sizes: arguments, by name, that depend on the number of samples of a piece.
+        ranges: arguments, by name, that depend on the first and last sample of a piece.
+        scaled: indices of outputs that are means of a piece, to be multiplied by its share of the samples.
+        op: the operator to call on a piece, if it is another one.
         onto: the tensor that a sum over the samples is added to: zeros, or a partial sum itself.
     """
 
@@ -81,7 +81,7 @@ class Call:
         return any(argument.name == name for argument in self.node.op._schema.arguments)
 
     def shard(self, value: Any) -> Shard | None:
-        """The batch dimension of ``value``; ``None``: it is whole, or not a tensor."""
+        """The batch dimension of ``value``; ``None`` if it is whole, or not a tensor."""
         found = self._placement(value) if isinstance(value, Value) else None
         return found if isinstance(found, Shard) else None
 
@@ -99,7 +99,7 @@ class Call:
         return self._placement(value)
 
     def take(self, value: Any, shard: Shard) -> None:
-        """The call on a piece needs ``value`` cut there: part of a whole one, or spread so already."""
+        """The call on a piece needs ``value`` sliced there: a part of a whole tensor, or spread already."""
         if not isinstance(value, Value):
             return
         now = self.shard(value)
@@ -112,7 +112,7 @@ class Call:
             raise Coupled("the batch is in different dimensions of its arguments")
 
     def local(self, name: str, shard: Shard, full: Sequence[int]) -> None:
-        """The list of sizes ``name`` is ``full`` with the batch's dimension as long as the piece's."""
+        """The list of sizes ``name`` is ``full``, with the piece's size in the batch dimension."""
         self.sizes[name] = lambda samples: shard.shape(full, samples)
 
     @property
@@ -122,7 +122,7 @@ class Call:
 
 
 RULES: dict[str, Rule] = {}
-"""By ATen's name of the operator, without the underscore of in-place forms."""
+"""By ATen's name of the operator, without the underscore of in-place variants."""
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
@@ -137,7 +137,7 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 
 def named(text: str) -> frozenset[str]:
-    """Names of operators, written one after another."""
+    """Names of operators, separated by spaces."""
     return frozenset(text.split())
 
 
@@ -145,7 +145,7 @@ FACTORIES = named(
     """zeros ones empty full empty_strided new_zeros new_ones new_empty new_full new_empty_strided
     zeros_like ones_like empty_like full_like"""
 )
-"""Operators whose results are alike everywhere, or not yet anything."""
+"""Operators whose results are equal on all pieces, or uninitialized."""
 
 
 def base_name(op: OpOverload) -> str:
@@ -156,7 +156,7 @@ def base_name(op: OpOverload) -> str:
 
 
 def wrapped(dims: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
-    """Dimensions counted from the front; none given are all of them."""
+    """Dimensions as non-negative numbers; if none are given, all of them."""
     if dims is None:
         return tuple(range(ndim))
     if isinstance(dims, int):
@@ -166,9 +166,10 @@ def wrapped(dims: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
 
 
 def align(call: Call, values: Sequence[Any], ndim: int) -> Shard | None:
-    """Where the batch lies in the broadcast of ``values``, of ``ndim`` dimensions; takes parts as needed.
+    """The batch placement in the broadcast of ``values``, which has ``ndim`` dimensions; takes slices as
+    needed.
 
-    Tensors that have it in different dimensions of the broadcast make pairs of samples.
+    If tensors have it in different dimensions of the broadcast, the result has pairs of samples.
     """
     found: Shard | None = None
     for value in values:

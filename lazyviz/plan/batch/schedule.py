@@ -23,7 +23,7 @@ from .propagation import BatchAnalysis, Blocker, draws_nothing, is_view, separab
 from .rule import base_name
 
 MOST_PASSES = 6
-"""More would run the forward pass again and again, as for statistics over the batch in every layer."""
+"""More passes would repeat the forward pass too often, for example for batch statistics in every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Collected:
 
 @dataclass(slots=True)
 class Pass:
-    """One way over all pieces: the nodes that each piece runs, in program order, and what is collected."""
+    """One pass over all pieces: the nodes that each piece runs, in program order, and what is collected."""
 
     nodes: list[Node] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
@@ -51,11 +51,11 @@ class Schedule:
     """The order of a split run.
 
     Attributes:
-        whole: per level, the nodes that run before the pass of that number; one more than passes.
+        whole: per level, the nodes that run before the pass with that number; one level more than passes.
         passes: over the pieces.
         idle: spread nodes whose results are not needed, so that they need not run.
-        views: spread nodes that run on whole tensors, too, as views of what was collected.
-        again: nodes' runs per piece beyond the first, summed over the passes.
+        views: spread nodes that also run on whole tensors, as views of collected values.
+        again: repeated runs of nodes per piece, summed over the passes.
     """
 
     whole: list[list[Node]]
@@ -66,7 +66,7 @@ class Schedule:
 
 
 class Unschedulable(Exception):
-    """No order runs the pieces; ``blockers`` are the nodes that stand in the way."""
+    """There is no order in which the pieces can run; ``blockers`` are the nodes that prevent it."""
 
     def __init__(self, blockers: list[Blocker]) -> None:
         super().__init__(blockers[0].reason)
@@ -74,7 +74,7 @@ class Unschedulable(Exception):
 
 
 def schedule(nodes: Sequence[Node], analysis: BatchAnalysis, kept: Callable[[Value], bool]) -> Schedule:
-    """Order ``nodes`` (given in program order), whose batch has been followed.
+    """Order ``nodes`` (given in program order), whose batch dimensions are known.
 
     Args:
         kept: whether the user still refers to a value.
@@ -92,10 +92,10 @@ def schedule(nodes: Sequence[Node], analysis: BatchAnalysis, kept: Callable[[Val
 
 
 class _Scheduler:
-    """One attempt: ``floors`` are levels below which nodes turned out to run too early.
+    """One attempt; ``floors`` are minimum levels of nodes that ran too early in previous attempts.
 
-    ``early`` are those found so this time: they write what a pass after them still reads, as AdamW's
-    weight decay writes weights before it needs any gradient.
+    ``early`` are such nodes found in this attempt: they write a value that a later pass still reads. For
+    example, AdamW's weight decay writes weights before it needs any gradient.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class _Scheduler:
 
     def run(self) -> Schedule:
         for node in self.nodes:
-            self.level[node] = self.levelled(node)
+            self.level[node] = self.earliest_level(node)
             if self.level[node] > MOST_PASSES:
                 reason = "it is one of too many successive ops that need the whole batch"
                 raise Unschedulable(self.chain(reason) or [Blocker(node, reason)])
@@ -132,16 +132,16 @@ class _Scheduler:
                     if self.kept(value) and value in self.analysis.placements:
                         self.collect(value, len(self.nodes))
         for node in self.nodes:
-            for earlier in self.waits(node):
+            for earlier in self.predecessors(node):
                 if node not in self.spread and earlier in self.spread and not _order_of_draws(earlier, node):
                     self.deadline[earlier] = min(
                         self.deadline.get(earlier, MOST_PASSES), self.level[node] - 1
                     )
-        return self.arranged()
+        return self.build_schedule()
 
     # --- the earliest level of each node ------------------------------------------------
 
-    def levelled(self, node: Node) -> int:
+    def earliest_level(self, node: Node) -> int:
         call = self.spread.get(node)
         level = self.floors.get(node, 0)
         unread = self.analysis.unread.get(node, ())
@@ -153,24 +153,26 @@ class _Scheduler:
                 level = max(level, self.collect(value, self.place[node]))
             else:
                 level = max(level, self.level[maker])
-        for earlier in self.waits(node):
+        for earlier in self.predecessors(node):
             if earlier in self.place and not _order_of_draws(earlier, node):
                 level = max(level, self.level[earlier] + (earlier in self.spread and call is None))
         return level
 
-    def waits(self, node: Node) -> Sequence[Node]:
-        """What has to run before it by the order of reads and writes: nothing, if it takes a shape alone."""
+    def predecessors(self, node: Node) -> Sequence[Node]:
+        """The nodes that must run before it in the order of reads and writes: none, if it only uses a
+        shape.
+        """
         return () if node in self.analysis.unread and not node.writes else node.after
 
     def reads_whole(self, node: Node, value: Value) -> bool:
-        """Whether a spread node reads a spread node's value as a whole, or a part of that."""
+        """Whether a spread node reads a spread node's value as a whole, or a part of the whole."""
         call = self.spread[node]
         return value in call.whole or value in self.analysis.gathers.get(node, ())
 
     def collect(self, value: Value, position: int) -> int:
-        """Have ``value`` whole for the node at ``position``; gives the level from which on it is."""
+        """Collect ``value`` for the node at ``position``; returns the level from which on it is available."""
         if value in self.ready:
-            self.unchanged(value, position)
+            self.check_not_overwritten(value, position)
             return self.ready[value]
         node = value.node
         assert node is not None
@@ -190,13 +192,13 @@ class _Scheduler:
         if isinstance(placement, Partial) and placement.mean_of is not None:
             divisor = next(each for each in node.outputs if each.index == placement.mean_of)
             self.collect(divisor, position)
-        level = (self.alone_level(node) if alone else max(self.level[each] for each in (last, node))) + 1
+        level = (self.weight_sum_level(node) if alone else max(self.level[each] for each in (last, node))) + 1
         self.wanted[value] = Collected(value, last, alone)
         self.ready[value] = level
         return level
 
-    def unchanged(self, value: Value, position: int) -> None:
-        """Make sure that no piece has written the value since it was collected."""
+    def check_not_overwritten(self, value: Value, position: int) -> None:
+        """Check that no piece has written the value since it was collected."""
         base = self.base(value)
         if base in self.wanted:
             since = self.place[self.wanted[base].after]
@@ -212,8 +214,8 @@ class _Scheduler:
             return self.collect(base, position)
         return self.level[view]
 
-    def alone_level(self, node: Node) -> int:
-        """The pass in which a loss's weights can be summed: without its scores."""
+    def weight_sum_level(self, node: Node) -> int:
+        """The pass in which the weights of a loss can be summed, without its scores."""
         level = 0
         for value in node.inputs[1:]:
             if value.node is not None and value.node in self.place:
@@ -221,31 +223,31 @@ class _Scheduler:
         return level
 
     def chain(self, reason: str) -> list[Blocker]:
-        """What makes pass after pass: the values that pieces have to wait for."""
+        """The reason for several passes: the values that pieces have to wait for."""
         found = dict.fromkeys(each.after for each in self.wanted.values() if self.ready[each.value] > 1)
         return [Blocker(node, reason) for node in found]
 
-    # --- which pass runs what -----------------------------------------------------------
+    # --- assigning nodes to passes ------------------------------------------------------
 
-    def arranged(self) -> Schedule:
+    def build_schedule(self) -> Schedule:
         levels = [self.ready[value] for value in self.wanted]
         count = max([0, *levels, *(self.level[node] for node in self.nodes if node not in self.spread)])
         passes = [Pass() for _ in range(count)]
         running: list[set[Node]] = [set() for _ in range(count)]
-        due = self.due(count)
+        last_passes = self.last_passes(count)
         flexible: list[Collected] = []
         for each in self.wanted.values():
             earliest = self.ready[each.value] - 1
-            if each.alone or due[each.value] == earliest:
+            if each.alone or last_passes[each.value] == earliest:
                 passes[earliest].collected.append(each)
-                running[earliest].update(self.cone(each, running[earliest]))
+                running[earliest].update(self.nodes_needed_for(each, running[earliest]))
             else:
                 flexible.append(each)
-        for each in flexible:  # where most of what it needs runs anyway
+        for each in flexible:  # in the pass that runs most of what it needs anyway
             best, least = self.ready[each.value] - 1, len(self.nodes) + 1
-            extra = self.cone(each, running[best])
-            for number in range(self.ready[each.value] - 1, due[each.value] + 1):
-                more = self.cone(each, running[number])
+            extra = self.nodes_needed_for(each, running[best])
+            for number in range(self.ready[each.value] - 1, last_passes[each.value] + 1):
+                more = self.nodes_needed_for(each, running[number])
                 if any(self.deadline.get(node, count) < number for node in more):
                     break
                 if len(more) < least or (len(more) == least and number > best):
@@ -275,7 +277,7 @@ class _Scheduler:
         idle = [node for node in self.nodes if node in self.spread and node not in everywhere]
         return Schedule(whole, passes, [node for node in idle if node not in self.views], self.views, again)
 
-    def due(self, count: int) -> dict[Value, int]:
+    def last_passes(self, count: int) -> dict[Value, int]:
         """The last pass in which each value may be collected: before the first node that needs it whole."""
         result = dict.fromkeys(self.wanted, count - 1)
         for node in self.nodes:
@@ -292,8 +294,8 @@ class _Scheduler:
             value = value.node.inputs[0]
         return value
 
-    def cone(self, collected: Collected, running: set[Node]) -> set[Node]:
-        """The spread nodes a piece has to run for it, beyond those ``running``."""
+    def nodes_needed_for(self, collected: Collected, running: set[Node]) -> set[Node]:
+        """The spread nodes that a piece has to run for it, besides those in ``running``."""
         found: set[Node] = set()
         start = collected.after
         stack: list[Node] = []
@@ -323,7 +325,9 @@ class _Scheduler:
 
 
 def _order_of_draws(earlier: Node, node: Node) -> bool:
-    """Whether ``earlier`` has to run first only because it draws first, which drawing ahead makes good."""
+    """Whether ``earlier`` has to run first only because it draws first, which drawing in advance makes
+    unnecessary.
+    """
     if torch.Tag.nondeterministic_seeded not in earlier.op.tags:
         return False
     if torch.Tag.nondeterministic_seeded not in node.op.tags:

@@ -27,7 +27,7 @@ from .rule import base_name
 from .schedule import Schedule, Unschedulable, schedule
 
 SHOWN = 2
-"""Pieces of each pass in a plan's timeline: from the second on what was added up before is there, too."""
+"""Pieces of each pass in a plan's timeline: from the second piece on, the accumulated sums exist as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ REMEDIES = {
 
 
 def describe(blocker: Blocker) -> str:
-    """``blocker`` as a line of text: where, why, and what to do."""
+    """``blocker`` as a line of text: place, reason, and advice."""
     node = blocker.node
     where = [
         part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
@@ -86,7 +86,7 @@ def describe(blocker: Blocker) -> str:
 def sizes_of(total: int, pieces: int, group: int, first: int | None = None) -> list[int]:
     """Sizes of that many pieces, in samples, larger ones first; fewer if there are not enough samples.
 
-    ``first``: of that many of them alone.
+    With ``first``, only the sizes of the first pieces.
     """
     blocks = total // group
     pieces = max(1, min(pieces, blocks))
@@ -107,7 +107,7 @@ def check_split(split: int | str | None) -> None:
 
 
 class Batch:
-    """A graph's batch: where it goes, and how a run in pieces would be ordered."""
+    """A graph's batch: its dimension in each value, and the order of a run in pieces."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Batch:
 
     @cached_property
     def _scheduled(self) -> tuple[Schedule | None, list[Blocker]]:
-        if self.size < 2:  # nothing to cut
+        if self.size < 2:  # nothing to split
             return None, []
         if self.analysis.blocked:
             return None, self.analysis.blocked
@@ -145,7 +145,7 @@ class Batch:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The order of a split run; ``None`` if there can be none."""
+        """The order of a split run; ``None`` if it is impossible."""
         return self._scheduled[0]
 
     @property
@@ -172,7 +172,7 @@ class Batch:
         return None
 
     def split(self, pieces: int, size: int | None = None) -> SplitPlan:
-        """A batch of ``size`` samples (default: as recorded) in that many pieces, if it can be cut."""
+        """A batch of ``size`` samples (default: as recorded) in that many pieces, if it can be split."""
         size = size or self.size
         found = self.schedule
         if found is None or pieces <= 1 or not found.passes:
@@ -191,7 +191,7 @@ class Batch:
 
 
 def _ranges(order: Schedule, pieces: int) -> list[tuple[int, int]]:
-    """Where whole nodes and pieces begin in the program that :func:`lay_out` makes."""
+    """The ranges of whole nodes and pieces in the program that :func:`lay_out` creates."""
     result: list[tuple[int, int]] = []
     position = 0
     for level, nodes in enumerate(order.whole):
@@ -213,9 +213,9 @@ def scaled(
 ) -> tuple[list[Lifetime], dict[int, Need]]:
     """Lifetimes and scratch memory of the same program with a batch of ``samples``.
 
-    Every storage is affine in the batch: those that hold it grow in proportion, the others stay.  A
-    tensor made from a plain int that happens to be the batch's size counts as one that does not grow,
-    unless it is used sample by sample.
+    Every storage is affine in the batch size: storages with the batch grow in proportion, the others do not.
+    A tensor that was created with a plain int that happens to equal the batch size counts as one that does
+    not grow, unless it is used sample by sample.
 
     Raises ``ValueError`` if it is not known how an operator's results grow.
     """
@@ -266,7 +266,7 @@ def _part_of(node: Node, analysis: BatchAnalysis) -> Part | None:
 
 
 def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, samples: int) -> dict[int, Need]:
-    """The scratch memory of what works on the batch, with one of ``samples``, on a type of device.
+    """The scratch memory of nodes that use the batch, for ``samples`` samples, on a type of device.
 
     Computed again per kernel, because scratch memory does not grow in proportion.
     """
@@ -284,7 +284,7 @@ def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, sample
 
 
 def _spread(analysis: BatchAnalysis) -> list[Node]:
-    """The nodes that work on the batch."""
+    """The nodes that use the batch."""
     blocked = [each.node for each in analysis.blocked if each.node not in analysis.calls]
     return [*analysis.calls, *dict.fromkeys(blocked)]
 
@@ -316,7 +316,8 @@ def lay_out(
     sizes: Sequence[int],
     total: int,
 ) -> SplitProgram:
-    """The program of a run in pieces of ``sizes`` samples, ``total`` together; of ``spans``' storages alone.
+    """The program of a run in pieces of ``sizes`` samples, ``total`` in all, with only the storages of
+    ``spans``.
 
     ``needs`` is the scratch memory of the whole batch as recorded.
     """
@@ -325,7 +326,7 @@ def lay_out(
 
 @dataclass(slots=True)
 class _Life:
-    """A storage of the split program: from ``start`` on, last used at ``last``."""
+    """A storage of the split program: it exists from ``start``, and is last used at ``last``."""
 
     nbytes: int
     start: int
@@ -366,7 +367,7 @@ class _Layout:
                 before = len(self.order)
                 for samples in self.shown():
                     self.piece(level, samples)
-                for life in (*self.masks.values(), *self.whole.values()):  # further pieces need it
+                for life in (*self.masks.values(), *self.whole.values()):  # other pieces need it
                     if life.last >= before:
                         life.last = len(self.order) - 1
         return self.finished()
@@ -388,7 +389,7 @@ class _Layout:
             life.last = len(self.order) - 1
 
     def use(self, value: Value, node: Node) -> None:
-        """``node`` has ``value`` whole."""
+        """``node`` produces ``value`` whole."""
         storage = value.storage.origin
         span = self.known.get(storage)
         if span is None:
@@ -436,10 +437,10 @@ class _Layout:
                         products.append(local[storage])
         for life in products:
             if life.last == life.start:
-                life.nbytes = 0  # added to the sum as it is made
+                life.nbytes = 0  # added to the sum as soon as it is computed
 
     def _made(self, node: Node, local: dict[Storage, _Life], now: int, samples: int) -> None:
-        """``node`` has made or written its part of the batch."""
+        """``node`` has created or written its part of the batch."""
         for value in node.outputs:
             storage = value.storage.origin
             if storage not in self.known:
@@ -453,7 +454,7 @@ class _Layout:
     def draw(self, position: int, node: Node) -> None:
         """Random numbers are drawn for the whole batch, and the piece's part is taken.
 
-        A mask is drawn once, and kept a bit an element.
+        A mask is drawn once, and stored with one bit per element.
         """
         drawn = node.outputs[-1]
         storage = drawn.storage.origin

@@ -34,8 +34,8 @@ def view(call: Call) -> Placement | None:
 def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: int) -> Shard | None:
     """The batch dimension after ``view(target)``; ``None`` if it is not in a single dimension.
 
-    The batch's blocks (``group`` samples each) are ``inner`` entries apart; in the target they are in
-    the dimension within which that distance falls.
+    The batch's blocks (``group`` samples each) are ``inner`` entries apart; in the target, they are in the
+    dimension that contains that distance.
     """
     if 0 in shape:
         return None
@@ -57,7 +57,7 @@ def reshaped(shape: Sequence[int], shard: Shard, target: Sequence[int], total: i
         return None
     length = size // unit
     if length % blocks:
-        # Only a block's last samples lie here: those before lie in the dimensions in front.
+        # Only the last samples of a block are in this dimension; the others are in the dimensions before it.
         if blocks % length:
             return None
         after, group, blocks, unit = after * size, group * length, blocks // length, 1
@@ -117,7 +117,7 @@ def squeeze(call: Call) -> Placement | None:
         for dim in wrapped(call["dim"] if call.has("dim") else None, len(value.shape))
         if value.shape[dim] == 1
     ]
-    # A piece of one sample must not lose the batch's dimension.
+    # A piece of one sample must keep the batch dimension.
     call.op = torch.ops.aten.squeeze_.dims if call.node.writes else torch.ops.aten.squeeze.dims
     call.sizes["dim"] = lambda samples: gone
     return shard.at(shard.dim - sum(dim < shard.dim for dim in gone))
@@ -160,7 +160,7 @@ def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 def _whole_batches(shard: Shard, start: int, end: int, size: int) -> Shard | None:
-    """Of ``outer`` batches in a row those from ``start`` to ``end``; ``None`` if that cuts one."""
+    """The batches from ``start`` to ``end`` of ``outer`` consecutive ones; ``None`` if that cuts one."""
     part = size // shard.outer
     if start % part or end % part or end <= start:
         return None
@@ -244,10 +244,10 @@ def as_strided(call: Call) -> Placement | None:
     alike = size == tuple(value.shape) and all(
         length == 1 or now == then for length, now, then in zip(size, value.stride, stride)
     )
-    if alike and not offset and not value.meta.offset:  # other strides of dimensions of size 1, at most
+    if alike and not offset and not value.meta.offset:  # only strides of dimensions of size 1 differ
         call.local("size", shard, size)
         return shard
-    # Part of each sample of a tensor that the block made, as in the gradient of `x[:, 1:3] = y`.
+    # A part of each sample of a tensor that the block created, as in the gradient of `x[:, 1:3] = y`.
     made = value.node is not None and base_name(value.node.op) in FACTORIES
     step = value.stride[shard.dim] * shard.unit
     rest = offset + sum((length - 1) * by for length, by in zip(size, stride) if by < step)

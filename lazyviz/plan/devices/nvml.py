@@ -44,11 +44,11 @@ def cuda_devices() -> tuple[list[Device], str]:
     try:
         pynvml.nvmlInit()
     except Exception as error:  # a broken installation raises more than NVMLError
-        return [], _words(error)
+        return [], _message(error)
     try:
         return _read()
     except Exception as error:
-        return [], _words(error)
+        return [], _message(error)
     finally:
         _shutdown()
 
@@ -102,7 +102,7 @@ _WORDS = {
 }
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     code = getattr(error, "value", None)
     return _WORDS.get(code) or f"the NVIDIA driver does not respond: {error or type(error).__name__}"
 
@@ -141,7 +141,7 @@ def _read() -> tuple[list[Device], str]:
 
 def _describe(name: str, handle: Any) -> Device:
     if isinstance(handle, _Lost):
-        return Device(name, "NVIDIA GPU", None, None, None, _words(handle.error))
+        return Device(name, "NVIDIA GPU", None, None, None, _message(handle.error))
     model = _ask(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
     if isinstance(model, bytes):
         model = model.decode(errors="replace")
@@ -150,7 +150,7 @@ def _describe(name: str, handle: Any) -> Device:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except Exception as error:
-        state = _words(error)
+        state = _message(error)
         return Device(name, model, None, None, None, state, compute_capability=capability)
     return Device(
         name,

@@ -23,9 +23,10 @@ Key = int  # one allocation of the program; the recorded ones are numbered from 
 
 
 class Step(NamedTuple):
-    """One operator: ``node`` is what was recorded, ``uses`` and ``makes`` the allocations it touches.
+    """One operator: ``node`` is the recorded node, ``uses`` and ``makes`` are the allocations that it uses
+    and creates.
 
-    ``cast``: it converts a result of ``node``, after the backward formula that ``node`` is a part of.
+    ``cast``: it converts a result of ``node``, after the backward formula that ``node`` belongs to.
     """
 
     node: Node
@@ -35,10 +36,10 @@ class Step(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A reference beyond the last use: dropped before the recorded node ``until``.
+    """A reference beyond the last use: it is dropped before the recorded node ``until``.
 
-    ``last`` is the recorded last use where autograd alone was to blame, which holds what it saved until a
-    backward formula is done: a change that takes this use away ends the hold.
+    ``last`` is the recorded last use if only autograd holds the allocation, which keeps saved tensors until a
+    backward formula is done. A change that removes this use ends the hold.
     """
 
     until: int
@@ -46,8 +47,10 @@ class Hold(NamedTuple):
 
 
 _BEHIND_FORMULAS = {"_to_copy", "sum", "view"}
-"""What ends a backward formula is often not its own: the engine fits gradients to the shape and type of what
-they are of when the formula has returned (``validate_outputs`` in torch/csrc/autograd/engine.cpp)."""
+"""The last ops of a backward formula often do not belong to it: after the formula has returned, the engine
+converts gradients to the shape and dtype of their tensors (``validate_outputs`` in
+torch/csrc/autograd/engine.cpp).
+"""
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Program:
     of: Run = "lazyviz"
 
     def key(self, like: Key, nbytes: int | None = None) -> Key:
-        """A new allocation, of ``like``'s type, and size if ``nbytes`` does not say another."""
+        """A new allocation with the dtype of ``like``, and with its size unless ``nbytes`` is given."""
         self.sizes.append(self.sizes[like] if nbytes is None else nbytes)
         self.dtypes.append(self.dtypes[like])
         self.makers.append(self.makers[like])
@@ -86,7 +89,7 @@ class Program:
 
     @property
     def scratch(self) -> list[Key]:
-        """What kernels allocate within one node: made by it, and no tensor shows it."""
+        """Memory that kernels allocate within one node: created by it, and not part of any tensor."""
         return [key for key, dtype in enumerate(self.dtypes) if dtype is None and self.makers[key] >= 0]
 
     def copy(self) -> Program:
@@ -104,7 +107,7 @@ class Program:
         )
 
     def peak(self) -> tuple[int, int]:
-        """(Bytes, position of the step that first reaches them); (0, 0) without steps."""
+        """(Bytes, position of the first step that reaches them); (0, 0) without steps."""
         timeline = self.timeline()
         if not timeline:
             return 0, 0
@@ -112,7 +115,7 @@ class Program:
         return most, timeline.index(most)
 
     def spans(self) -> dict[Key, tuple[int, int]]:
-        """First and, exclusive, last position of each allocation; -1 where it is from outside."""
+        """First and (exclusive) last position of each allocation; -1 if it is from outside."""
         count = len(self.steps)
         starts: dict[Key, int] = {}
         stops: dict[Key, int] = {}
@@ -127,7 +130,7 @@ class Program:
             for key, (until, last) in self.held.items():
                 stop = stops.get(key, 0)
                 if last is None or (stop and self.steps[stop - 1].node.index == last):
-                    stops[key] = max(stop, bisect_left(reached, until - 1) + 1)  # before what is inserted
+                    stops[key] = max(stop, bisect_left(reached, until - 1) + 1)  # before the inserted step
             for key, index in self.entries.items():
                 starts.setdefault(key, bisect_left(reached, index))
         if self.of == "eager" and len(self.sizes) > len(self.storages):
@@ -137,10 +140,10 @@ class Program:
         return {key: (starts.get(key, -1), stop) for key, stop in stops.items()}
 
     def _hold_unpacked(self, stops: dict[Key, int]) -> None:
-        """Let what changes have added stay to the end of a backward formula that reads it.
+        """Keep added allocations until the end of a backward formula that reads them.
 
-        The formula's variables refer to all that it is given and has unpacked.  Of what was recorded it is
-        known.
+        The formula's variables refer to all its arguments and unpacked tensors. For recorded allocations this
+        is already known.
         """
         recorded = len(self.storages)
         formula: list[Key] = []
@@ -169,7 +172,7 @@ class Program:
     def calls(self) -> list[tuple[int, Hashable, int]]:
         """The allocations and frees in time order, as an allocator would see them: (position, name, bytes).
 
-        The name is the storage that was recorded, or the key of what a change has added.
+        The name is the recorded storage, or the key of an allocation that a change has added.
         """
         found: list[tuple[int, Hashable, int]] = []
         for key, (start, stop) in sorted(self.spans().items()):
@@ -180,7 +183,7 @@ class Program:
         return found
 
     def replaced(self, mapping: Mapping[Key, Key]) -> None:
-        """Let every use of a key, its making apart, be of the one it is mapped to."""
+        """Replace each use of a key, except its creation, by the key that it is mapped to."""
         for position, step in enumerate(self.steps):
             if any(key in mapping for key in step.uses):
                 uses = tuple(dict.fromkeys(mapping.get(key, key) for key in step.uses))
@@ -188,7 +191,9 @@ class Program:
 
 
 def _belongs_to_user(span: Lifetime, count: int) -> bool:
-    """Whether the model or the optimizer holds it to the end, where its last use may be the last node's."""
+    """Whether the model or the optimizer keeps it to the end, although its last use may be the last
+    node's.
+    """
     return span.lazy_stop >= count and span.storage.role is not None
 
 
@@ -202,7 +207,7 @@ def _hold(nodes: Sequence[Node], span: Lifetime) -> Hold:
 
 
 def formula_end(nodes: Sequence[Node], position: int) -> int:
-    """Where the backward formula is done that the node at ``position`` belongs to."""
+    """The end of the backward formula that the node at ``position`` belongs to."""
     end = position + 1
     while end < len(nodes) and nodes[end].forward is nodes[position].forward:
         end += 1
@@ -210,9 +215,10 @@ def formula_end(nodes: Sequence[Node], position: int) -> int:
 
 
 def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
-    """The program that was recorded, of the storages in ``spans`` alone."""
+    """The recorded program, with only the storages in ``spans``."""
     spans = [span for span in spans if span.storage.nbytes]
-    keys = {span.storage.origin: key for key, span in enumerate(spans)}  # planned in another size, say
+    # For example, planned with another size.
+    keys = {span.storage.origin: key for key, span in enumerate(spans)}
     keys |= {span.storage: key for key, span in enumerate(spans)}
     makes: dict[Node, list[Key]] = {}
     for key, span in enumerate(spans):

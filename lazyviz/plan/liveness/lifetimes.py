@@ -29,7 +29,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, Value
 
 Run: TypeAlias = Literal["eager", "lazyviz"]
-"""Whose run a timeline is of: plain eager PyTorch's, or that of an evaluation by lazyviz."""
+"""The run that a timeline describes: plain eager PyTorch's, or an evaluation by lazyviz."""
 
 
 class Lifetime(NamedTuple):
@@ -37,11 +37,10 @@ class Lifetime(NamedTuple):
 
     ``start`` to ``lazy_stop`` is our run's, ``eager_start`` to ``eager_stop`` eager's.
 
-    ``maker`` is the node that allocated it (``None``: from outside), ``first_use`` and
-    ``last_use`` the first and last node that touches it (``None``: none does);
-    ``in_backward`` says whether a backward node reads it, ``kept`` whether the user's code still
-    referred to it when the lifetimes were taken.  ``of``: whose run ``start`` to ``lazy_stop`` is of, which
-    :func:`of_eager` changes.
+    ``maker`` is the node that allocated it (``None``: from outside); ``first_use`` and ``last_use`` are the
+    first and last nodes that use it (``None``: no node does). ``in_backward`` says whether a backward node
+    reads it, ``kept`` whether the user's code still referred to it when the lifetimes were computed. ``of``
+    is the run that ``start`` to ``lazy_stop`` describes, which :func:`of_eager` changes.
     """
 
     storage: Storage
@@ -75,7 +74,7 @@ class Event(NamedTuple):
 
 
 def of_eager(span: Lifetime) -> Lifetime:
-    """The lifetime in a plan of eager PyTorch's run: its positions are those of eager's timeline."""
+    """The lifetime in a plan of eager PyTorch's run: its positions are those of the eager timeline."""
     return span._replace(start=span.eager_start, lazy_stop=span.eager_stop, of="eager")
 
 
@@ -85,7 +84,7 @@ def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
     device: torch.device | None = None
     own: list[Lifetime] = []
     for span in spans:
-        if span.storage.device is not device:  # the same object nearly always
+        if span.storage.device is not device:  # nearly always the same object
             device = span.storage.device
             own = found.setdefault(device, [])
         own.append(span)
@@ -94,30 +93,29 @@ def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
 
 def main_device(spans: Iterable[Lifetime]) -> torch.device:
     """The device that holds most of the bytes; the CPU if there are none."""
-    return with_most(by_device(spans))
+    return device_with_most(by_device(spans))
 
 
-def with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
-    """:func:`main_device` of what :func:`by_device` has found."""
+def device_with_most(found: Mapping[torch.device, Sequence[Lifetime]]) -> torch.device:
+    """:func:`main_device` of the result of :func:`by_device`."""
     if len(found) < 2:
         return next(iter(found), torch.device("cpu"))
     return max(found, key=lambda device: sum([span.storage.nbytes for span in found[device]]))
 
 
 def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
-    """The lifetime of every storage that the graph made or touches, on any device.
+    """The lifetime of every storage that the graph created or uses, on any device.
 
-    ``as_recorded``: what was dropped after the last node counts as referenced, as it was then.
+    ``as_recorded``: storages that were dropped after the last node count as referenced, as they were then.
 
-    A graph may work on storages of an earlier one.  To it they are from outside; where
-    their ``dropped`` counts the other graph's nodes, their last use here stands for it.
-    Linear in the number of nodes and their inputs.
+    A graph may use storages of an earlier one, which are from outside for it. Their ``dropped`` refers to the
+    other graph's nodes, so their last use here replaces it. Linear in the number of nodes and their inputs.
     """
     nodes = graph.nodes
     count = len(nodes)
     first, last, backward = _uses(nodes)
     own = graph.storages
-    uses = list(map(last.pop, own, repeat(None)))  # what is left are other graphs' storages
+    uses = list(map(last.pop, own, repeat(None)))  # the remaining ones are other graphs' storages
     continued = False
     result = []
     for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
@@ -125,7 +123,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         continued = continued or storage.continues is not None
         start = -1 if foreign or storage.external else storage.created
         maker = nodes[start] if 0 <= start < count else None
-        # A node's own output is alive during the node, even if dropped at once.
+        # A node's own output is alive during the node, even if it is dropped immediately.
         earliest = start + 1
         eager_start = start
         first_use = first.get(storage)
@@ -140,7 +138,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
             if maker is not None and maker.at_once:
-                lazy_stop = max(lazy_stop, dropped)  # it was there as the user's code had it
+                lazy_stop = max(lazy_stop, dropped)  # it existed as long as the user's code referred to it
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -168,17 +166,17 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
 
 
 def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
-    """A storage that was resized, one lifetime for each time that it had memory.
+    """A resized storage: one lifetime for each period in which it had memory.
 
-    Nobody has told when our run could do without it before: it frees what eager PyTorch does, when that does.
+    It was not recorded when a lazyviz run could free it earlier, so the run frees it when eager PyTorch does.
     """
     storage, count = span.storage, len(graph.nodes)
-    sizes: list[tuple[int, int]] = []  # from which position on it has how many bytes
+    sizes: list[tuple[int, int]] = []  # the position from which on it has how many bytes
     before = storage.nbytes
     for resize in storage.resized:
         if resize.graph == id(graph):
             sizes.append((resize.position, resize.nbytes))
-        elif not sizes:  # its own size, or what an earlier graph has left it with
+        elif not sizes:  # its own size, or the size that an earlier graph left
             before = resize.nbytes
     sizes.insert(0, (span.start, before))
     for (start, nbytes), (stop, _) in zip(sizes, [*sizes[1:], (count, 0)]):
@@ -203,9 +201,9 @@ def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
 
 
 def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Node], set[Storage]]:
-    """The first and the last node that touches each storage, and the storages that the backward pass reads.
+    """The first and the last node that uses each storage, and the storages that the backward pass reads.
 
-    The first is left out where the node that makes the storage is the first to touch it, as it mostly is.
+    The first node is omitted if it is the node that creates the storage, as in most cases.
     """
     first: dict[Storage, Node] = {}
     last: dict[Storage, Node] = {}
@@ -217,7 +215,7 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Nod
                 first[storage] = node
             last[storage] = node
         if node.phase == "backward":
-            # What the node reads, not what it makes.
+            # Storages that the node reads, but does not create.
             backward.update([value.storage for value in node.inputs])
         for value in node.outputs:
             storage = value.storage
@@ -232,9 +230,9 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Nod
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:
-    """Memory that has several storages because of sync points counts once, under the first one."""
+    """Memory that has several storages because of sync points counts once, as the first of them."""
     merged: dict[Storage, Lifetime] = {}
-    for span in spans:  # the first name comes first
+    for span in spans:  # the first name takes precedence
         root = span.storage.origin
         before = merged.get(root)
         if before is None:
@@ -253,7 +251,7 @@ def _joined(spans: list[Lifetime]) -> list[Lifetime]:
 
 
 def by_origin(spans: Iterable[Lifetime]) -> dict[Storage, list[Lifetime]]:
-    """The lifetimes of each recorded storage: of a run in pieces it has several, one a piece."""
+    """The lifetimes of each recorded storage: in a run in pieces, it has one per piece."""
     found: dict[Storage, list[Lifetime]] = {}
     for span in spans:
         found.setdefault(span.storage.origin, []).append(span)
@@ -261,7 +259,9 @@ def by_origin(spans: Iterable[Lifetime]) -> dict[Storage, list[Lifetime]]:
 
 
 def positions(spans: Mapping[Storage, Sequence[Lifetime]], what: Storage | Value | Node) -> list[range]:
-    """When our run holds ``what`` (of a node, what it allocated), in order; ``spans`` by their origins."""
+    """When a lazyviz run holds ``what`` (for a node, its allocations), in order; ``spans`` by their
+    origins.
+    """
     if isinstance(what, Node):
         made = dict.fromkeys(value.storage.origin for value in what.outputs)
         own = [span for storage in made for span in spans.get(storage, ()) if span.maker is what]
@@ -274,8 +274,8 @@ def positions(spans: Mapping[Storage, Sequence[Lifetime]], what: Storage | Value
 def events(spans: Iterable[Lifetime], *, eager: bool = False) -> list[Event]:
     """Allocations and frees in time order; at one position frees come before allocations.
 
-    Storages of 0 bytes are left out.  What stays to the end is freed at the position after
-    the last node.  ``eager`` chooses the eager timeline instead of our run's.
+    Storages of 0 bytes are omitted. Storages that exist at the end are freed at the position after the last
+    node. ``eager`` selects the eager timeline instead of the lazyviz run's.
     """
     result = []
     for span in spans:
@@ -296,7 +296,7 @@ def _time(event: Event) -> int:
 def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> list[int]:
     """Bytes allocated during each of ``count`` nodes: the running sum of :func:`events`.
 
-    Summed without making the events, which are two objects a storage.
+    The events are not created, because they would be two objects per storage.
     """
     changes = [0] * (count + 1)
     for span in spans:

@@ -41,13 +41,13 @@ _OF_ROLE: dict[Role, Category] = {
 class Allocation:
     """One storage that is alive at some moment.
 
-    ``nbytes`` is its size in bytes; ``node`` made it at the line ``source`` (both ``None``
-    if it is from outside the graph); ``module`` is where it was made, for one from outside
-    where it was first used.  ``name`` is the recorder's name for it (a parameter's), or "".
+    ``nbytes`` is its size in bytes. ``node`` created it at the line ``source`` (both ``None`` if it is from
+    outside the graph). ``module`` is where it was created, or first used if it is from outside. ``name`` is
+    the recorder's name for it (a parameter's), or "".
 
-    What keeps it: ``last_use`` is the last node that touches it (``None``: none does);
-    ``variables`` are the user's expressions (``"out.logits"``) that referred to it when the
-    block ended, empty where our run frees it at its last use or where no name is known.
+    What keeps it alive: ``last_use`` is the last node that uses it (``None``: no node does). ``variables``
+    are the user's expressions (``"out.logits"``) that referred to it when the block ended; they are empty if
+    the lazyviz run frees it at its last use, or if no name is known.
     """
 
     nbytes: int
@@ -71,11 +71,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Moment(Tabular):
-    """What our run holds during the node at ``position``.  Sizes are bytes.
+    """The storages that a lazyviz run holds during the node at ``position``. Sizes are bytes.
 
-    ``alive`` is largest first.  ``by_category`` names every category, the others only what
-    has bytes: ``by_module`` counts activations and temporaries where they were made and all
-    else where it belongs; ``by_line`` what the graph made, by the user's line that made it.
+    ``alive`` is sorted, largest first. ``by_category`` has every category, the others only keys with bytes:
+    ``by_module`` counts activations and temporaries where they were created, and everything else where it
+    belongs; ``by_line`` counts storages that the graph created, by the user's line.
     """
 
     position: int
@@ -87,7 +87,7 @@ class Moment(Tabular):
         size = format_bytes(self.nbytes)
         return f"<Moment {self.position}: {size} in {len(self.alive)} tensors, {where(self.node)}>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         named = {str(category): size for category, size in self.by_category.items()}
@@ -107,7 +107,7 @@ class Moment(Tabular):
 
     @property
     def activations_by_module(self) -> dict[str, int]:
-        """Of the activations alone."""
+        """The same for activations only."""
         return _sums(
             (allocation.module, allocation.nbytes)
             for allocation in self.alive
@@ -124,7 +124,7 @@ class Moment(Tabular):
 
 
 def moment(position: int, node: Node, spans: Iterable[Lifetime]) -> Moment:
-    """The moment of ``node``, whose index is ``position``, of what lives as long as ``spans`` say."""
+    """The moment of ``node`` at index ``position``, with the lifetimes ``spans``."""
     alive = [
         allocation(span) for span in spans if span.start <= position < span.lazy_stop and span.storage.nbytes
     ]
@@ -133,7 +133,7 @@ def moment(position: int, node: Node, spans: Iterable[Lifetime]) -> Moment:
 
 
 def categorize(span: Lifetime) -> Category:
-    """What a storage is for: the recorder's word if it said one, else from its lifetime."""
+    """The category of a storage: by its recorded role, if it has one, otherwise by its lifetime."""
     maker, kept = span.maker, span.kept
     if span.held:
         return "held"
@@ -141,20 +141,20 @@ def categorize(span: Lifetime) -> Category:
     if role is not None:
         return _OF_ROLE[role]
     if maker is None:
-        # State of an optimizer that has stepped before: no module and no data loader made it.
+        # State of an optimizer that has made steps before: no module and no data loader created it.
         in_optimizer = span.first_use is not None and span.first_use.phase == "optimizer"
         return "optimizer" if in_optimizer else "inputs"
     phase = maker.phase
     if phase == "optimizer":
         return "optimizer" if kept else "temporaries"
-    # Code outside of modules is "other": a loss written by hand is forward like any.
+    # Ops outside of modules are "other": for example, a hand-written loss, which counts as forward.
     if phase != "backward" and (kept or span.in_backward):
         return "activations"
     return "temporaries"
 
 
 def allocation(span: Lifetime) -> Allocation:
-    """The storage of ``span`` as it is told to the user."""
+    """The allocation of ``span`` as it is shown to the user."""
     storage, maker = span.storage, span.maker
     place = maker if maker is not None else span.first_use
     return Allocation(
@@ -170,12 +170,12 @@ def allocation(span: Lifetime) -> Allocation:
     )
 
 
-# How many last parts of its name a storage has beyond its module: "h.0.attn.weight.exp_avg".
+# The number of trailing parts of a storage's name that follow its module's: "h.0.attn.weight.exp_avg".
 _NAME_PARTS = {"parameter": 1, "buffer": 1, "kv_cache": 1, "gradient": 2, "optimizer": 2}
 
 
 def module_of(storage: Storage) -> str:
-    """The module a named storage belongs to, wherever it was made (optimizer state, say)."""
+    """The module that a named storage belongs to, wherever it was created (for example, optimizer state)."""
     parts = storage.name.split(".")
     return ".".join(parts[: -_NAME_PARTS.get(storage.role or "", len(parts))])
 

@@ -30,10 +30,10 @@ OWN_STATISTICS = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
 }
-"""Operators that move running statistics along while training: their results do not depend on them.
+"""Operators that update running statistics in training: their results do not depend on these.
 
 ``batch_norm_cpu_template`` (ATen's Normalization.cpp) and cuDNN's ``BatchNormalizationForwardTraining``
-take mean and variance from the batch.  Run again, they get copies of the statistics to write.
+compute mean and variance from the batch. When run again, they write to copies of the statistics.
 """
 
 _ADDING_IN_ANY_ORDER = frozenset(
@@ -44,8 +44,9 @@ _ADDING_IN_ANY_ORDER = frozenset(
         "_embedding_bag", "grid_sampler_2d", "grid_sampler_3d", "index_reduce", "_unsafe_index_put",
     )
 )  # fmt: skip
-"""Operators whose CUDA kernels may give other bits each time: those that the documentation of
-``torch.use_deterministic_algorithms`` lists, and their relatives."""
+"""Operators whose CUDA kernels may return different bits each time: those that the documentation of
+``torch.use_deterministic_algorithms`` lists, and similar ones.
+"""
 
 
 def repeatable(node: Node) -> bool:
@@ -63,12 +64,12 @@ def repeatable(node: Node) -> bool:
         return False
     moved = {value.storage.origin for value in statistics(node)}
     written = {storage.origin for storage in node.writes} - moved
-    # Writing memory anew, and returning something besides, would be done twice for the sake of one.
+    # If it writes memory and also returns a result, both would be repeated although only one is needed.
     return not written or (len(written) == 1 and all(value.node is not node for value in node.outputs))
 
 
 def statistics(node: Node) -> list[Value]:
-    """The running statistics that ``node`` moves along besides what it returns."""
+    """The running statistics that ``node`` updates besides computing its results."""
     names = OWN_STATISTICS.get(node.op._schema.name)
     if names is None or not node.writes:
         return []
@@ -82,7 +83,7 @@ def statistics(node: Node) -> list[Value]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether all results of ``node`` show memory that was there before it, which it does not change."""
+    """Whether all results of ``node`` are unchanged memory that existed before it."""
     before = {value.storage for value in node.inputs}
     return (
         bool(node.outputs)
@@ -93,17 +94,17 @@ def is_view(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class Again:
+class RecomputeSchedule:
     """A run in which some nodes run twice.
 
     Attributes:
-        groups: by position of a node, the positions of those that run again just before it, in order.
+        groups: by position of a node, the positions of the nodes that run again just before it, in order.
         drops: by position, the allocations that are dropped once that node has run.
-        made: the allocations that are made again, and before which node.
-        held: by position of a repeated node, the repeated one of its group until which its inputs stay.
+        made: the recomputed allocations, and the node before which each is recomputed.
+        held: by position of a repeated node, the repeated node of its group until which its inputs are kept.
         program: the whole run.
         order: the run's steps, by recorded position.
-        twins: which allocation each one that was added to the program is again.
+        duplicates: for each allocation that was added to the program, the original one.
     """
 
     groups: dict[int, list[int]] = field(default_factory=dict)
@@ -112,16 +113,16 @@ class Again:
     held: dict[int, int] = field(default_factory=dict)
     program: Program = field(default_factory=lambda: Program([], [], [], set(), [], {}))
     order: list[int] = field(default_factory=list)
-    twins: dict[Key, Key] = field(default_factory=dict)
+    duplicates: dict[Key, Key] = field(default_factory=dict)
 
     @property
     def repeated(self) -> list[int]:
-        """Positions of what runs again, in the order in which it does."""
+        """Positions of the nodes that run again, in that order."""
         return [position for group in self.groups.values() for position in group]
 
 
 class Trace:
-    """What some nodes in a row do to the allocations of one device, and what of it could be done again."""
+    """The uses and allocations of consecutive nodes on one device, and which of them can be recomputed."""
 
     def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
         """``spans`` are those of one device; ``needs`` kernels' scratch memory by position."""
@@ -141,19 +142,19 @@ class Trace:
             for key in dict.fromkeys((*step.makes, *step.uses)):
                 self.touches[key].append(position)
         self._written: dict[Storage, list[int]] = {}
-        odd: set[Key] = set()  # whose values do not lead back to what makes them
+        odd: set[Key] = set()  # they cannot be traced back to the nodes that create them
         for position, node in enumerate(nodes):
             for storage in node.writes:
                 self._written.setdefault(storage.origin, []).append(position)
             for value in node.inputs:
                 if value.node not in self.position and (key := self.key(value)) is not None:
-                    odd.add(key)  # for example, seen again after a sync point
+                    odd.add(key)  # for example, read again after a sync point
             for value in node.outputs:
                 key = self.key(value) if value.node is node else None
                 if key is None or self.maker[key] == position or (is_view(node) and repeatable(node)):
                     continue
-                odd.add(key)  # an operator that changes the shape of its argument, say
-        # Who makes it, and who writes it then, in order.
+                odd.add(key)  # for example, an operator that changes the shape of its argument
+        # The node that creates it, and then the nodes that write it, in order.
         self.writers: list[list[int]] = [
             [self.maker[key], *(at for at in self._written.get(storage.origin, ()) if at != self.maker[key])]
             for key, storage in enumerate(program.storages)
@@ -170,7 +171,7 @@ class Trace:
         return keys.get(value.storage, keys.get(value.storage.origin))
 
     def _gap(self, key: Key) -> tuple[int, int] | None:
-        """Between which positions it only waits for the backward pass, if it may be dropped."""
+        """The positions between which it only waits for the backward pass, if it may be dropped."""
         if key in self.fixed or self.program.dtypes[key] is None:
             return None
         if self.nodes[self.maker[key]].phase in ("backward", "optimizer"):
@@ -185,11 +186,13 @@ class Trace:
         return None
 
     def repeats(self, key: Key, last: int, at: int) -> bool:
-        """Whether what ``key`` holds after ``last`` can be made again just before ``at``."""
+        """Whether the content of ``key`` after ``last`` can be recomputed just before ``at``."""
         return all(self.limit(writer) >= at for writer in self.writers[key] if writer <= last)
 
     def limit(self, position: int) -> float:
-        """Before which position the node can run again: -1 never, else until an input is written over."""
+        """The position before which the node can run again: -1 for never, else until an input is
+        overwritten.
+        """
         found = self._limits.get(position)
         if found is None:
             node = self.nodes[position]
@@ -217,12 +220,12 @@ class Trace:
 
     # --- a run with repetitions -------------------------------------------------------
 
-    def again(self, dropped: Set[Key], anchors: Set[Key]) -> Again:
-        """The run that drops ``dropped`` (of :attr:`gaps`) for the time of their gaps.
+    def schedule(self, dropped: Set[Key], anchors: Set[Key]) -> RecomputeSchedule:
+        """The run in which each allocation in ``dropped`` (from :attr:`gaps`) does not exist during its gap.
 
-        ``anchors`` are kept rather than made again where something needs them that is.
+        ``anchors`` are kept rather than recomputed if a recomputed node needs them.
         """
-        result = Again()
+        result = RecomputeSchedule()
         made: set[Value] = set()
         repeated: set[int] = set()
         for position in range(self.first_backward, len(self.nodes)):
@@ -232,13 +235,13 @@ class Trace:
                 if (key := self.key(value)) is not None and (key in dropped or key in result.made)
             ]
             if needed:
-                group = self._demand(needed, position, dropped, anchors, result.made, made, repeated)
+                group = self._nodes_to_repeat(needed, position, dropped, anchors, result.made, made, repeated)
                 if group:
                     result.groups[position] = sorted(group)
         self._lay_out(result)
         return result
 
-    def _demand(
+    def _nodes_to_repeat(
         self,
         needed: list[Value],
         at: int,
@@ -248,7 +251,7 @@ class Trace:
         made: set[Value],
         repeated: set[int],
     ) -> set[int]:
-        """What has to run again before ``at`` so that the values ``needed`` are there."""
+        """The nodes that must run again before ``at`` so that the values ``needed`` exist."""
         group: set[int] = set()
         stack = list(needed)
 
@@ -265,12 +268,12 @@ class Trace:
                     if (
                         other is not None
                         and other not in returned
-                        and self._absent(other, at, dropped, anchors)
+                        and self._must_recompute(other, at, dropped, anchors)
                     ):
-                        come_back(other)
+                        recompute_storage(other)
             stack.extend(node.inputs)
 
-        def come_back(key: Key) -> None:
+        def recompute_storage(key: Key) -> None:
             returned[key] = at
             last = self._last_before(key, at, dropped)
             for writer in self.writers[key]:
@@ -283,16 +286,16 @@ class Trace:
             if key is None or value in made:
                 continue
             if key not in returned:
-                if not self._absent(key, at, dropped, anchors):
+                if not self._must_recompute(key, at, dropped, anchors):
                     continue
-                come_back(key)
+                recompute_storage(key)
             maker = self.position.get(value.node) if value.node is not None else None
             if value not in made and maker is not None and maker < returned[key]:
-                run(maker)  # a view: of memory that is new
+                run(maker)  # a view of recomputed memory
         return group
 
-    def _absent(self, key: Key, at: int, dropped: Set[Key], anchors: Set[Key]) -> bool:
-        """Whether ``key`` is not there at ``at``, and is to be made again rather than kept until then."""
+    def _must_recompute(self, key: Key, at: int, dropped: Set[Key], anchors: Set[Key]) -> bool:
+        """Whether ``key`` does not exist at ``at``, and must be recomputed rather than kept until then."""
         if key in self.fixed:
             return False
         if key in dropped:
@@ -303,39 +306,39 @@ class Trace:
     def _last_before(self, key: Key, at: int, dropped: Set[Key]) -> int:
         return self.gaps[key][0] if key in dropped else self.touches[key][-1]
 
-    def _lay_out(self, again: Again) -> None:
-        """Fill in what follows from the groups."""
+    def _lay_out(self, schedule: RecomputeSchedule) -> None:
+        """Compute the fields that follow from the groups."""
         base = self.program
         program = base.copy()
         program.steps = []
         mapping: dict[Key, Key] = {}
-        used: set[Key] = set()  # twins that something uses beyond the step that makes them
-        steps, order = program.steps, again.order
+        used: set[Key] = set()  # duplicates that are used after the step that creates them
+        steps, order = program.steps, schedule.order
 
-        def twin(key: Key) -> Key:
+        def duplicate(key: Key) -> Key:
             new = program.key(key)
-            again.twins[new] = key
+            schedule.duplicates[new] = key
             return new
 
         for position, step in enumerate(base.steps):
-            group = again.groups.get(position)
+            group = schedule.groups.get(position)
             if group is not None:
-                again.held.update(
-                    self._held(group, {key for key, at in again.made.items() if at == position})
+                schedule.held.update(
+                    self._held(group, {key for key, at in schedule.made.items() if at == position})
                 )
                 later: dict[int, list[Key]] = {}
                 for repeated in group:
                     old = base.steps[repeated]
                     uses = [mapping.get(key, key) for key in old.uses if key not in old.makes]
                     used.update(uses)
-                    if repeated in again.held:
-                        later.setdefault(again.held[repeated], []).extend(uses)
+                    if repeated in schedule.held:
+                        later.setdefault(schedule.held[repeated], []).extend(uses)
                     uses += later.pop(repeated, ())
                     makes = []
                     for key in old.makes:
-                        new = twin(key)
+                        new = duplicate(key)
                         makes.append(new)
-                        if again.made.get(key) == position:
+                        if schedule.made.get(key) == position:
                             mapping[key] = new
                     steps.append(Step(old.node, tuple(dict.fromkeys((*uses, *makes))), tuple(makes)))
                     order.append(repeated)
@@ -344,18 +347,18 @@ class Trace:
                 used.update(step.uses)
             steps.append(step)
             order.append(position)
-        for key, at in list(again.made.items()):
+        for key, at in list(schedule.made.items()):
             if mapping[key] in used:
                 last = next(p for p in reversed(self.touches[key]) if p < at)
-                again.drops.setdefault(last, []).append(key)
+                schedule.drops.setdefault(last, []).append(key)
             else:
-                del again.made[key]  # a result beside the one that was wanted
-        again.program = program
+                del schedule.made[key]  # another result of the same node, which is not needed
+        schedule.program = program
 
     def _held(self, group: Sequence[int], made: Set[Key]) -> dict[int, int]:
-        """Where memory is made by several nodes, all of them keep their inputs until the last has run.
+        """If several nodes write recomputed memory, all of them keep their inputs until the last one has run.
 
-        If one of them fails, all can begin anew.
+        If one of them fails, all can start again.
         """
         held: dict[int, int] = {}
         inside = set(group)
@@ -369,15 +372,15 @@ class Trace:
                     held[position] = max(held.get(position, 0), last)
         return held
 
-    def levels(self, again: Again | None = None) -> list[int]:
+    def levels(self, schedule: RecomputeSchedule | None = None) -> list[int]:
         """Bytes during each step of the run, kernels' scratch memory included."""
-        program = self.program if again is None else again.program
+        program = self.program if schedule is None else schedule.program
         levels = program.timeline()
         needs = self.needs
         if not needs:
             return levels
-        order = range(len(levels)) if again is None else again.order
+        order = range(len(levels)) if schedule is None else schedule.order
         return [level + needs.get(at, 0) for level, at in zip(levels, order)]
 
-    def peak(self, again: Again | None = None) -> int:
-        return max(self.levels(again), default=0)
+    def peak(self, schedule: RecomputeSchedule | None = None) -> int:
+        return max(self.levels(schedule), default=0)

@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ...graph.ir import Graph, Node, Storage, Value
-from ..device_plan import MARGIN, DevicePlan, plan_device, roomy
+from ..device_plan import MARGIN, DevicePlan, fits_with_margin, plan_device
 from ..devices.devices import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
@@ -26,12 +26,12 @@ from ..liveness.live_set import Category, categorize
 from ..projection import Held, Peak, highest
 from ..units import format_bytes
 from ..workspace.size import Need
-from .candidates import Again, Trace
+from .candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Into how many segments a forward pass is tried to be cut."""
-TRIED = 4  # of them, played through
-WORTHWHILE = 4096  # an allocation smaller than the peak by this factor is left alone
+"""The numbers of segments that are tried for a forward pass."""
+TRIED = 4  # of them, simulated
+WORTHWHILE = 4096  # allocations that are smaller than the peak by this factor are ignored
 
 FLOPS_PER_BYTE = {torch.float32: 12.5, torch.float16: 200.6, torch.bfloat16: 200.6}
 """Operations that take as long as moving a byte: 19.5 TFLOPS in float32 and 312 TFLOPS in half precision
@@ -65,7 +65,7 @@ class RecomputePlan:
 
     @property
     def ops(self) -> int:
-        """The number of operators that run again."""
+        """The number of ops that run again."""
         return len(self.nodes)
 
     def explain(self) -> str:
@@ -86,25 +86,25 @@ NOTHING_AGAIN = RecomputePlan()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A run that recomputes: ``again`` is ``None`` where nothing needs to, ``peak_bytes`` its peak."""
+    """A run with recomputation: ``schedule`` is ``None`` if none is needed; ``peak_bytes`` is its peak."""
 
     trace: Trace
-    again: Again | None
+    schedule: RecomputeSchedule | None
     peak_bytes: int
     plan: RecomputePlan
 
     def program(self, graph: Graph, needs: Mapping[int, Need]) -> RecomputeProgram:
-        """The run laid out, with ``needs`` kernels' scratch memory as recorded, by position."""
-        again, trace = self.again, self.trace
-        assert again is not None
+        """The laid-out run, with ``needs``, the kernels' scratch memory as recorded, by position."""
+        schedule, trace = self.schedule, self.trace
+        assert schedule is not None
         spans = []
-        count = len(again.order)
-        program = again.program
+        count = len(schedule.order)
+        program = schedule.program
         for key, (start, stop) in program.spans().items():
-            twin = again.twins.get(key)
-            span = trace.spans[program.storages[key if twin is None else twin]]
+            duplicate = schedule.duplicates.get(key)
+            span = trace.spans[program.storages[key if duplicate is None else duplicate]]
             storage = span.storage
-            if twin is not None:
+            if duplicate is not None:
                 storage = _copy(storage)
             elif key in program.kept:
                 stop = count
@@ -115,7 +115,7 @@ class Choice:
                     eager_start=start,
                     eager_stop=stop,
                     lazy_stop=stop,
-                    kept=twin is None and span.kept,
+                    kept=duplicate is None and span.kept,
                 )
             )
         laid_out = Graph()
@@ -123,21 +123,23 @@ class Choice:
         laid_out.card = graph.card
         laid_out.calls = graph.calls
         return RecomputeProgram(
-            laid_out, spans, {at: needs[p] for at, p in enumerate(again.order) if p in needs}
+            laid_out, spans, {at: needs[p] for at, p in enumerate(schedule.order) if p in needs}
         )
 
     def projected(self) -> tuple[Peak, dict[Storage, Category]]:
-        """The peak as a run would measure it, and what each storage is for; a CPU's is of tensors alone."""
-        again, trace = self.again, self.trace
+        """The peak as a run would measure it, and the category of each storage; on a CPU, only
+        tensors count.
+        """
+        schedule, trace = self.schedule, self.trace
         device = next((storage.device for storage in trace.spans), torch.device("cpu"))
         categories = {storage.origin: categorize(span) for storage, span in trace.spans.items()}
-        program = trace.program if again is None else again.program
+        program = trace.program if schedule is None else schedule.program
         held: list[Held] = []
         for key, (start, stop) in program.spans().items():
-            twin = again.twins.get(key) if again is not None else None
-            storage = program.storages[key if twin is None else twin]
+            duplicate = schedule.duplicates.get(key) if schedule is not None else None
+            storage = program.storages[key if duplicate is None else duplicate]
             held.append((storage, program.sizes[key], max(start, 0), stop))
-        order = again.order if again is not None else range(len(program.steps))
+        order = schedule.order if schedule is not None else range(len(program.steps))
         extra = [trace.needs.get(position, 0) for position in order]
         return highest(device, held, extra, categories), categories
 
@@ -159,7 +161,7 @@ def _copy(storage: Storage) -> Storage:
 
 
 class Recomputation:
-    """What recomputing can do for a run of ``nodes``."""
+    """The possible savings of recomputation for a run of ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
         """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position."""
@@ -172,13 +174,13 @@ class Recomputation:
 
     @cached_property
     def _candidates(self) -> list[Key]:
-        """What may be dropped, cheapest for its size first."""
+        """The allocations that may be dropped, in order of recomputation cost per byte."""
         trace = self.trace
         big = [key for key in trace.gaps if trace.size[key] * WORTHWHILE >= self.whole]
         return sorted(big, key=lambda key: (round(self._cost(key) / trace.size[key], 3), trace.maker[key]))
 
     def _cost(self, key: Key) -> float:
-        """Work to make ``key`` again, where everything else that may be dropped is there."""
+        """The work to recompute ``key`` if all other candidates exist."""
         trace, seen, total = self.trace, set[int](), 0.0
         last = trace.gaps[key][0]
         at = trace.gaps[key][1]
@@ -248,7 +250,7 @@ class Recomputation:
         return result
 
     def _cuts(self, segments: int) -> list[int]:
-        """Positions that begin a segment: about equal bytes apart, where little crosses."""
+        """Positions at which segments begin: about equal bytes apart, where few bytes cross."""
         cuts: list[int] = []
         for span in self._ranges:
             sums = list(accumulate(self._made_at.get(position, 0) for position in span))
@@ -272,7 +274,7 @@ class Recomputation:
         return cuts
 
     def _anchors(self, cuts: Sequence[int]) -> set[Key]:
-        """What crosses a cut."""
+        """The allocations that cross a cut."""
         result = set()
         for key, (start, stop) in self._forward_span.items():
             if any(start < cut <= stop for cut in cuts):
@@ -280,9 +282,9 @@ class Recomputation:
         return result
 
     @cached_property
-    def _cuttings(self) -> list[_Cutting]:
-        """The ways to cut that promise the lowest peaks, lowest first; each drops all that it can."""
-        found: dict[tuple[int, ...], _Cutting] = {}
+    def _partitions(self) -> list[_Partition]:
+        """The partitions with the lowest expected peaks, lowest first; each drops everything that it can."""
+        found: dict[tuple[int, ...], _Partition] = {}
         for segments in SEGMENTS:
             cuts = self._cuts(segments)
             if tuple(cuts) in found:
@@ -294,10 +296,10 @@ class Recomputation:
             for key in items:
                 segment = sum(cut <= self.trace.maker[key] for cut in cuts)
                 sizes[segment] = sizes.get(segment, 0) + self.trace.size[key]
-            found[tuple(cuts)] = _Cutting(cuts, anchors, items, kept + max(sizes.values(), default=0))
+            found[tuple(cuts)] = _Partition(cuts, anchors, items, kept + max(sizes.values(), default=0))
         best = sorted(found.values(), key=lambda each: each.estimate)[:TRIED]
         for each in best:
-            each.least = self.trace.peak(self.trace.again(set(each.items), each.anchors))
+            each.least = self.trace.peak(self.trace.schedule(set(each.items), each.anchors))
         return sorted(best, key=lambda each: each.least)
 
     @property
@@ -305,63 +307,65 @@ class Recomputation:
         """The lowest peak that was found."""
         if not self._candidates:
             return self.whole
-        return min(self.whole, self._cuttings[0].least)
+        return min(self.whole, self._partitions[0].least)
 
     # --- choosing -------------------------------------------------------------------------
 
-    def within(self, budget: int) -> Choice:
-        """The cheapest run found that peaks at ``budget`` at most; the lowest one if none does."""
+    def cheapest_within(self, budget: int) -> Choice:
+        """The cheapest run found whose peak is within ``budget``; the one with the lowest peak if none is."""
         if self.whole <= budget:
             return Choice(self.trace, None, self.whole, RecomputePlan(budget_bytes=budget))
         if self.least >= self.whole:
-            reason = self._too_much(budget, "no activation can be recomputed to save memory:")
+            reason = self._not_enough(budget, "no activation can be recomputed to save memory:")
             plan = RecomputePlan(budget_bytes=budget, least_bytes=self.whole, reason=reason)
             return Choice(self.trace, None, self.whole, plan)
         if self.least > budget:
-            lowest = self._cuttings[0]
-            again = self.trace.again(set(lowest.items), lowest.anchors)
-            return self._choice(again, budget, self._too_much(budget, "even with all activations recomputed"))
-        best: tuple[float, Again] | None = None
-        for cutting in self._cuttings:
-            if cutting.least <= budget:
-                again = self._fewest(cutting, budget)
-                price = sum(self.work[position] for position in again.repeated)
+            lowest = self._partitions[0]
+            schedule = self.trace.schedule(set(lowest.items), lowest.anchors)
+            return self._choice(
+                schedule, budget, self._not_enough(budget, "even with all activations recomputed")
+            )
+        best: tuple[float, RecomputeSchedule] | None = None
+        for partition in self._partitions:
+            if partition.least <= budget:
+                schedule = self._cheapest_subset(partition, budget)
+                price = sum(self.work[position] for position in schedule.repeated)
                 if best is None or price < best[0]:
-                    best = price, again
+                    best = price, schedule
         assert best is not None
         return self._choice(best[1], budget, "")
 
-    def _fewest(self, cutting: _Cutting, budget: int) -> Again:
-        """The cheapest part of what the cutting can drop that meets the budget."""
-        trace, items, anchors = self.trace, cutting.items, cutting.anchors
+    def _cheapest_subset(self, partition: _Partition, budget: int) -> RecomputeSchedule:
+        """The cheapest part of the partition's candidates that meets the budget."""
+        trace, items, anchors = self.trace, partition.items, partition.anchors
 
-        def attempt(keys: Iterable[Key]) -> Again | None:
-            again = trace.again(set(keys), anchors)
-            return again if trace.peak(again) <= budget else None
+        def schedule_if_it_fits(keys: Iterable[Key]) -> RecomputeSchedule | None:
+            schedule = trace.schedule(set(keys), anchors)
+            return schedule if trace.peak(schedule) <= budget else None
 
         low, high = 0, len(items)  # `low` is too few
         best = None
         while high - low > 1:
             middle = (low + high) // 2
-            again = attempt(items[:middle])
-            if again is not None:
-                high, best = middle, again
+            schedule = schedule_if_it_fits(items[:middle])
+            if schedule is not None:
+                high, best = middle, schedule
             else:
                 low = middle
-        best = best or trace.again(set(items[:high]), anchors)
-        # What the peak does not need: whole segments, from the last one on, which comes back first.
+        best = best or trace.schedule(set(items[:high]), anchors)
+        # Remove what the peak does not need: whole segments, from the last one, which is recomputed first.
         chosen = items[:high]
-        starts = [0, *cutting.cuts]
+        starts = [0, *partition.cuts]
         for segment in reversed(range(max(len(starts) - PRUNED, 0), len(starts))):
             stop = starts[segment + 1] if segment + 1 < len(starts) else math.inf
             fewer = [key for key in chosen if not starts[segment] <= trace.maker[key] < stop]
-            if fewer and len(fewer) < len(chosen) and (again := attempt(fewer)) is not None:
-                chosen, best = fewer, again
+            if fewer and len(fewer) < len(chosen) and (schedule := schedule_if_it_fits(fewer)) is not None:
+                chosen, best = fewer, schedule
         return best
 
-    def _choice(self, again: Again, budget: int, reason: str) -> Choice:
-        nodes = [self.trace.nodes[position] for position in again.repeated]
-        peak = self.trace.peak(again)
+    def _choice(self, schedule: RecomputeSchedule, budget: int, reason: str) -> Choice:
+        nodes = [self.trace.nodes[position] for position in schedule.repeated]
+        peak = self.trace.peak(schedule)
         seconds = [node.measured_seconds for node in nodes]
         plan = RecomputePlan(
             nodes=nodes,
@@ -369,12 +373,12 @@ class Recomputation:
             budget_bytes=budget,
             least_bytes=self.least,
             seconds=None if None in seconds else sum(second for second in seconds if second is not None),
-            share=sum(self.work[position] for position in again.repeated) / (sum(self.work) or 1.0),
+            share=sum(self.work[position] for position in schedule.repeated) / (sum(self.work) or 1.0),
             reason=reason,
         )
-        return Choice(self.trace, again, peak, plan)
+        return Choice(self.trace, schedule, peak, plan)
 
-    def _too_much(self, budget: int, why: str) -> str:
+    def _not_enough(self, budget: int, why: str) -> str:
         return f"{format_bytes(budget)} are not enough: {why} the peak is {format_bytes(self.least)}"
 
 
@@ -382,7 +386,7 @@ PRUNED = 8  # segments that are tried without
 
 
 @dataclass(slots=True)
-class _Cutting:
+class _Partition:
     cuts: Sequence[int]
     anchors: set[Key]
     items: list[Key]
@@ -391,10 +395,10 @@ class _Cutting:
 
 
 def work(node: Node) -> float:
-    """What running ``node`` costs, in bytes moved: those of its operands and results, and its operations.
+    """The cost of running ``node``, in bytes moved: those of its operands and results, and its operations.
 
-    Operations are counted by ``torch.utils.flop_counter``; operators it does not know, which are not
-    products of matrices, are bound by the memory that they touch.
+    Operations are counted by ``torch.utils.flop_counter``; operators that it does not know, which are not
+    matrix products, are limited by memory bandwidth.
     """
     moved = 0
     for value in node.inputs:
@@ -436,44 +440,44 @@ def recomputed(
     target: Device | DeviceProfile,
     budget: int | str,
 ) -> tuple[DevicePlan, RecomputePlan]:
-    """The plan of a device, changed to stay within ``budget``, with ``"auto"`` so that it fits.
+    """The plan of a device, changed to stay within ``budget``; with ``"auto"``, changed to fit.
 
-    ``own`` is that without recomputation, of the same ``spans``.
+    ``own`` is the plan without recomputation, with the same ``spans``.
     """
     auto = budget == "auto"
-    if auto and roomy(own) is not False:
+    if auto and fits_with_margin(own) is not False:
         return own, NOTHING_AGAIN
     recomputation = Recomputation(graph.nodes, spans, {at: need.nbytes for at, need in own.scratch.items()})
     device = next((span.storage.device for span in spans), torch.device("cpu"))
 
     def planned(choice: Choice) -> DevicePlan:
-        if choice.again is None:
+        if choice.schedule is None:
             return own
         program = choice.program(graph, own.scratch)
         return plan_device(program.graph, program.spans, device, target, program.needs)
 
     if not auto:
         assert isinstance(budget, int)
-        choice = recomputation.within(budget)
+        choice = recomputation.cheapest_within(budget)
         return planned(choice), choice.plan
     assert own.capacity_bytes is not None
     limit = int(own.capacity_bytes * (1 - MARGIN))
     if own.reservation is not None:  # what the allocator adds to the tensors, and the context
         reserved = own.reservation.reserved_bytes + own.reservation.context_bytes
         limit = max(limit - max(reserved - own.peak_bytes, 0), 0)
-    choice = recomputation.within(limit)
+    choice = recomputation.cheapest_within(limit)
     found = planned(choice)
     for _ in range(ATTEMPTS - 1):
-        if choice.plan.reason or roomy(found) is not False:
+        if choice.plan.reason or fits_with_margin(found) is not False:
             break
-        limit = int(limit * 0.95)  # fragments: the allocator's simulation says more than the tensors
-        choice = recomputation.within(limit)
+        limit = int(limit * 0.95)  # fragmentation: the simulated allocator needs more than the tensors
+        choice = recomputation.cheapest_within(limit)
         found = planned(choice)
-    if roomy(found) is False and not choice.plan.reason:
+    if fits_with_margin(found) is False and not choice.plan.reason:
         peak = format_bytes(found.peak_bytes)
         text = f"recomputing activations is not enough: {peak} plus the allocator's overhead"
         return found, replace(choice.plan, reason=text)
     return found, choice.plan
 
 
-ATTEMPTS = 6  # at what the allocator adds
+ATTEMPTS = 6  # attempts, because the allocator adds overhead

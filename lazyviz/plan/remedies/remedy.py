@@ -54,7 +54,7 @@ class Remedy(Tabular):
     def __repr__(self) -> str:
         return f"<Remedy: {self}>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         return Remedies([self]).table()

@@ -141,10 +141,10 @@ def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
         return rates.softmax
     if kind == "norm":
         return rates.norm
-    if kind == "copy" and any(not value.meta.dense or _turned(value.stride) for value in node.inputs):
+    if kind == "copy" and any(not value.meta.dense or _is_transposed(value.stride) for value in node.inputs):
         return rates.copy
     return rates.function if short_name(node.op) in _FUNCTIONS else rates.elementwise
 
 
-def _turned(stride: Sequence[int]) -> bool:
+def _is_transposed(stride: Sequence[int]) -> bool:
     return list(stride) != sorted(stride, reverse=True)

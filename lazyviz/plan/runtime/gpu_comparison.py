@@ -42,7 +42,7 @@ class CardTable(Tabular):
     def __repr__(self) -> str:
         return f"<{len(self.cards)} cards, {sum(each.fits is True for each in self.cards)} fit>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """A row a card."""

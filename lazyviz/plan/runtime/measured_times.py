@@ -114,7 +114,7 @@ def compared(projection: Projection, measured: Mapping[Node, float]) -> TimesCom
     return TimesCompared(projection.device, pairs, missing + extra)
 
 
-def beside_profile(projection: Projection, profile: Any) -> TimesCompared:
+def compare_with_profile(projection: Projection, profile: Any) -> TimesCompared:
     """Compare ``projection`` with a profile of the same program by :class:`torch.profiler.profile`.
 
     Events are matched in order by operator name, for a run in eager mode or by lazyviz; nested events count

@@ -17,7 +17,7 @@ from ...graph.ir import Bound, Node, SourceLine
 from ..devices.rates import Known
 from ..tables import Table, Tabular
 from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
-from .streams import Sent, Streams, beside_kernels, cards_among
+from .streams import Sent, Streams, cards_among, nodes_on_other_streams
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -157,7 +157,7 @@ class Projection(Tabular):
             f"<Projection on {self.device}: {duration(self.seconds)} ({duration(low)} to {duration(high)})>"
         )
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """Seconds by phase, and what bounds them."""
@@ -189,7 +189,7 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     card = replace(card, host_apart=bool(cards), several=len(cards) > 1)
     times, peaks = times_on(card), Counter[float]()
     issued = covered = 0.0
-    beside = beside_kernels(nodes, cards)
+    beside = nodes_on_other_streams(nodes, cards)
     streams = Streams(has_collectives=bool(beside))
     unknown: list[Node] = []
     ops: list[OpTime] = []

@@ -118,7 +118,7 @@ class Streams:
                 self._brought.pop(storage, None)
 
 
-def beside_kernels(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
+def nodes_on_other_streams(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
     """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
 
     And what runs on other cards than most of ``nodes``, each with its card; ``cards``: :func:`cards_among`.

@@ -28,7 +28,9 @@ def _complex_to_real(node: Node, threads: int) -> Need:
 
 @on(TABLE, "isinf")
 def _infinite(node: Node, threads: int) -> Need:
-    """Absolute values; of complex numbers a part's, and which are infinite (``isinf``, TensorCompare.cpp)."""
+    """Absolute values; for complex numbers, those of one part, and the mask of infinite ones (``isinf``,
+    TensorCompare.cpp).
+    """
     operand = node.args[0].meta
     if operand.dtype.is_complex:
         return exactly(operand.nbytes // 2 + node.outputs[0].nbytes)
@@ -45,7 +47,7 @@ def _distance(node: Node, threads: int) -> Need:
 
 @on(TABLE, "roll")
 def _rolled(node: Node, threads: int) -> Need:
-    """One dimension after the other, or a copy in order for all at once (TensorTransformations.cpp)."""
+    """One dimension after the other, or a contiguous copy for all at once (TensorTransformations.cpp)."""
     operand, dims = node.args[0].meta, argument(node, 2, "dims", [])
     if not dims:
         return exactly(0 if contiguous(operand) else operand.nbytes)
@@ -56,7 +58,7 @@ def _rolled(node: Node, threads: int) -> Need:
 def _selected(node: Node, threads: int) -> Need:
     """The mask as integers, whose sum is the number of results (TensorAdvancedIndexing.cpp).
 
-    Several threads take as many integers for the mask, and for its running sums.
+    Several threads need as many integers for the mask, and for its running sums.
     """
     operand, mask = node.args[0].meta, node.args[1].meta
     count, result = math.prod(torch.broadcast_shapes(operand.shape, mask.shape)), node.outputs[0].nbytes
@@ -66,7 +68,7 @@ def _selected(node: Node, threads: int) -> Need:
 
 @on(TABLE, "index")
 def _indexed(node: Node, threads: int) -> Need:
-    """Places of a mask's elements, an integer a dimension (``expandTensors``, IndexingUtils.h)."""
+    """Positions of a mask's elements, one integer per dimension (``expandTensors``, IndexingUtils.h)."""
     indices = [each for each in node.args[1] if isinstance(each, Value)]
     masks = [each.meta for each in indices if each.dtype in (torch.bool, torch.uint8)]
     if len(masks) != 1 or len(indices) != 1:
@@ -85,7 +87,7 @@ def _backward_variables(node: Node, threads: int) -> Need:
 
 @on(TABLE, "std", "var", "std_mean", "var_mean")
 def _variance(node: Node, threads: int) -> Need:
-    """Of complex numbers the variances of both parts (``std_var_out``, ReduceOps.cpp)."""
+    """For complex numbers, the variances of both parts (``std_var_out``, ReduceOps.cpp)."""
     operand = node.args[0].meta
     return exactly(2 * node.outputs[0].nbytes if operand.dtype.is_complex else 0)
 

@@ -12,7 +12,9 @@ from .size import NOTHING, Events, Need
 
 
 class _Tensor(NamedTuple):
-    """What matters of an operand: its sizes, and whether it must be copied to lie as asked for."""
+    """The relevant properties of an operand: its sizes, and whether it must be copied to the requested
+    layout.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -20,7 +22,7 @@ class _Tensor(NamedTuple):
 
     @property
     def channels_last(self) -> bool:
-        """Whether PyTorch takes it for channels last (``is_channels_last_strides_2d`` in c10)."""
+        """Whether PyTorch treats it as channels last (``is_channels_last_strides_2d`` in c10)."""
         if len(self.shape) not in (4, 5) or self.stride[1] == 0:
             return False
         least = 0
@@ -33,7 +35,7 @@ class _Tensor(NamedTuple):
         return True
 
     def copied(self, channels_last: bool) -> int:
-        """Bytes of the copy that ``contiguous(memory_format=...)`` makes; 0 if it lies so."""
+        """Bytes of the copy that ``contiguous(memory_format=...)`` makes; 0 if it has that layout."""
         order = (
             (1, *range(len(self.shape) - 1, 1, -1), 0)
             if channels_last
@@ -48,7 +50,7 @@ class _Tensor(NamedTuple):
 
 
 def _operand(meta: Any) -> _Tensor:
-    """A tensor's sizes, one-dimensional images as images of one row (``view1d_as_2d``)."""
+    """A tensor's sizes; one-dimensional images count as images with one row (``view1d_as_2d``)."""
     shape, stride = tuple(meta.shape), tuple(meta.stride)
     if len(shape) == 3:
         shape, stride = (*shape[:2], 1, shape[2]), (*stride[:2], shape[2] * stride[2], stride[2])
@@ -56,7 +58,7 @@ def _operand(meta: Any) -> _Tensor:
 
 
 def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threads: int) -> Need:
-    """What ``aten::convolution`` needs on the CPU beyond its result; operands are metadata."""
+    """The memory that ``aten::convolution`` needs on the CPU besides its result; operands are metadata."""
     case = _case(image, weight, rest, threads)
     if case is None:
         return NOTHING
@@ -64,7 +66,7 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
     last = operand.channels_last or kernel.channels_last
     if not backend.startswith("Mkldnn"):
         copies = sum(tensor.copied(last and backend in _IN_TWO_DIMENSIONS) for tensor in (operand, kernel))
-        return _slow(conv, backend, copies, forward=True)
+        return _slow_kernel(conv, backend, copies, forward=True)
     run = Events()
     copies = operand.copied(last) + kernel.copied(last)
     run.take(copies)
@@ -77,13 +79,15 @@ def forward_need(image: Any, weight: Any, bias: bool, rest: Sequence[Any], threa
         run.peak = [max(a, now + b) for a, now, b in zip(run.peak, run.now, inner.peak)]
         results = conv.dst()
     verified = _verified(conv, last) and (not transposed or conv.strided)
-    return _sure(run.need(results), conv, verified, copies)
+    return _with_uncertainty(run.need(results), conv, verified, copies)
 
 
 def backward_need(
     gradient: Any, image: Any, weight: Any, rest: Sequence[Any], mask: Sequence[bool], threads: int
 ) -> Need:
-    """What ``aten::convolution_backward`` needs on the CPU beyond the gradients that it returns."""
+    """The memory that ``aten::convolution_backward`` needs on the CPU besides the gradients that it
+    returns.
+    """
     case = _case(image, weight, rest, threads)
     if case is None:
         return NOTHING
@@ -92,7 +96,7 @@ def backward_need(
     if not backend.startswith("Mkldnn"):
         kept = last and backend in _IN_TWO_DIMENSIONS
         copies = sum(tensor.copied(kept) for tensor in (_operand(gradient), operand, kernel))
-        return _slow(conv, backend, copies, needed=mask[1] or (mask[0] and backend != "Slow2d"))
+        return _slow_kernel(conv, backend, copies, needed=mask[1] or (mask[0] and backend != "Slow2d"))
     run = Events()
     copies = sum(tensor.copied(last) for tensor in (_operand(gradient), operand, kernel))
     run.take(copies)
@@ -113,19 +117,21 @@ def backward_need(
     elif mask[2] and not transposed:
         results += conv.out_channels * conv.itemsize
     verified = _verified(conv, last) and _verified_backward(conv, mask[2], mask[1]) and not transposed
-    return _sure(run.need(results), conv, verified, copies)
+    return _with_uncertainty(run.need(results), conv, verified, copies)
 
 
-def _sure(need: Need, conv: Conv, verified: bool, copies: int) -> Need:
-    """What the rules were verified for is to the byte (or has their range); elsewhere it is an estimate."""
-    return need if verified else Need(need.nbytes, 0, max(need.high * 5 // 4, _most(conv) + copies))
+def _with_uncertainty(need: Need, conv: Conv, verified: bool, copies: int) -> Need:
+    """Where the rules were verified, the result is exact (or has their range); otherwise, it is an
+    estimate.
+    """
+    return need if verified else Need(need.nbytes, 0, max(need.high * 5 // 4, _upper_bound(conv) + copies))
 
 
 def _verified(conv: Conv, direct: bool) -> bool:
-    """Whether the rules hold: in a thousand convolutions with AVX-512 what they say is what was allocated.
+    """Whether the rules hold: for a thousand convolutions with AVX-512, they match the allocated memory.
 
-    oneDNN has more kernels than they know, for other processors' registers and for half precision,
-    channels last, groups, dilation, long strides, a result of one pixel.
+    oneDNN has more kernels than the rules cover, for other processors' registers, half precision, channels
+    last, groups, dilation, large strides, and a result of one pixel.
     """
     if onednn_instructions() < Instructions.AVX512 or conv.itemsize != 4 or direct:
         return False
@@ -137,7 +143,9 @@ def _verified(conv: Conv, direct: bool) -> bool:
 
 
 def _verified_backward(conv: Conv, bias: bool, weight: bool) -> bool:
-    """Besides: rows that come out even, and sums of weights' gradients in whole blocks for each thread."""
+    """Additional conditions: rows that divide evenly, and sums of weight gradients in whole blocks for each
+    thread.
+    """
     if conv.strided and conv.image[-1] % conv.stride[-1]:
         return False
     if not weight or conv.threads == 1:
@@ -146,11 +154,12 @@ def _verified_backward(conv: Conv, bias: bool, weight: bool) -> bool:
     return not (bias and blocks % conv.threads) and (conv.groups > 1 or not 3 < conv.channels < conv.block)
 
 
-def _most(conv: Conv) -> int:
-    """A bound of what any of oneDNN's kernels takes for itself, the widest of them AMX's.
+def _upper_bound(conv: Conv) -> int:
+    """An upper bound of the memory that any oneDNN kernel allocates; the widest kernels are those for AMX.
 
-    Image and result in blocks of channels, twice; weights so, and each thread's sums of them in float32;
-    for each thread a block of columns, and pages of its own.  No convolution that was tried came near.
+    It consists of image and result in blocks of channels, twice; weights likewise, and each thread's sums of
+    them in float32; for each thread, a block of columns and its own pages. No convolution that was tried came
+    near.
     """
     block = 64 if onednn_instructions() >= Instructions.AMX and conv.itemsize < 4 else 16
     wide = -(-4 // conv.itemsize)
@@ -166,7 +175,7 @@ def _case(
 ) -> tuple[Conv, str, _Tensor, _Tensor] | None:
     """The convolution, its backend, and its operands, or ``None`` for one without elements.
 
-    A transposed convolution is described by the one whose gradient it is: its ``src`` is the result.
+    A transposed convolution is described by the convolution whose gradient it is: its ``src`` is the result.
     """
     stride, padding, dilation, transposed, output_padding, groups = rest
     operand, kernel = _operand(image), _operand(weight)
@@ -214,14 +223,17 @@ def _case(
     return conv, backend, operand, kernel
 
 
-# ATen's own kernels that know channels last.
+# ATen's own kernels that support channels last.
 _IN_TWO_DIMENSIONS = ("Slow2d", "SlowTranspose2d")
 
 
-def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True) -> Need:
+def _slow_kernel(
+    conv: Conv, backend: str, copies: int, *, forward: bool = False, needed: bool = True
+) -> Need:
     """ATen's own convolutions: the image as columns, of one sample or the batch.
 
-    ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp (of the batch in the forward pass, always).
+    ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp (the latter always uses the batch in the forward
+    pass).
     """
     columns = columns_of(conv)
     if backend == "SlowTranspose2d" and forward:
@@ -232,11 +244,11 @@ def _slow(conv: Conv, backend: str, copies: int, *, forward: bool = False, neede
     if not needed:
         columns = 0
     if conv.groups > 1:
-        # Slices of image, weights and results, one group each, and what puts them together.
+        # Slices of image, weights and results, one for each group, and their concatenation.
         parts = conv.src() + conv.dst() + conv.weights()
         return Need(copies + columns + parts, 0, 2 * (copies + columns) + 4 * parts)
     known = columns + copies
     fixed = backend == "Slow2d" or (backend == "SlowTranspose2d" and forward)
-    if fixed and conv.itemsize > 2:  # halves are summed in float32
+    if fixed and conv.itemsize > 2:  # half precision is summed in float32
         return Need(known, known, known)
     return Need(known, 0, 2 * known + 4 * (conv.src() + conv.dst() + conv.weights()))

@@ -42,7 +42,7 @@ def _count(meta: TensorMeta) -> int:
 
 @_on("mm", "addmm", "bmm", "baddbmm")
 def _product(node: Node, threads: int) -> Need:
-    """Operands that cuBLAS cannot take as they lie, expanded gradients of a sum above all, are copied.
+    """Operands in a layout that cuBLAS does not support, mostly expanded gradients of a sum, are copied.
 
     ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` (cuda/Blas.cpp).
     """
@@ -52,7 +52,7 @@ def _product(node: Node, threads: int) -> Need:
 
 
 def _taken_by_cublas(meta: TensorMeta) -> bool:
-    """Whether one of a matrix's dimensions lies dense, and the other's rows do not overlap."""
+    """Whether one of a matrix's dimensions is contiguous, and rows along the other do not overlap."""
     if not meta.nbytes:
         return True
     (rows, columns), (row, column) = meta.shape[-2:], meta.stride[-2:]
@@ -60,12 +60,12 @@ def _taken_by_cublas(meta: TensorMeta) -> bool:
 
 
 def _convolution_space(image: TensorMeta, weight: TensorMeta, result: int, groups: int) -> Need:
-    """cuDNN chooses an algorithm at run time (cudnn/Conv_v8.cpp), with the work space that it asks for.
+    """cuDNN selects an algorithm at run time (cudnn/Conv_v8.cpp), with the workspace that it requests.
 
-    Least: none.  Best figure: the image, weights and result in NHWC order, which its tensor-core kernels
-    work in (TF32 for float32, PyTorch's default); none for tensors that are so already, and for
-    depthwise ones, which have kernels of ATen's own (cuda/DepthwiseConv2d.cu).  Most: the transforms of
-    Winograd's and FFT's algorithms, four times the operands.
+    At least: none. Best estimate: the image, weights and result in NHWC order, which its tensor-core kernels
+    use (TF32 for float32, PyTorch's default); none for tensors that are NHWC already, and for depthwise
+    convolutions, which have ATen's own kernels (cuda/DepthwiseConv2d.cu). At most: the transforms of the
+    Winograd and FFT algorithms, four times the operands.
     """
     if groups == image.shape[1] and groups > 1 and weight.shape[1] == 1:
         return Need(0, 0, image.nbytes + result)
@@ -76,9 +76,10 @@ def _convolution_space(image: TensorMeta, weight: TensorMeta, result: int, group
 
 
 def benchmarked(name: str, need: Need) -> Need:
-    """The same with ``torch.backends.cudnn.benchmark``, which tries every algorithm that memory is found for.
+    """The same with ``torch.backends.cudnn.benchmark``, which tries every algorithm for which there is enough
+    memory.
 
-    Most: 33 times the operands, as pytorch#14614 reports (#31500: 12 times), in place of four.
+    At most: 33 times the operands, as pytorch#14614 reports (#31500: 12 times), instead of four.
     """
     if name not in CONVOLUTIONS:
         return need
@@ -94,17 +95,17 @@ def _convolution(node: Node, threads: int) -> Need:
 
 @_on("convolution_backward")
 def _convolution_backward(node: Node, threads: int) -> Need:
-    """One gradient after the other: the space of one at a time."""
+    """One gradient after the other: the workspace of one at a time."""
     gradient, image, weight = (value.meta for value in node.args[:3])
     return _convolution_space(image, weight, gradient.nbytes, node.args[9])
 
 
 @_on("embedding_dense_backward")
 def _embedding_backward(node: Node, threads: int) -> Need:
-    """cuda/Embedding.cu: few indices are summed at once; more are sorted, and summed by parts.
+    """cuda/Embedding.cu: few indices are summed at once; more are sorted, and summed in parts.
 
-    Sorted: indices and their places, twice each for cub's radix sort; then a row of sums, in float32,
-    for each part of a segment of equal indices, at most one for each index.
+    Sorted: indices and their positions, twice each for cub's radix sort; then a row of sums, in float32, for
+    each part of a segment of equal indices, at most one for each index.
     """
     gradient, indices, _, padding, *_ = node.args
     count = _count(indices.meta)
@@ -118,7 +119,9 @@ def _embedding_backward(node: Node, threads: int) -> Need:
 
 @_on("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def _index_put(node: Node, threads: int) -> Need:
-    """cuda/Indexing.cu: to accumulate, places are made one number each, sorted by cub, with their order."""
+    """cuda/Indexing.cu: to accumulate, positions are linearized, and sorted by cub together with
+    their order.
+    """
     accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
     values = node.args[2]
     if not accumulate or not isinstance(values, Value):
@@ -130,7 +133,7 @@ def _index_put(node: Node, threads: int) -> Need:
 
 @_on("sort", "argsort")
 def _sort(node: Node, threads: int) -> Need:
-    """cuda/Sort.cpp: keys and places of all rows once more, and cub's counters."""
+    """cuda/Sort.cpp: keys and positions of all rows once more, and cub's counters."""
     image = node.args[0].meta
     size = image.nbytes + 8 * _count(image)
     return Need(size, 0, 2 * size + 65536)
@@ -138,14 +141,14 @@ def _sort(node: Node, threads: int) -> Need:
 
 @_on("topk")
 def _topk(node: Node, threads: int) -> Need:
-    """cuda/TensorTopK.cu: several blocks a row keep counts; sorting the found ones is of their size."""
+    """cuda/TensorTopK.cu: several blocks per row keep counts; sorting needs memory for the values found."""
     found = sum(value.nbytes for value in node.outputs)
     return Need(found, 0, 2 * found + 2**20)
 
 
 @_on("cumsum", "cumprod")
 def _cumulative(node: Node, threads: int) -> Need:
-    """cuda/ScanKernels.cpp: the operand in the result's type; for one long row cub's block sums."""
+    """cuda/ScanKernels.cpp: the operand in the result's dtype; for one long row, cub's block sums."""
     image, result = node.args[0].meta, node.outputs[0]
     size = result.nbytes if image.dtype != result.dtype else 0
     return Need(size, size, size + result.nbytes // 256 + 4096)
@@ -153,7 +156,7 @@ def _cumulative(node: Node, threads: int) -> Need:
 
 @_on("_foreach_norm")
 def _foreach_norm(node: Node, threads: int) -> Need:
-    """cuda/ForeachReduceOp.cu: for each tensor, a float for each 65,536 elements of the largest."""
+    """cuda/ForeachReduceOp.cu: for each tensor, one float for every 65,536 elements of the largest."""
     tensors = [value.meta for value in node.args[0]]
     chunks = max((-(-_count(meta) // 65536) for meta in tensors), default=0)
     size = 4 * chunks * len(tensors)
@@ -170,7 +173,9 @@ _ATTENTION_BACKWARD = (
 
 @_on(*_ATTENTION_BACKWARD)
 def _attention_backward(node: Node, threads: int) -> Need:
-    """transformers/cuda/attention_backward.cu: a float a query row; in half precision sums in float32."""
+    """transformers/cuda/attention_backward.cu: one float per query row; in half precision, sums in
+    float32.
+    """
     query = next(value.meta for value in node.args[1:] if isinstance(value, Value))
     rows = math.prod(query.shape[:-1]) * 4
     sums = 2 * query.nbytes if query.dtype.itemsize < 4 else 0

@@ -39,7 +39,7 @@ def _call(node: Node) -> cudnn_sizes.Recurrence:
 
 
 def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
-    """The tensors whose size is an estimate, each with it."""
+    """The tensors whose size is an estimate, each with that estimate."""
     found = []
     for span in spans:
         node = span.maker
@@ -53,20 +53,22 @@ def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
 
 
 def forward(node: Node, threads: int) -> Need:
-    """The input in the order of steps, and cuDNN's work space."""
-    return _more(_call(node).workspace(node.args[12]), _turned(node.args[0].meta, _is_turned(node)))
+    """The input in the order of steps, and cuDNN's workspace."""
+    return _plus(
+        _call(node).workspace(node.args[12]), _contiguous_copy(node.args[0].meta, _is_batch_first(node))
+    )
 
 
 def backward(node: Node, threads: int) -> Need:
     """Two passes: gradients of the data, then of the weights, from copies in the order of steps.
 
-    Gradients that nobody gave are zeros; those that nobody asked for are computed all the same.
+    Missing gradients are replaced by zeros; gradients that are not requested are computed nevertheless.
     """
     image, weights, flat, hx, cx, output = (node.args[at] for at in (0, 1, 3, 4, 5, 6))
     given, mask = node.args[7:10], node.args[21]
     if not any(isinstance(gradient, Value) for gradient in given):
         return NOTHING
-    turned = _is_turned(node)
+    turned = _is_batch_first(node)
     all_along = 0
     for gradient, like in zip(given, (output, hx, cx)):
         if gradient is None and like is not None:
@@ -74,21 +76,21 @@ def backward(node: Node, threads: int) -> Need:
     for wanted, like in zip(mask, (image, hx, cx)):
         if not wanted and like is not None:
             all_along += like.nbytes
-    steps = _turned(image.meta, turned)
-    data = steps + (_turned(given[0].meta, turned) if given[0] is not None else 0)
+    steps = _contiguous_copy(image.meta, turned)
+    data = steps + (_contiguous_copy(given[0].meta, turned) if given[0] is not None else 0)
     apart = mask[3] and (len(weights) > 0 and node.args[2] < 4)  # gradients are copied out of the buffer
     known = all_along + max(data, steps + (flat.nbytes if apart else 0))
-    return _more(_call(node).workspace(True), known)
+    return _plus(_call(node).workspace(True), known)
 
 
-def _is_turned(node: Node) -> bool:
-    """Whether the kernel turns a batch that comes first."""
+def _is_batch_first(node: Node) -> bool:
+    """Whether the kernel transposes an input whose first dimension is the batch."""
     names = [argument.name for argument in node.op._schema.arguments]
     return bool(node.args[names.index("batch_first")]) and not node.args[names.index("batch_sizes")]
 
 
-def _turned(meta: TensorMeta, turned: bool) -> int:
-    """Bytes of the copy that ``contiguous()`` makes, of the transpose if ``turned``."""
+def _contiguous_copy(meta: TensorMeta, turned: bool) -> int:
+    """Bytes of the copy that ``contiguous()`` makes, after a transpose if ``turned``."""
     shape, stride = list(meta.shape), list(meta.stride)
     if turned:
         shape[:2], stride[:2] = shape[1::-1], stride[1::-1]
@@ -100,5 +102,5 @@ def _turned(meta: TensorMeta, turned: bool) -> int:
     return 0
 
 
-def _more(space: cudnn_sizes.Estimate, known: int) -> Need:
+def _plus(space: cudnn_sizes.Estimate, known: int) -> Need:
     return Need(*(size + known for size in space))

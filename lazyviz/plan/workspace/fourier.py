@@ -21,7 +21,7 @@ TABLE: dict[str, Rule] = {}
 
 
 class _Strided:
-    """Sizes, strides and element size of a tensor that a transform reads; a result is laid out like it."""
+    """Sizes, strides and element size of a tensor that a transform reads; a result has the same layout."""
 
     def __init__(self, shape: Sequence[int], stride: Sequence[int], item: int) -> None:
         self.shape, self.stride, self.item = list(shape), list(stride), item
@@ -40,8 +40,8 @@ class _Strided:
         return sorted(rest, key=lambda dim: -self.stride[dim])
 
     def copied(self, dims: Sequence[int]) -> int:
-        """Bytes of the copy in which the other dimensions are one."""
-        inner: int | None = None  # the stride that the next dimension outwards needs
+        """Bytes of the copy in which the other dimensions are collapsed into one."""
+        inner: int | None = None  # the stride that the next outer dimension needs
         for dim in reversed(self.batch(dims)):
             if self.shape[dim] == 1:
                 continue
@@ -51,7 +51,7 @@ class _Strided:
         return 0
 
     def transformed(self, dims: Sequence[int]) -> _Strided:
-        """The result: in order, the transformed dimensions innermost."""
+        """The result: contiguous, with the transformed dimensions innermost."""
         stride, step = [0] * len(self.shape), 1
         for dim in (*reversed(dims), *reversed(self.batch(dims))):
             stride[dim] = step
@@ -79,7 +79,7 @@ def _to_complex(node: Node, threads: int) -> Need:
 
 @on(TABLE, "_fft_c2r")
 def _to_real(node: Node, threads: int) -> Need:
-    """All dimensions but the last to complex numbers, then the last."""
+    """Transform all dimensions but the last to complex numbers, then the last one."""
     dims = _dims(node)
     if not torch.backends.mkl.is_available() or not dims:
         return NOTHING

@@ -13,7 +13,7 @@ from .size import NOTHING, Need
 
 TABLE: dict[str, Rule] = {}
 
-# Neighbors along a dimension, each a list of positions and one of weights (``HelperInterp...``).
+# Neighbors along a dimension, each with a list of positions and one of weights (``HelperInterp...``).
 _NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
 
 
@@ -31,11 +31,11 @@ _NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubi
     "upsample_bicubic2d",
 )
 def _resize(node: Node, threads: int) -> Need:
-    """Copies of image and result in channels-last for the kernels that want it, else lists of neighbors.
+    """Copies of image and result in channels-last for the kernels that need it, otherwise lists of neighbors.
 
-    ``_use_vectorized_kernel_cond_2d`` and ``_3d`` (cpu/UpSampleKernel.cpp) choose: channels-last images
-    of more than 3 channels, and in 2D results whose height and width sum to 128 at most; one thread
-    also resizes colours that way.
+    ``_use_vectorized_kernel_cond_2d`` and ``_3d`` (cpu/UpSampleKernel.cpp) decide: channels-last images of
+    more than 3 channels, and in 2D results whose height and width sum to at most 128; one thread also resizes
+    color images that way.
     """
     name = node.op._schema.name
     image, result = node.args[0].meta, node.outputs[0].meta
@@ -53,8 +53,8 @@ def _resize(node: Node, threads: int) -> Need:
 
 
 @on(TABLE, "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def _resize_smoothly(node: Node, threads: int) -> Need:
-    """Rows first, into an image of their new length, then columns; each with its lists of weights.
+def _resize_antialiased(node: Node, threads: int) -> Need:
+    """Rows first, into an intermediate image, then columns; each with its lists of weights.
 
     ``separable_upsample_generic_Nd_kernel_impl`` and ``_compute_index_ranges_weights``
     (cpu/UpSampleKernel.cpp).
@@ -65,7 +65,7 @@ def _resize_smoothly(node: Node, threads: int) -> Need:
     support = 4 if "cubic" in node.op._schema.name else 2
     item = image.dtype.itemsize
 
-    def lists(dim: int) -> int:
+    def weight_tables(dim: int) -> int:
         inside, outside = image.shape[dim], result.shape[dim]
         if node.args[2] and outside > 1:  # align_corners
             scale = (inside - 1) / (outside - 1)
@@ -77,21 +77,24 @@ def _resize_smoothly(node: Node, threads: int) -> Need:
 
     changed = [dim for dim in (3, 2) if image.shape[dim] != result.shape[dim]]
     between = math.prod((*image.shape[:3], result.shape[3])) * item if len(changed) == 2 else 0
-    return exactly(between + max((lists(dim) for dim in changed), default=0))
+    return exactly(between + max((weight_tables(dim) for dim in changed), default=0))
 
 
 def _bytes_resized(image: TensorMeta, result: TensorMeta) -> Need:
-    """Rows first, as above; colours one image at a time, unpacked to four (UpSampleKernelAVXAntialias.h)."""
+    """Rows first, as above; color images one at a time, unpacked to four channels
+    (UpSampleKernelAVXAntialias.h).
+    """
     between = math.prod((*image.shape[:3], result.shape[3]))
-    lists = 64 * sum(result.shape[2:])
-    return Need(between + lists, 0, 4 * (image.nbytes + between) + 4 * lists)
+    weight_tables = 64 * sum(result.shape[2:])
+    return Need(between + weight_tables, 0, 4 * (image.nbytes + between) + 4 * weight_tables)
 
 
 @on(TABLE, "im2col", "col2im")
 def _windows(node: Node, threads: int) -> Need:
-    """The result starts as large as the operand (``im2col_cpu``, Im2Col.cpp; ``col2im_cpu``, Col2Im.cpp).
+    """The result is initially as large as the operand (``im2col_cpu``, Im2Col.cpp; ``col2im_cpu``,
+    Col2Im.cpp).
 
-    A smaller one keeps that memory, which is then its own; a larger one has both while it grows.
+    A smaller result keeps that memory, which then belongs to it; a larger one needs both while it grows.
     """
     operand = node.args[0].meta
     grows = node.outputs[0].nbytes > operand.nbytes
@@ -100,7 +103,7 @@ def _windows(node: Node, threads: int) -> Need:
 
 @on(TABLE, "affine_grid_generator")
 def _grid(node: Node, threads: int) -> Need:
-    """A grid of homogeneous coordinates, and a line of it (AffineGridGenerator.cpp)."""
+    """A grid of homogeneous coordinates, and one line of it (AffineGridGenerator.cpp)."""
     theta, size = node.args[0].meta, node.args[1]
     points = size[0] * math.prod(size[2:])
     return exactly(points * (len(size) - 1) * theta.dtype.itemsize)
@@ -131,7 +134,7 @@ def _grid(node: Node, threads: int) -> Need:
     "replication_pad3d_backward",
 )
 def _gradient_in_order(node: Node, threads: int) -> Need:
-    """Kernels that work on ``grad_output.contiguous()``, in the image's memory format."""
+    """Kernels that use ``grad_output.contiguous()``, in the image's memory format."""
     gradient = node.args[0].meta
     if contiguous(gradient):
         return NOTHING

@@ -23,7 +23,7 @@ TABLE: dict[str, Rule] = {}
 
 
 def _matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
-    """Their number, rows, columns, and bytes of an element."""
+    """The number of matrices, rows, columns, and bytes of an element."""
     *batch, rows, columns = meta.shape
     return math.prod(batch), rows, columns, meta.dtype.itemsize
 
@@ -38,14 +38,16 @@ def _inverse(node: Node, threads: int) -> Need:
 
 @on(TABLE, "_linalg_det", "_linalg_slogdet")
 def _determinant(node: Node, threads: int) -> Need:
-    """The parity of the pivots: which of them moved, as numbers (``lu_det_P``, BatchLinearAlgebra.cpp)."""
+    """The parity of the pivots: which of them have moved, as numbers (``lu_det_P``,
+    BatchLinearAlgebra.cpp).
+    """
     count, rows, _, _ = _matrices(node.args[0].meta)
     return exactly(rows * 4 + count * rows * (1 + 8) + 12 * count)
 
 
 @on(TABLE, "_linalg_svd")
 def _singular(node: Node, threads: int) -> Need:
-    """A copy in Fortran's order, which LAPACK overwrites (``_linalg_svd_out``), and its status."""
+    """A copy in Fortran order, which LAPACK overwrites (``_linalg_svd_out``), and its status."""
     matrix = node.args[0].meta
     return exactly(matrix.nbytes + _transposing(matrix) + 4 * _matrices(matrix)[0])
 
@@ -65,7 +67,7 @@ def _eigenvalues(node: Node, threads: int) -> Need:
 
 @on(TABLE, "linalg_qr")
 def _orthogonal(node: Node, threads: int) -> Need:
-    """The reflectors' factors, and work space of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
+    """The reflectors' factors, and the workspace of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
     count, rows, columns, item = _matrices(node.args[0].meta)
     order = min(rows, columns)
     factors = count * order * item
@@ -77,10 +79,10 @@ def _orthogonal(node: Node, threads: int) -> Need:
 
 @on(TABLE, "linalg_matrix_exp")
 def _exponential(node: Node, threads: int) -> Need:
-    """Powers of the matrix and what they are put together from (LinearAlgebra.cpp): an estimate.
+    """Powers of the matrix, and the terms that they are combined from (LinearAlgebra.cpp): an estimate.
 
-    The norms of the matrices choose the polynomial: four matrices for the smallest, twelve for the
-    largest, if all of a batch are alike.
+    The norms of the matrices select the polynomial: four matrices for the smallest, twelve for the largest,
+    if all matrices of a batch are similar.
     """
     nbytes = node.args[0].meta.nbytes
     return Need(12 * nbytes, 4 * nbytes, 13 * nbytes + 4096)
@@ -90,7 +92,7 @@ def _exponential(node: Node, threads: int) -> Need:
 def _distances(node: Node, threads: int) -> Need:
     """Squares, their sums and ones, and wider operands (``_euclidean_dist``, Distance.cpp).
 
-    ``_cdist_forward`` does so for p = 2, if one operand has more than 25 rows or the call demands it.
+    ``_cdist_forward`` does this for p = 2, if one operand has more than 25 rows or the call requires it.
     """
     left, right = node.args[0].meta, node.args[1].meta
     rows = (math.prod(left.shape[:-1]), math.prod(right.shape[:-1]))
@@ -116,7 +118,7 @@ def _distances(node: Node, threads: int) -> Need:
 
 @on(TABLE, "_trilinear")
 def _bilinear(node: Node, threads: int) -> Need:
-    """``nn.Bilinear``: one output feature at a time, by the one input, then the other (Linear.cpp)."""
+    """``nn.Bilinear``: one output feature at a time, times one input, then the other (Linear.cpp)."""
     left, weight, right, *expand, summed = node.args[:7]
     if [list(dims) for dims in (*expand, summed)] != [[1, 3], [0], [1, 2], [2, 3]]:
         return NOTHING
@@ -145,7 +147,7 @@ def _conjugated(meta: TensorMeta) -> bool:
 
 
 def _of_a_batch(meta: TensorMeta) -> int:
-    """Bytes of a batch that is copied: all of it if conjugated, else a matrix at a time."""
+    """Bytes of a batch that is copied: all of it if conjugated, otherwise one matrix at a time."""
     if meta.flags & 1:
         return meta.nbytes
     *_, rows, columns = meta.shape
@@ -162,28 +164,28 @@ def _leading(meta: TensorMeta) -> bool:
 
 
 def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
-    """oneDNN's product of bfloat16: a thread's block of the right operand, packed, and of sums in float32.
+    """oneDNN's bfloat16 product: for each thread, a packed block of the right operand, and sums in float32.
 
-    The scratchpad is that of ``init_scratchpad`` (oneDNN, x64/matmul/brgemm_matmul_utils.cpp), the sizes
-    of blocks were seen in the allocator's events of 170 products with each of the three instruction sets
-    and oneDNN 3.12.  All are estimates: it divides the work among threads by its own reckoning.
+    The scratchpad is that of ``init_scratchpad`` (oneDNN, x64/matmul/brgemm_matmul_utils.cpp). The sizes of
+    blocks were observed in the allocator's events of 170 products with each of the three instruction sets and
+    oneDNN 3.12. All are estimates, because the division of work among threads is internal to oneDNN.
     """
     *batch, rows, steps = left.shape
     columns = right.shape[-1] if len(right.shape) > 1 else 1
     count = math.prod(batch)
-    if count * rows * steps * columns <= 16**3:  # ATen does these itself (mkldnn/Matmul.cpp)
+    if count * rows * steps * columns <= 16**3:  # ATen computes these itself (mkldnn/Matmul.cpp)
         return NOTHING
     instructions = onednn_instructions()
     other_order = left.stride[-1] != 1 and rows > 1
-    pad = 128  # of each entry: common/memory_tracking.hpp
+    pad = 128  # for each entry: common/memory_tracking.hpp
     deep = -(-steps // 32) * 32
-    if instructions < Instructions.AVX512_BF16:  # the sums of all of the result
+    if instructions < Instructions.AVX512_BF16:  # the sums of the whole result
         size = count * rows * columns * 4 + pad
-    elif instructions is Instructions.AMX:  # all steps of a block of columns, and a page for the tiles
+    elif instructions is Instructions.AMX:  # all steps of a block of columns, and one page for the tiles
         size = threads * (deep * min(-(-columns // 64) * 64, 128) * 2 + 4096 + 5 * pad) + 3 * pad
         if other_order:
             size += threads * min(rows, 256) * deep * 2
-    else:  # 64 columns, 512 steps (1024 of more than 1024), rows in equal parts of at most 256
+    else:  # 64 columns, 512 steps (1024 if there are more than 1024), rows in equal parts of at most 256
         at_once = min(deep, 512 if steps <= 1024 else 1024)
         tasks = count * -(-columns // 64)
         parts = max(-(-threads // tasks), -(-rows // 256))
@@ -203,7 +205,8 @@ def _transposing(meta: TensorMeta) -> int:
 
 def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, fortran: bool = False) -> int:
     """Bytes of the tile through which a matrix is copied into the other order (``copy_transpose_valid``,
-    Copy.cpp): 60 x 60 elements, if the matrix has as many.  ``fortran``: its transpose is copied."""
+    Copy.cpp): 60 x 60 elements, if the matrix has as many. ``fortran``: its transpose is copied.
+    """
     if len(shape) != 2 or math.prod(shape) < 60 * 60:
         return 0
     if fortran:
@@ -213,7 +216,7 @@ def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, f
 
 @on(TABLE, "clone", "copy_")
 def _copy(node: Node, threads: int) -> Need:
-    """A matrix copied into the other order goes through a tile."""
+    """A matrix that is copied into the other order goes through a tile."""
     source = node.args[1 if node.op._schema.name == "aten::copy_" else 0]
     if not isinstance(source, Value) or not node.outputs:
         return NOTHING

@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 class Conv(NamedTuple):
-    """One convolution as oneDNN sees it; ``weight`` is (out, in / groups, kernel)."""
+    """One convolution in oneDNN's terms; ``weight`` is (out, in / groups, kernel)."""
 
     batch: int
     channels: int
@@ -36,7 +36,7 @@ class Conv(NamedTuple):
     groups: int
     itemsize: int
     threads: int
-    block: int  # channels of a block: 16 with AVX-512, 8 with AVX2
+    block: int  # channels per block: 16 with AVX-512, 8 with AVX2
 
     @property
     def depthwise(self) -> bool:
@@ -44,7 +44,7 @@ class Conv(NamedTuple):
 
     @property
     def pointwise(self) -> bool:
-        """Whether oneDNN's 1x1 kernels take it; strided ones if the steps come out even."""
+        """Whether oneDNN's 1x1 kernels support it; strided ones only if the steps divide evenly."""
         if math.prod(self.kernel) > 1 or any(self.padding) or self.groups > 1:
             return False
         return all(size * step == whole for size, step, whole in zip(self.out_image, self.stride, self.image))
@@ -60,19 +60,21 @@ class Conv(NamedTuple):
         return self._image(self.out_channels, self.out_image, block)
 
     def _image(self, channels: int, image: Sequence[int], block: int) -> int:
-        return self.batch * _up(channels, block) * math.prod(image) * self.itemsize
+        return self.batch * _round_up(channels, block) * math.prod(image) * self.itemsize
 
     def weights(self, of_out: int = 1, of_in: int = 1) -> int:
-        """Bytes of the weights with channels rounded up; a depthwise one blocks its groups."""
+        """Bytes of the weights with channels rounded up; a depthwise convolution has blocks of groups."""
         size = math.prod(self.kernel) * self.itemsize
         if self.depthwise:
-            return _up(self.groups, of_out) * size
+            return _round_up(self.groups, of_out) * size
         inside, outside = self.channels // self.groups, self.out_channels // self.groups
-        return self.groups * _up(inside, of_in) * _up(outside, of_out) * size
+        return self.groups * _round_up(inside, of_in) * _round_up(outside, of_out) * size
 
     @property
     def group_block(self) -> int:
-        """Channels of a block: what divides a group's channels; 0 if oneDNN multiplies matrices instead."""
+        """Channels per block, which must divide a group's channels; 0 if oneDNN multiplies matrices
+        instead.
+        """
         if self.groups == 1 or self.depthwise:
             return self.block
         inside, outside = self.channels // self.groups, self.out_channels // self.groups
@@ -82,7 +84,7 @@ class Conv(NamedTuple):
         return 0
 
 
-def _up(size: int, block: int) -> int:
+def _round_up(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
@@ -91,7 +93,9 @@ def _ceil(size: int, parts: int) -> int:
 
 
 def _booked(size: int, align: int = 128) -> int:
-    """One entry of a oneDNN scratchpad: its bytes, and room to align them (common/memory_tracking.hpp)."""
+    """One entry of a oneDNN scratchpad: its bytes, plus padding for alignment
+    (common/memory_tracking.hpp).
+    """
     return size + align if size else 0
 
 
@@ -99,24 +103,25 @@ def _exactly(size: int) -> Workspace:
     return Workspace(size, size, size)
 
 
-# What threads that sum partial results wait at: simple_barrier::ctx_t, a page, booked with room for another.
+# The barrier for threads that sum partial results: simple_barrier::ctx_t, one page, booked with padding for
+# another.
 _BARRIER = _booked(PAGE, PAGE)
 
 
 def forward(conv: Conv, *, bias: bool, direct: bool = False) -> Events:
-    """``mkldnn_convolution``: operands copied, the result in blocks, then as it should be.
+    """``mkldnn_convolution``: operands are copied, then the result in blocks, then in the requested layout.
 
-    ``direct``: tensors that are channels-last already are worked on as they are.
+    ``direct``: tensors that are channels last already are used as they are.
     """
     run = Events()
     block = conv.group_block
     space = _forward_space(conv, bias, direct)
     if direct:
-        # Channels in blocks of 16 to 64, as oneDNN's estimate of its speed has it.
+        # Channels in blocks of 16 to 64, by oneDNN's estimate of its speed.
         least, most = conv.weights(16), conv.weights(16 if conv.depthwise else 64)
         run.take(conv.dst(), space, Workspace(least, least, most))
         return run
-    if not block:  # matrix products on the layout as it is
+    if not block:  # matrix products in the given layout
         run.take(space, conv.dst())
         run.free(space)
         run.take(conv.dst())
@@ -133,7 +138,7 @@ def forward(conv: Conv, *, bias: bool, direct: bool = False) -> Events:
 def _forward_space(conv: Conv, bias: bool, direct: bool) -> Workspace:
     if direct and conv.depthwise:
         return _exactly(0)
-    if direct:  # brgemm kernels: a page and a little of pointers for each thread
+    if direct:  # brgemm kernels: a page, and a few pointers, for each thread
         return _exactly(conv.threads * (PAGE + 24) + PAGE)
     block = conv.group_block
     if not block:
@@ -141,19 +146,19 @@ def _forward_space(conv: Conv, bias: bool, direct: bool) -> Workspace:
         return Workspace(_booked(columns), 0, _booked(columns * conv.threads))
     size = 0
     if bias and conv.out_channels % block:
-        size += _booked(_up(conv.out_channels, block) * conv.itemsize)
+        size += _booked(_round_up(conv.out_channels, block) * conv.itemsize)
     if conv.pointwise and conv.strided:
         size += _booked(conv.threads * _reduced_image(conv) * _ceil(conv.channels, block))
     return _exactly(size)
 
 
 def _reduced_image(conv: Conv) -> int:
-    """Bytes of one block of channels of the image that a strided 1x1 kernel sees (rtus in oneDNN)."""
+    """Bytes of one block of channels of the image for a strided 1x1 kernel (rtus in oneDNN)."""
     return math.prod(conv.out_image) * conv.block * conv.itemsize
 
 
 def columns_of(conv: Conv) -> int:
-    """Bytes of one sample's image as columns of one group; 0 where the image is its own columns."""
+    """Bytes of one sample's image as columns of one group; 0 if the image already has that form."""
     if math.prod(conv.kernel) == 1 and not conv.strided and not any(conv.padding):
         return 0
     inside = conv.channels // conv.groups
@@ -161,7 +166,7 @@ def columns_of(conv: Conv) -> int:
 
 
 def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
-    """``mkldnn_convolution_backward_input``; leaves the image's gradient taken."""
+    """``mkldnn_convolution_backward_input``; the image's gradient stays allocated."""
     block = conv.group_block
     if not block:
         space = Workspace(_booked(columns_of(conv)), 0, _booked(columns_of(conv) * conv.threads))
@@ -171,7 +176,7 @@ def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
         run.free(conv.src())
         return
     if direct or (conv.strided and _takes_strided(conv)):
-        # Channels last, for oneDNN's strided kernel as for tensors that are so already.
+        # Channels last, for oneDNN's strided kernel as for tensors in that format.
         space = _strided_space(conv) if conv.strided else _exactly(conv.threads * (PAGE + 88) + PAGE)
         weights = _strided_weights(conv)
         if conv.depthwise:
@@ -183,7 +188,7 @@ def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
         copy = conv.dst()
         run.take(copy, weights, conv.src(), space)
         run.free(space, weights, copy)
-        copies = 1 if conv.channels == 1 else 2  # out of its layout, and into the one asked for
+        copies = 1 if conv.channels == 1 else 2  # from its layout into the requested one
         run.take(*[conv.src()] * copies)
         run.free(*[conv.src()] * copies)
         return
@@ -195,7 +200,9 @@ def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
 
 
 def _takes_strided(conv: Conv) -> bool:
-    """Whether oneDNN's brgemm kernel for strided gradients takes it; it does one group after the other."""
+    """Whether oneDNN's brgemm kernel for strided gradients supports it; it processes one group after the
+    other.
+    """
     if conv.block != 16 or conv.depthwise:
         return False
     if conv.groups == 1:
@@ -206,34 +213,34 @@ def _takes_strided(conv: Conv) -> bool:
 def _strided_weights(conv: Conv) -> int:
     """Weights with the image's channels rounded up to the kernel's block, of 16 to 64."""
     inside, outside = conv.channels // conv.groups, conv.out_channels // conv.groups
-    return conv.groups * outside * _up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
+    return conv.groups * outside * _round_up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
 
 
 def _strided_space(conv: Conv) -> Workspace:
-    """Pointers, the gradient padded and its mask for each thread (jit_brgemm_conv_bwd_utils.cpp)."""
+    """For each thread: pointers, the padded gradient, and its mask (jit_brgemm_conv_bwd_utils.cpp)."""
     padded = conv.out_channels
     for whole, size, kernel, dilation, pad, step in zip(
         conv.image, conv.out_image, conv.kernel, conv.dilation, conv.padding, conv.stride
     ):
         reach = (kernel - 1) * dilation
-        after = (size - 1) * step + reach + 1 - whole - pad  # the padding that the kernel sees on the right
+        after = (size - 1) * step + reach + 1 - whole - pad  # the padding on the right that the kernel uses
         padded *= size + max(0, reach - pad) // step + max(0, reach - after) // step
     pointers = _ceil(
-        _up(40 * max(1, math.prod(_ceil(k, s) for k, s in zip(conv.kernel, conv.stride))), PAGE), 40
+        _round_up(40 * max(1, math.prod(_ceil(k, s) for k, s in zip(conv.kernel, conv.stride))), PAGE), 40
     )
     size = _booked(conv.threads * pointers * 40, PAGE)
-    size += _booked(conv.threads * _up(padded, PAGE) * conv.itemsize, PAGE)
+    size += _booked(conv.threads * _round_up(padded, PAGE) * conv.itemsize, PAGE)
     size += _booked(conv.threads * PAGE, PAGE)
     if not conv.image[-1] % conv.stride[-1]:
         return _exactly(size)
-    # Uneven rows are written beside the result first; oneDNN's choice of a block may be less than a row.
-    row = _up(conv.image[-1], conv.stride[-1])
-    more = _booked(conv.threads * _up(row * conv.channels, PAGE) * conv.itemsize, PAGE)
+    # Uneven rows are first written elsewhere; oneDNN may choose a block smaller than a row.
+    row = _round_up(conv.image[-1], conv.stride[-1])
+    more = _booked(conv.threads * _round_up(row * conv.channels, PAGE) * conv.itemsize, PAGE)
     return Workspace(size + more, size, size + more)
 
 
 def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = False) -> None:
-    """``mkldnn_convolution_backward_weights``; leaves the gradients of weights and bias taken."""
+    """``mkldnn_convolution_backward_weights``; the gradients of weights and bias stay allocated."""
     block = conv.group_block
     plain = conv.weights()
     with_bias = conv.out_channels * conv.itemsize if bias else 0
@@ -247,15 +254,15 @@ def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = Fals
         run.free(plain, with_bias)
         return
     if conv.groups == 1 and not conv.pointwise and 3 < conv.channels < 16 and block == 16:
-        block = 8  # the AVX2 kernel takes it
+        block = 8  # the AVX2 kernel supports it
     first = conv.groups == 1 and conv.channels < 4 and not conv.pointwise
     weights = conv.weights(block, 1 if first else block)
     space = _reduction_space(conv, block, bias, first)
     if direct and conv.depthwise:
-        # Depthwise or not, larger kernels get blocks of 16 by 16 channels for each group.
-        width = _up(conv.groups, block) * conv.itemsize
+        # Depthwise or not, larger kernels use blocks of 16 by 16 channels for each group.
+        width = _round_up(conv.groups, block) * conv.itemsize
         if wide:
-            weights *= block * conv.groups * block // _up(conv.groups, block)
+            weights *= block * conv.groups * block // _round_up(conv.groups, block)
             space = _exactly(_booked(conv.groups * block * conv.itemsize if bias else 0))
         elif conv.threads > 1:
             others = conv.threads - 1
@@ -264,14 +271,14 @@ def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = Fals
     run.take(gradient, image, weights, space, with_bias)
     run.free(space, image, gradient)
     run.take(with_bias, plain)
-    if direct:  # out of its layout, and into channels last
+    if direct:  # from its layout into channels last
         run.take(plain)
         run.free(plain)
     run.free(weights, with_bias)
 
 
 def _matrix_space(conv: Conv) -> Workspace:
-    """Columns, and partial weights, a float for each of their bytes (gemm_convolution_utils.cpp)."""
+    """Columns, and partial weights: one float for each of their bytes (gemm_convolution_utils.cpp)."""
     outer = math.prod(conv.out_image) // conv.threads < 256 and (conv.batch != 1 or conv.groups > 2)
     threads = conv.threads if outer else 1
     size = _booked(threads * conv.weights() * 4) + _booked(threads * columns_of(conv))
@@ -281,13 +288,15 @@ def _matrix_space(conv: Conv) -> Workspace:
 def _reduction_space(conv: Conv, block: int, bias: bool, first: bool) -> Workspace:
     """Partial weights of the threads that share the batch, one set fewer than threads, and a barrier."""
     padded = (
-        _booked(_up(conv.out_channels, block) * conv.itemsize) if bias and conv.out_channels % block else 0
+        _booked(_round_up(conv.out_channels, block) * conv.itemsize)
+        if bias and conv.out_channels % block
+        else 0
     )
     weights = conv.weights(block, 1 if first else block)
-    bias_size = _up(conv.out_channels, block) * conv.itemsize
+    bias_size = _round_up(conv.out_channels, block) * conv.itemsize
     threads = conv.threads
     if conv.depthwise:
-        # Channels first, the batch among what threads are left (jit_uni_dw_conv_kernel_utils.cpp).
+        # Channels first, the batch among the remaining threads (jit_uni_dw_conv_kernel_utils.cpp).
         shares = min(max(1, threads // min(threads, _ceil(conv.groups, block))), conv.batch) - 1
         return _exactly(_booked(weights * shares) + _booked(bias_size * shares if bias else 0))
     rtus = 0
@@ -312,21 +321,23 @@ def _reduction_space(conv: Conv, block: int, bias: bool, first: bool) -> Workspa
 
 
 def _bias_space(conv: Conv, block: int) -> int:
-    """Where threads that share the batch sum the bias's gradient: too few blocks of channels for all."""
+    """The buffer in which threads that share the batch sum the bias's gradient, if there are too few blocks
+    of channels.
+    """
     jobs = conv.groups * _ceil(conv.out_channels // conv.groups, block)
     groups = min(jobs, conv.threads)
     each = min(conv.threads // groups, conv.batch)
     if each < 2:
         return 0
-    size = _up(conv.out_channels, block) * conv.itemsize
+    size = _round_up(conv.out_channels, block) * conv.itemsize
     return _booked(size * (each - 1), PAGE) + _booked(groups * PAGE, PAGE)
 
 
 @lru_cache(4096)
 def batch_shares(conv: Conv, block: int, first: bool) -> int:
-    """Among how many threads oneDNN divides the batch when it sums the weights' gradient.
+    """The number of threads among which oneDNN divides the batch when it sums the weights' gradient.
 
-    It takes the division of batch, input and output channels that moves the fewest bytes a thread
+    It selects the division of batch, input and output channels that moves the fewest bytes per thread
     (``balance`` in jit_avx512_common_conv_kernel.cpp and jit_avx512_common_1x1_conv_kernel.cpp).
     """
     threads = conv.threads // conv.groups
@@ -376,7 +387,7 @@ def batch_shares(conv: Conv, block: int, first: bool) -> int:
             chosen = min(conv.batch, conv.threads)
         return chosen
 
-    # A second pass prefers fewer steps a thread where that moves hardly more.
+    # A second pass prefers fewer steps per thread if that hardly moves more bytes.
     def work(batch: int, out: int, inn: int) -> int:
         return _ceil(conv.batch * rows, batch) * _ceil(outs, out) * _ceil(ins, inn)
 
@@ -390,7 +401,9 @@ def batch_shares(conv: Conv, block: int, first: bool) -> int:
 
 
 def _reduce_steps(positions: int, width: int) -> int:
-    """Into how many steps a 1x1 kernel cuts the image's positions: a divisor of 7 to 16 if there is one."""
+    """The number of steps into which a 1x1 kernel divides the image's positions: a divisor between 7 and 16,
+    if there is one.
+    """
     for step in range(16, 6, -1):
         if positions % step == 0:
             return positions // step
@@ -405,7 +418,7 @@ def transpose(run: Events, conv: Conv, *, bias: bool, direct: bool) -> None:
     if not direct and conv.strided and _takes_strided(conv):
         space = _strided_space(conv)
         if bias and conv.image[-1] % conv.stride[-1]:
-            space = _more(space, _booked(conv.src()))  # the bias is added to a copy
+            space = _plus(space, _booked(conv.src()))  # the bias is added to a copy
         copy, weights, space = conv.dst(), _strided_weights(conv), _nested(space)
         run.take(space, copy, weights, conv.src())
         run.free(weights, copy, space)
@@ -417,10 +430,10 @@ def transpose(run: Events, conv: Conv, *, bias: bool, direct: bool) -> None:
     run.free(extra)
 
 
-def _more(space: Workspace, size: int) -> Workspace:
+def _plus(space: Workspace, size: int) -> Workspace:
     return Workspace(*(part + size for part in space))
 
 
 def _nested(space: Workspace) -> Workspace:
-    """The scratchpad of a kernel inside of another's: an entry of it."""
+    """The scratchpad of a kernel inside of another's, where it is one entry."""
     return Workspace(*(_booked(size) for size in space))

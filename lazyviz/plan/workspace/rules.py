@@ -8,12 +8,12 @@ from typing import Any
 from ...graph.ir import Node, TensorMeta, Value
 from .size import Need
 
-# What a node needs on so many threads.
+# Computes the memory that a node needs with that many threads.
 Rule = Callable[[Node, int], Need]
 
 
 def on(table: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
-    """Enters a rule for the operators of these names."""
+    """Registers a rule for the operators with these names."""
 
     def add(rule: Rule) -> Rule:
         table.update((f"aten::{name}", rule) for name in names)
@@ -27,7 +27,7 @@ def exactly(nbytes: int) -> Need:
 
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument by position or name, as the call gave it."""
+    """An argument by position or name, as passed in the call."""
     if position < len(node.args):
         return node.args[position]
     return node.kwargs.get(name, default)
@@ -56,5 +56,5 @@ def in_order(meta: TensorMeta, dims: Sequence[int]) -> bool:
 
 
 def copied(*metas: TensorMeta | None) -> int:
-    """Bytes of the copies that ``contiguous()`` makes of operands that do not lie in order."""
+    """Bytes of the copies that ``contiguous()`` makes of non-contiguous operands."""
     return sum(meta.nbytes for meta in metas if meta is not None and meta.nbytes and not contiguous(meta))

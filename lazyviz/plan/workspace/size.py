@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """Bytes a kernel holds at most beyond its operands and results: best figure and range."""
+    """Bytes that a kernel holds at most besides its operands and results: best estimate and range."""
 
     nbytes: int
     low: int
@@ -21,7 +21,7 @@ NOTHING = Need(0, 0, 0)
 
 
 class Workspace(NamedTuple):
-    """Size of a scratchpad: best figure, at least, at most."""
+    """Size of a scratchpad: best estimate, at least, at most."""
 
     nbytes: int
     low: int
@@ -51,6 +51,6 @@ class Events:
                 self.now[i] -= less[i]
 
     def need(self, results: int) -> Need:
-        """What is beyond ``results``, the bytes that the node's outputs are counted with."""
+        """The need beyond ``results``, the bytes of the node's outputs, which are counted separately."""
         beyond = [max(peak - results, 0) for peak in self.peak]
         return Need(*beyond)

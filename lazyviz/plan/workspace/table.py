@@ -43,9 +43,10 @@ SCRATCH = "scratch"  # the name of a storage that represents it
 def scratch(
     graph: Graph, device: torch.device, kind: str, nodes: Iterable[Node] | None = None
 ) -> dict[int, Need]:
-    """What each node on ``device`` needs beyond its storages, by its position; the rest need nothing.
+    """The memory that each node on ``device`` needs besides its storages, by its position; other nodes need
+    nothing.
 
-    ``nodes`` are some of the graph's, or ``None`` for all.  ``kind`` is the type of device whose kernels
+    ``nodes`` are some of the graph's nodes, or ``None`` for all. ``kind`` is the type of device whose kernels
     would run: ``"cuda"`` for a graph recorded on the CPU and planned for a card.
     """
     table = _table(kind)
@@ -58,7 +59,7 @@ def scratch(
         if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
             continue
         if node.at_once and _has_sparse_operand(node.args):
-            continue  # another kernel than the one the rule is of
+            continue  # a kernel that the rule does not describe
         need = rule(node, threads)
         if kind == "cuda" and graph.cudnn_benchmark:
             need = benchmarked(node.op._schema.name, need)
@@ -72,13 +73,15 @@ def _table(kind: str) -> Mapping[str, Rule]:
 
 
 def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
-    """Whether a tensor without strides is among the arguments: the record has its layout in its place."""
+    """Whether a tensor without strides is among the arguments: the record has its layout instead."""
     items = [item for entry in args for item in (entry if isinstance(entry, (list, tuple)) else [entry])]
     return any(isinstance(item, torch.layout) for item in items)
 
 
 Known = dict[tuple[int, tuple[bool, ...]], int]
-"""What kernels need in lower precision: by the record's entry of their shapes, and which values are lower."""
+"""The needs of kernels in lower precision: by the shape entry of the node, and the values with lower
+precision.
+"""
 
 
 def has_rule(node: Node, kind: str = "cpu") -> bool:
@@ -87,9 +90,10 @@ def has_rule(node: Node, kind: str = "cpu") -> bool:
 
 
 def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int | None:
-    """Bytes that ``node`` would need on the CPU if values of these ids were bfloat16; ``None``: no rule.
+    """Bytes that ``node`` would need on the CPU if the values with these ids were bfloat16; ``None``: no
+    rule.
 
-    ``known`` is of one record: layers that are alike are asked once.
+    ``known`` is a cache for one record: similar layers are computed once.
     """
     rule = _CPU_TABLE.get(node.op._schema.name)
     if rule is None:
@@ -115,7 +119,7 @@ def _retyped(node: Node, lower: Container[int]) -> Node:
 
 
 def with_metadata(node: Node, changed: Callable[[Value], TensorMeta]) -> Node:
-    """The node with other metadata of its tensors, to be asked for its scratch memory."""
+    """The node with other tensor metadata, for computing its scratch memory."""
 
     def replaced(item: Any) -> Any:
         if isinstance(item, Value):
@@ -137,7 +141,7 @@ def with_metadata(node: Node, changed: Callable[[Value], TensorMeta]) -> Node:
 
 
 def lifetime_of(at: int, node: Node, nbytes: int, device: torch.device) -> Lifetime:
-    """The scratch memory of the node at ``at``: a storage that lives during it, on both timelines."""
+    """The scratch memory of the node at ``at``: a storage that exists during it, on both timelines."""
     stop = at + 1
     storage = Storage(nbytes, device, external=False, created=at)
     storage.name, storage.dropped = SCRATCH, stop
@@ -184,13 +188,13 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
 
 @on(_CPU_TABLE, "_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(node: Node, threads: int) -> Need:
-    """``softmax_backward_cpu_out`` (SoftMax.cpp) copies what is not contiguous."""
+    """``softmax_backward_cpu_out`` (SoftMax.cpp) copies operands that are not contiguous."""
     return exactly(copied(node.args[0].meta, node.args[1].meta))
 
 
 @on(_CPU_TABLE, "native_layer_norm_backward")
 def _layer_norm_backward(node: Node, threads: int) -> Need:
-    """Operands in order, and a row of sums for gamma and beta for each thread (layer_norm_kernel.cpp)."""
+    """Contiguous operands, and for each thread a row of sums for gamma and beta (layer_norm_kernel.cpp)."""
     gradient, image, shape, _, _, weight, _, mask = node.args
     size = copied(gradient.meta, image.meta, meta_of(weight))
     if mask[1] or mask[2]:
@@ -215,7 +219,9 @@ def _batch_norm(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "native_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(node: Node, threads: int) -> Need:
-    """The image's gradient, made twice on the fast path; else a sum a channel (Normalization.cpp)."""
+    """The image's gradient, created twice on the fast path; otherwise one sum per channel
+    (Normalization.cpp).
+    """
     gradient, image = node.args[0].meta, node.args[1].meta
     if any(test(gradient) and test(image) for test in (contiguous, channels_last)):
         return exactly(image.nbytes if argument(node, 9, "output_mask")[0] else 0)
@@ -224,10 +230,10 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
-    """Each index's bag, indices and places, sorted (EmbeddingBag.cpp); other modes copy rows, too.
+    """Each index's bag, indices and positions, sorted (EmbeddingBag.cpp); other modes also copy rows.
 
-    A sparse gradient has each index's row; in the mean, a factor of each bag and index.  Rows of a padding
-    index are left out by copying the others.
+    A sparse gradient has a row for each index; for the mean, also one factor per bag and index. To omit rows
+    of a padding index, the others are copied.
     """
     gradient, indices, mode, is_sparse = node.args[0].meta, node.args[1].meta, node.args[8], node.args[9]
     count = math.prod(indices.shape)
@@ -282,7 +288,9 @@ def _loss_in_place(node: Node, threads: int) -> Need:
 
 
 def _as_float(node: Node, losses: int, reduction: int) -> int:
-    """Bytes of the losses in float32, which the mean of half precision is taken of (see ``_reduction``)."""
+    """Bytes of the losses in float32, of which the mean in half precision is computed (see
+    ``_reduction``).
+    """
     return 2 * losses if reduction == 1 and node.outputs[0].dtype in _HALVES else 0
 
 
@@ -296,7 +304,7 @@ def _broadcast(a: TensorMeta, b: TensorMeta) -> int:
 
 @on(_CPU_TABLE, "sort")
 def _sort(node: Node, threads: int) -> Need:
-    """One row's positions, for ``stable_sort`` beside its keys (SortingKernel.cpp)."""
+    """One row's positions, for ``stable_sort`` with its keys (SortingKernel.cpp)."""
     image = node.args[0].meta
     if not image.shape:
         return NOTHING
@@ -308,7 +316,7 @@ def _sort(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "linalg_vector_norm")
 def _norm(node: Node, threads: int) -> Need:
-    """Of complex numbers nothing, but for the largest or least their absolute values (LinearAlgebra.cpp)."""
+    """For complex numbers nothing, except absolute values for the maximum or minimum (LinearAlgebra.cpp)."""
     operand = node.args[0].meta
     if not operand.dtype.is_complex:
         return _reduction(node, threads)
@@ -318,9 +326,9 @@ def _norm(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "sum", "nansum", "prod", "any", "all", "mean")
 def _reduction(node: Node, threads: int) -> Need:
-    """The operand in the type that is reduced (``make_reduction_from_ty``, ReduceOpsUtils.h).
+    """The operand in the dtype of the reduction (``make_reduction_from_ty``, ReduceOpsUtils.h).
 
-    That is the result's; a mean in half precision is computed in float32 (``mean_out``, ReduceOps.cpp).
+    That is the result's dtype; a mean in half precision is computed in float32 (``mean_out``, ReduceOps.cpp).
     """
     operand, result = node.args[0].meta, node.outputs[0].meta
     if not isinstance(operand, TensorMeta) or operand.dtype == result.dtype:
@@ -332,7 +340,9 @@ def _reduction(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "median", "nanmedian")
 def _median(node: Node, threads: int) -> Need:
-    """A copy to be sorted; along a dimension one in whose order that is not the last (Sorting.cpp)."""
+    """A copy for sorting; for a dimension other than the last, one with that dimension innermost
+    (Sorting.cpp).
+    """
     operand = node.args[0].meta
     if len(node.outputs) == 1:
         return exactly(operand.nbytes)
@@ -350,16 +360,16 @@ def _median(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "kthvalue")
 def _kth(node: Node, threads: int) -> Need:
-    """Values and their places, which the selection moves (``kthvalue_out_impl_cpu``, Sorting.cpp)."""
+    """Values and their positions, which the selection moves (``kthvalue_out_impl_cpu``, Sorting.cpp)."""
     operand = node.args[0].meta
     return exactly(operand.nbytes + math.prod(operand.shape) * 8)
 
 
 @on(_CPU_TABLE, "multinomial")
 def _draws(node: Node, threads: int) -> Need:
-    """Without replacement a random number for each chance, and the chosen ones (Distributions.cpp).
+    """Without replacement, one random number for each probability, and the chosen ones (Distributions.cpp).
 
-    With it sums along a row (cpu/MultinomialKernel.cpp).
+    With replacement, sums along a row (cpu/MultinomialKernel.cpp).
     """
     chances, result = node.args[0].meta, node.outputs[0].meta
     item = chances.dtype.itemsize
@@ -371,7 +381,7 @@ def _draws(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "cumsum", "cumprod")
 def _cumulative(node: Node, threads: int) -> Need:
-    """The operand in the result's type (``impl_func_cum_ops``, ReduceOps.cpp)."""
+    """The operand in the result's dtype (``impl_func_cum_ops``, ReduceOps.cpp)."""
     image, result = node.args[0].meta, node.outputs[0]
     return exactly(result.nbytes if image.dtype != result.dtype else 0)
 
@@ -380,16 +390,16 @@ def _cumulative(node: Node, threads: int) -> Need:
 
 
 def _attention_blocks(queries: int, keys: int) -> tuple[int, int]:
-    """Queries and keys that a thread takes at once (cpu/FlashAttentionKernel.cpp)."""
+    """Numbers of queries and keys that a thread processes at once (cpu/FlashAttentionKernel.cpp)."""
     block = 256 if queries >= 768 else 64 if queries >= 192 else 32
     return min(block, queries), min(512, keys)
 
 
 @on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu")
 def _attention(node: Node, threads: int) -> Need:
-    """A thread's scores, their maxima and sums, and its results (``cpu_flash_attention``).
+    """For each thread: scores, their maxima and sums, and results (``cpu_flash_attention``).
 
-    In half precision the scores once more; oneDNN's products of blocks then need an unknown little.
+    In half precision, the scores twice; oneDNN's block products then need a small unknown amount.
     """
     query, key = node.args[0].meta, node.args[1].meta
     queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
@@ -400,7 +410,9 @@ def _attention(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "_scaled_dot_product_flash_attention_for_cpu_backward")
 def _attention_backward(node: Node, threads: int) -> Need:
-    """The gradient in the order of steps; a thread's scores and their gradients, a sum for each query."""
+    """The gradient in the order of steps; for each thread, scores and their gradients; one sum for each
+    query.
+    """
     gradient, query, key = (value.meta for value in node.args[:3])
     queries, keys = _attention_blocks(query.shape[-2], key.shape[-2])
     wide = max(4, query.dtype.itemsize)
@@ -423,11 +435,11 @@ def _and_products(size: int, half: int, query: TensorMeta) -> Need:
 def _recurrent(node: Node, threads: int) -> Need:
     """Both biases summed, weights in oneDNN's order, all steps' gates (mkldnn/RNN.cpp, rnn_utils.cpp).
 
-    What is derived is to the byte with AVX-512; what oneDNN adds (pages, addresses of blocks) was seen in
-    the events.
+    With AVX-512, the derived parts are exact; what oneDNN adds (pages, addresses of blocks) was observed in
+    the allocator's events.
     """
     image, hidden = node.args[0].meta, node.args[5].meta
-    train = node.outputs[-1].nbytes > 0  # a workspace for the backward
+    train = node.outputs[-1].nbytes > 0  # a workspace for the backward pass
     steps, batch, inside = image.shape
     size = hidden.shape[-1]
     item = image.dtype.itemsize
@@ -439,12 +451,12 @@ def _recurrent(node: Node, threads: int) -> Need:
         state = batch * size * item
         return Need(known + 12856, known - PAGE - state, known + 4 * PAGE + state)
     weights = (inside + size) * 4 * _rounded(size, 32) * item
-    # Each step's states and cells, of the layer and before it, then one step's gates: ``set_offsets``.
+    # For each step, states and cells of the layer and before it, then one step's gates: ``set_offsets``.
     states = 2 * (steps + 1) * batch * _leading_dimension(max(inside, size)) * item
     cells = 2 * (steps + 1) * batch * size * item
     space = _rounded(_rounded(states, PAGE) + cells, PAGE) + batch * _leading_dimension(gates) * item
     known = gates * item + weights + space
-    if onednn_instructions() < Instructions.AVX512:  # other blocks of weights, other rows of states
+    if onednn_instructions() < Instructions.AVX512:  # other blocks of weights, and other rows of states
         return Need(known + 12856, known // 2, 2 * known + 64 * 1024)
     return Need(known + 12856, known - PAGE, known + 64 * 1024 + space // 5)
 
@@ -456,8 +468,8 @@ def _recurrent_backward(node: Node, threads: int) -> Need:
     size = hidden.shape[-1]
     item = image.dtype.itemsize
     gates = 4 * size
-    known = (inside + size) * _leading_dimension(gates) * item  # weights, as the forward takes them
-    for width in (inside, size):  # and as the backward does
+    known = (inside + size) * _leading_dimension(gates) * item  # weights in the layout of the forward pass
+    for width in (inside, size):  # and in that of the backward pass
         if _leading_dimension(width) != width:
             known += gates * _leading_dimension(width) * item
     known += copied(gradient) + gates * item + 2 * batch * size * item

@@ -21,16 +21,16 @@ from ..dependencies import order
 from ..interception.memory_holders import Unexamined
 from ..lazy_tensor import is_pending
 from ..storage import TrackedNode, TrackedStorage, TrackedValue
-from ..sync_points import Elsewhere
+from ..sync_points import OtherRanks
 from ..tape import Tape
 from ..unrecorded_ops import tensors_in
 
 _aten = torch.ops.aten
-_READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # of c10d: the others write their first argument
+_READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # of c10d; the others write their first argument
 
 
 def group_of(process_group: Any) -> Group:
-    """How nodes name a process group."""
+    """The form of a process group in nodes."""
     ranks = process_groups.ranks_of(process_group)
     name = process_group.group_desc
     if name in ("", "undefined"):
@@ -39,7 +39,7 @@ def group_of(process_group: Any) -> Group:
 
 
 def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a collective of ``c10d``; returns its outputs, and what says that it is done."""
+    """Record a collective of ``c10d``; returns its outputs, and its work handle."""
     names = [argument.name for argument in op._schema.arguments]
     args = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
     name = op._schema.name.rpartition("::")[2]
@@ -50,7 +50,7 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         _note(tape, op, args, written, frame)
         if is_alike and tape.recording.world is not None:
             tape.recording.world.alike = {_value(tape, tensor).storage for tensor in tensors_in((args[0],))}
-    # What is sent is kept until the work is done with: gloo's and NCCL's hold it, too.
+    # Sent tensors are kept until the work handle is released, as gloo and NCCL do.
     work = process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
     kinds = [str(ret.type) for ret in op._schema.returns]
     results = [args[0] if "Tensor" in kind else work for kind in kinds]
@@ -58,10 +58,10 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _is_alike(name: str, args: tuple[Any, ...], frame: FrameType) -> bool:
-    """Whether it sums what other ranks are taken to have as this one does, so that zeros alone stay zeros.
+    """Whether it sums values that are assumed to be the same on all ranks, so that only zeros stay zeros.
 
-    DDP's reducer counts at the end of a backward pass on how many ranks each parameter has been used
-    (``find_unused_parameters``), and asks of each whether it is none.
+    At the end of a backward pass, DDP's reducer counts on how many ranks each parameter has been used
+    (``find_unused_parameters``), and checks each count for zero.
     """
     if name != "allreduce_" or any(tensor.dtype != torch.int32 for tensor in tensors_in((args[0],))):
         return False
@@ -88,7 +88,7 @@ def _note(tape: Tape, op: Any, args: tuple[Any, ...], written: list[torch.Tensor
     node.outputs = [_value(tape, tensor) for tensor in written]
     graph.nodes.append(node)
     tape.pending[node] = None
-    Elsewhere.ranks = True
+    OtherRanks.ranks = True
 
 
 def _value(tape: Tape, tensor: torch.Tensor) -> TrackedValue:
@@ -110,17 +110,17 @@ def _translated(tape: Tape, item: Any, values: list[TrackedValue]) -> Any:
 def record_functional(
     tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Callable[..., Any]
 ) -> Any:
-    """Record an operator of ``_c10d_functional`` or ``_dtensor``, or what FSDP2's are made of.
+    """Record an operator of ``_c10d_functional`` or ``_dtensor``, or one that FSDP2's consist of.
 
-    ``recorded`` records an operator as any other, shapes by PyTorch's rule.
+    ``recorded`` records an operator like any other, with shapes by PyTorch's rule.
     """
     schema = op._schema
     namespace, _, name = schema.name.partition("::")
     if namespace == "fsdp":
         return _FSDP[name](recorded, *args, **kwargs)
-    if name == "wait_tensor":  # gives back what it is given: there is nothing to wait for
+    if name == "wait_tensor":  # returns its argument: it does not have to wait
         return args[0]
-    if name == "_wrap_tensor_autograd":  # its kernel is in Python, and makes no memory
+    if name == "_wrap_tensor_autograd":  # its kernel is in Python, and allocates no memory
         return process_groups.wrapper_classes()[1](*args)
     names = [argument.name for argument in schema.arguments]
     if "group_name" not in names:
@@ -134,7 +134,7 @@ def record_functional(
     if node.op is op and position < len(node.args) and type(node.args[position]) is str:
         group = group_of(process_groups.group_named(node.args[position]))
         node.args = (*node.args[:position], group, *node.args[position + 1 :])
-    Elsewhere.ranks = True
+    OtherRanks.ranks = True
     return result
 
 
@@ -143,7 +143,7 @@ def _by_name(item: Any) -> Any:
     return item if group is None else group.group_name
 
 
-# --- FSDP2's operators, whose kernels are functions in Python ---------------------------
+# --- FSDP2's operators, whose kernels are Python functions -------------------------------
 
 
 def _all_gather_copy_in(

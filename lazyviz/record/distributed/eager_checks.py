@@ -30,7 +30,7 @@ def install(patches: Patches) -> None:
             root = named.get("group_src")
             own = dist.get_rank(group) if root is not None else dist.get_rank()
             if (src if root is None else root) == own or (src is None and root is None and own == 0):
-                return None  # what the others would get is what this one has
+                return None  # the others would get what this one has
             return _original(object_list, src, group, *rest, **named)
 
         patches.set(owner, "broadcast_object_list", broadcast_object_list)
@@ -39,7 +39,9 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(reset)
     def reset_sharded_param(parameter: Any) -> None:
-        """It compares types and addresses, which pending tensors lack, and would copy what it has padded."""
+        """Replaced because it compares types and addresses, which pending tensors lack, and would copy padded
+        tensors.
+        """
         current = getattr(parameter._module_info.module, parameter._module_info.param_name)
         before: torch.Tensor = parameter._sharded_param_data
         local = current._local_tensor
@@ -49,11 +51,13 @@ def install(patches: Patches) -> None:
         reset(parameter)
 
     patches.set(fsdp, "reset_sharded_param", reset_sharded_param)
-    _tell_gradients(patches, fsdp)
+    _patch_gradients(patches, fsdp)
 
 
-def _tell_gradients(patches: Patches, fsdp: Any) -> None:
-    """What FSDP2 puts into the ``grad`` of a sharded parameter, part of what a reduce-scatter gave."""
+def _patch_gradients(patches: Patches, fsdp: Any) -> None:
+    """The tensor that FSDP2 stores in the ``grad`` of a sharded parameter: a part of a reduce-scatter's
+    output.
+    """
     make = fsdp.to_sharded_dtensor
 
     @functools.wraps(make)

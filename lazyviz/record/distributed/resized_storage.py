@@ -18,7 +18,7 @@ from ..tape import Tape
 
 
 class PlannedStorage:
-    """In the place of ``torch.UntypedStorage``, for memory that nothing will ever be in."""
+    """Replaces ``torch.UntypedStorage`` for memory that will never have content."""
 
     def __init__(self, tape: Tape, storage: TrackedStorage, device: torch.device) -> None:
         self._tape, self._storage, self.device = tape, storage, device
@@ -41,10 +41,10 @@ class PlannedStorage:
 
     @property
     def _cdata(self) -> int:
-        return -self._storage.id - 1  # of no storage that is there
+        return -self._storage.id - 1  # not the address of any storage
 
     def resize_(self, size: int) -> PlannedStorage:
-        """From the next op on it has ``size`` bytes: to an allocator, other memory."""
+        """From the next op on, it has ``size`` bytes; to an allocator, it is other memory."""
         storage, graph = self._storage, self._tape.recording.graph
         if size == self.nbytes():
             return self
@@ -74,7 +74,9 @@ class PlannedStorage:
 
 
 def planned_storage(tape: Tape, tensor: torch.Tensor) -> PlannedStorage | None:
-    """What stands in for the storage of a tensor that nothing here can compute; ``None`` of any other."""
+    """The replacement for the storage of a tensor that nothing here can compute; ``None`` for any other
+    tensor.
+    """
     value = tensor.__dict__.get("_lazyviz")
     if value is None:
         return None

@@ -29,7 +29,7 @@ _kept: dict[tuple[int, int, str], GroupTables] = {}
 
 
 def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
-    """The number of ranks of ``mesh``; 1: none is given.
+    """The number of ranks of ``mesh``; 1 if none is given.
 
     Raises:
         ValueError: the mesh or the rank cannot be.
@@ -62,9 +62,9 @@ def forget() -> None:
 
 
 class OneOfMany(Transaction):
-    """While entered, this process is rank ``rank`` of ``size`` to ``torch.distributed``.
+    """While entered, ``torch.distributed`` sees this process as rank ``rank`` of ``size``.
 
-    Raises ``RuntimeError`` on entry where another group is initialized already.
+    Raises ``RuntimeError`` on entry if another group is already initialized.
     """
 
     name = "this rank"
@@ -80,7 +80,7 @@ class OneOfMany(Transaction):
         self.starting = False
 
     def refuse_others(self) -> None:
-        """Raise ``RuntimeError`` where a group is initialized that is not this rank's."""
+        """Raise ``RuntimeError`` if a group is initialized that is not this rank's."""
         distributed = torch.distributed
         if not distributed.is_initialized():
             return
@@ -126,7 +126,7 @@ class OneOfMany(Transaction):
 
     @property
     def backend(self) -> str:
-        """What ``get_backend`` says as long as the program has not asked for another."""
+        """The result of ``get_backend`` until the program requests another backend."""
         return "nccl" if self.device_type == "cuda" else "gloo"
 
     def _take_back(self) -> None:
@@ -150,7 +150,7 @@ class OneOfMany(Transaction):
     remove = _take_back
 
     def _set_environment(self) -> None:
-        """What ``torchrun`` gives each process."""
+        """The environment variables that ``torchrun`` sets for each process."""
         here = local_world_size(self.size)
         names: Mapping[str, int | str] = {
             "RANK": self.rank,
@@ -165,7 +165,7 @@ class OneOfMany(Transaction):
         self._environment = {name: os.environ.get(name) for name in names}
         os.environ.update({name: str(value) for name, value in names.items()})
 
-    # --- what the recorder asks -------------------------------------------------------
+    # --- called by the recorder -------------------------------------------------------
 
     def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return collectives.record(self._tape, op, args, kwargs)
@@ -180,7 +180,7 @@ class OneOfMany(Transaction):
     def initialize(
         self, backend: str | None = None, size: int = -1, rank: int = -1, device_id: Any = None
     ) -> None:
-        """The program asks for the groups that it has already.
+        """The program initializes the groups that already exist.
 
         Raises ``RuntimeError`` for a world of another size or another rank.
         """
@@ -196,7 +196,7 @@ class OneOfMany(Transaction):
 
 
 def _answered(world_size: int, rank: int, backend: Any) -> bool:
-    """Whether the block's world answers a call of ``init_process_group``, instead of PyTorch."""
+    """Whether the block's world handles a call of ``init_process_group``, instead of PyTorch."""
     world = tape.recording.world
     if not isinstance(world, OneOfMany) or world.starting:
         return False

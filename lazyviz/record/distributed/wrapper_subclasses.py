@@ -12,24 +12,26 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import process_groups
-from ..fake_cuda.wrapper_subclasses import tell_device
+from ..fake_cuda.wrapper_subclasses import report_planned_device
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
 
 
 def install(patches: Patches, tape: Tape) -> None:
-    _tell_parameters(patches)
+    _patch_parameters(patches)
     if not torch_cuda.STAND_INS:
         return
     _install_propagation(patches, tape)
     _install_draws(patches)
 
     for cls in process_groups.wrapper_classes():
-        tell_device(patches, cls)
+        report_planned_device(patches, cls)
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
-    """DTensor asks PyTorch's shape rules, on fake tensors of the planned card, which need what ours need."""
+    """DTensor calls PyTorch's shape rules on fake tensors of the planned card, which need the same patches as
+    ours.
+    """
     cls = process_groups.sharding_propagator()
     original = cls._propagate_tensor_meta_non_cached
 
@@ -47,15 +49,15 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
 
 
 def _install_draws(patches: Patches) -> None:
-    """A planned generator has no state that ranks could have in common, and draws nothing."""
+    """A planned generator has no state that ranks could share, and draws nothing."""
     dispatcher, tracker = process_groups.random_state()
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
     asked = tracker.distribute_region_enabled
     patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
 
 
-def _tell_parameters(patches: Patches) -> None:
-    """A DTensor is made a parameter by a mark: what it has here is this rank's part of the parameter."""
+def _patch_parameters(patches: Patches) -> None:
+    """A DTensor becomes a parameter by a mark: its local tensor is this rank's part of the parameter."""
 
     def get(tensor: torch.Tensor) -> bool:
         return bool(tensor.__dict__.get("_is_param", False))

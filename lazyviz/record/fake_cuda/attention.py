@@ -28,7 +28,7 @@ _CUDNN_MOST_HEADS = 65535
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the function; ``grouped``: fewer heads of keys and values than of queries are meant."""
+    """One call of the function; ``grouped``: keys and values may have fewer heads than queries."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -47,7 +47,7 @@ class Call:
 
 
 def choose(call: Call, capability: tuple[int, int]) -> int:
-    """The kernel PyTorch takes for ``call`` on a card of this compute capability.
+    """The kernel that PyTorch selects for ``call`` on a card of this compute capability.
 
     Raises:
         RuntimeError: none of those the user allows takes it.

@@ -62,10 +62,10 @@ _BANNED = (
 
 
 class AutocastKernels:
-    """The kernels, and their coming and going."""
+    """Registers and removes the kernels."""
 
     def __init__(self) -> None:
-        # By id of a parameter: the parameter and what it was cast to.
+        # By id of a parameter: the parameter and its cast.
         self._casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._undo: list[Callable[[], object]] = []
 
@@ -100,7 +100,7 @@ class AutocastKernels:
     # --- casts ------------------------------------------------------------------------
 
     def _cast(self, item: Any, dtype: torch.dtype) -> Any:
-        """``item`` with each tensor that autocast looks at in ``dtype``."""
+        """``item`` with each eligible tensor cast to ``dtype``."""
         return replaced(item, lambda tensor: self._cast_tensor(tensor, dtype))
 
     def _cast_tensor(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -139,7 +139,7 @@ class AutocastKernels:
         return kernel
 
     def _float32_result(self, op: Any) -> Callable[..., Any]:
-        """The argument ``dtype`` is float32 unless the user gave one."""
+        """The argument ``dtype`` is float32 unless the user passed one."""
         names = [argument.name for argument in op._schema.arguments]
         position = names.index("dtype")
         by_name = op._schema.arguments[position].kwarg_only

@@ -14,7 +14,7 @@ import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import private_api
-from ..shapes.kernel_probes import of_gpu
+from ..shapes.kernel_probes import with_cuda_names
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 from ..unrecorded_ops import replaced
@@ -26,7 +26,9 @@ Call = Callable[..., Any]
 
 
 def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
-    """``function``, which calls ``original`` after reading, with the errors that has for its arguments."""
+    """``function``, which calls ``original`` after reading, with the errors of ``original`` for its
+    arguments.
+    """
     name = getattr(original, "__name__", "")
 
     @functools.wraps(function)
@@ -41,14 +43,16 @@ def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
             shorten(error)
             raise
         except BaseException as error:
-            shorten(error)  # of our frames this one is enough
+            shorten(error)  # of our frames, this one is enough
             raise
 
     return evaluates_what_is_pending
 
 
 def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
-    """Raise what ``original`` raises for these arguments, whatever the tensors among them hold."""
+    """Raise the error of ``original`` for these arguments, if it does not depend on the content of
+    tensors.
+    """
     first = args[0] if args else None
     if original.__name__ in ("numpy", "__array__") and isinstance(first, torch.Tensor) and first.is_cuda:
         raise TypeError(
@@ -58,18 +62,18 @@ def refuse(tape: Tape, original: Call, args: Any, kwargs: Any) -> None:
     errors: list[Exception] = []
     for fill in (0, 1):
         try:
-            _tried(tape, original, args, kwargs, fill)
+            _call_with_fill(tape, original, args, kwargs, fill)
         except Exception as error:
             errors.append(error.with_traceback(None))
     if len(errors) == 2 and str(errors[0]) == str(errors[1]):
         refused = errors[0]
-        refused.args = tuple([of_gpu(item) for item in refused.args])
+        refused.args = tuple([with_cuda_names(item) for item in refused.args])
         raise refused from None
 
 
 def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
-    """What a constructor makes of lists of elements, recorded."""
-    like = _tried(tape, original, args, kwargs, 0)
+    """The result of a constructor for lists of elements, recorded."""
+    like = _call_with_fill(tape, original, args, kwargs, 0)
     device = kwargs.get("device")
     if device is None:
         device = args[0].device if args and isinstance(args[0], torch.Tensor) else "cpu"
@@ -87,8 +91,8 @@ def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     return made.requires_grad_(like.requires_grad)
 
 
-def _tried(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
-    """What ``original`` does with tensors on the CPU that hold ``fill``."""
+def _call_with_fill(tape: Tape, original: Call, args: Any, kwargs: Any, fill: int) -> Any:
+    """Call ``original`` with CPU tensors filled with ``fill`` in place of planned ones."""
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided:
@@ -114,12 +118,12 @@ def _elements(items: Any) -> Iterator[Any]:
 
 
 def formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
-    """A number that is not known shows as what it is; the rest is formatted as any object, or refused."""
+    """An unknown number is shown as a placeholder; other objects are formatted as usual, or rejected."""
     return repr(tensor) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def meshgrid(original: Call) -> Call:
-    """Its error shows what the tensor holds."""
+    """Its error shows the tensor's content."""
 
     def checked(tensors: Any, **kwargs: Any) -> Any:
         for tensor in tensors if isinstance(tensors, (list, tuple)) else ():
@@ -134,14 +138,14 @@ def meshgrid(original: Call) -> Call:
     return checked
 
 
-def in_own_words(original: Call) -> Call:
-    """``original`` with errors that name a planned card's tensors as Python does."""
+def with_cuda_messages(original: Call) -> Call:
+    """``original`` with errors that name a planned card's tensors like Python does."""
 
-    def worded(*args: Any, **kwargs: Any) -> Any:
+    def renamed_call(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except TypeError as error:
             error.args = tuple([str(item).replace(*_C_NAMES) for item in error.args])
             raise
 
-    return worded
+    return renamed_call

@@ -84,7 +84,7 @@ class _Channels:
         for tensor, size in zip(tensors, sizes):
             expected = [*first.shape]
             expected[dim] = size
-            if [*tensor.shape] != expected:  # in PyTorch's words
+            if [*tensor.shape] != expected:  # PyTorch's message
                 raise RuntimeError(
                     f"Gather got an input of invalid size: got {[*tensor.shape]}, but expected {expected}"
                 )

@@ -21,16 +21,16 @@ from ..storage import TrackedNode
 from .gpu_registry import Cards
 
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
-"""What is assumed, in the words of the option that says so."""
+"""The assumption, as the option that sets it words it."""
 _CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
-"""Functions that look at the prompt: whether all of its mask is set, any of its ids invalid."""
+"""Functions that check the prompt: whether its whole mask is set, and whether any of its ids are invalid."""
 _MOST_FRAMES = 12  # between a check and the read
 _PROMPT = "the prompt of generate() has no padding"
 _TEXT = "generate() stops only at the maximum length (max_new_tokens)"
 
 
 class Generation:
-    """What ``generate`` is answered, and the patches that do it."""
+    """The assumed answers for ``generate``, and the patches that give them."""
 
     def __init__(self, cards: Cards) -> None:
         self._cards = cards
@@ -48,7 +48,7 @@ class Generation:
             late_imports.forget(name)
 
     def about_prompt(self, needed: Sequence[TrackedNode], frame: FrameType) -> bool | None:
-        """What a read gives where ``generate`` checks its prompt; ``None``: it is another read."""
+        """The assumed value of a read where ``generate`` checks its prompt; ``None`` for any other read."""
         name = needed[-1].op._schema.name if needed else ""
         if name not in ("aten::all", "aten::any"):
             return None
@@ -104,7 +104,7 @@ class Generation:
         self._cards.patches.set(mixin, name, staticmethod(has_unfinished))
 
     def _content(self, tensor: Any) -> torch.Tensor | None:
-        """What a pending tensor holds, where that is known."""
+        """The content of a pending tensor, if it is known."""
         if not is_lazy(tensor):
             return tensor if isinstance(tensor, torch.Tensor) else None
         value = tensor._lazyviz
@@ -112,7 +112,9 @@ class Generation:
         return None if known is None else known[value]
 
     def _assume(self, answer: Any, content: bool) -> None:
-        """What is not known of ``answer`` is ``content``, unless the user says what reads give."""
+        """Assume ``content`` for the unknown elements of ``answer``, unless the user says what reads
+        return.
+        """
         tape = self._cards.tape
         if not is_lazy(answer) or answer.dtype != torch.bool or self._content(answer) is not None:
             return

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a cell may ask of the card it is planned for.
+    """The properties of the planned card that a cell may query.
 
-    ``capability`` is its CUDA compute capability, ``count`` the number of such cards;
-    ``total_bytes`` of one, ``None`` if unknown; ``planned`` is what a plan calls it; ``current`` is the
-    number of the one in use at first.  A cell may still use further ones by their number.  ``release``: the
-    PyTorch release that is planned, where it is not the installed one.
+    ``capability`` is its CUDA compute capability, ``count`` the number of such cards; ``total_bytes`` is the
+    memory of one, ``None`` if unknown; ``planned`` is its name in plans; ``current`` is the number of the
+    current device at first. A cell may also use other cards by number. ``release`` is the planned PyTorch
+    release, if it is not the installed one.
     """
 
     name: str

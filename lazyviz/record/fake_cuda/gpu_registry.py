@@ -18,7 +18,7 @@ Reserved = Callable[[torch.device], int]
 
 
 class Cards(Protocol):
-    """What the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentCards` need of it."""
+    """The interface that the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentCards` use."""
 
     card: Card
     memory: Memory

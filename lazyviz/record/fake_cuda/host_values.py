@@ -33,9 +33,9 @@ _COPIES = {
 
 
 def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
-    """What a tensor of an absent card holds, on the CPU, if the host can tell; else ``None``.
+    """The content of a tensor on an absent card, on the CPU, if the host can compute it; otherwise ``None``.
 
-    May evaluate what the host has to compute for it.
+    It may evaluate ops that the host has to run for it.
     """
     value = tensor.__dict__.get("_lazyviz")
     if value is None or not torch_cuda.STAND_INS:
@@ -45,14 +45,14 @@ def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def reads_host(op: OpOverload, info: OpInfo, kwargs: dict[str, Any]) -> bool:
-    """Whether an op brings to the host what it is given: a copy to the CPU, or Python's numbers."""
+    """Whether an op passes its argument to the host: a copy to the CPU, or a read of Python numbers."""
     if op is _aten._to_copy.default:
         return torch.device(kwargs.get("device") or "meta").type == "cpu"
     return info.returns_numbers
 
 
 def on_host(tape: Tape, items: Any) -> Any:
-    """Arguments with the host's copy of each pending tensor; ``None`` if one of them has none."""
+    """The arguments with the host's copy of each pending tensor; ``None`` if one of them has none."""
     copies: dict[int, torch.Tensor] = {}
 
     def replace(item: Any) -> Any:
@@ -61,7 +61,7 @@ def on_host(tape: Tape, items: Any) -> Any:
             if copy is None:
                 copy = host_copy(tape, item)
                 if copy is None:
-                    raise _OutOfReach
+                    raise _NotAvailable
                 copies[id(item)] = copy
             return copy
         if isinstance(item, (list, tuple)):
@@ -70,12 +70,12 @@ def on_host(tape: Tape, items: Any) -> Any:
 
     try:
         return replace(items)
-    except _OutOfReach:
+    except _NotAvailable:
         return None
 
 
 def give_back(tape: Tape) -> None:
-    """Before the plan is forgotten: what was moved to the card is what it was before, on the host."""
+    """Before the plan is forgotten: tensors that were moved to the card become host tensors again."""
     if not torch_cuda.STAND_INS:
         return
     moved: dict[TrackedValue, list[torch.Tensor]] = {}
@@ -96,15 +96,15 @@ def give_back(tape: Tape) -> None:
             make_real(tensor, copy)
             grad = tensor.grad if tensor.is_leaf else None
             if isinstance(grad, LazyTensor) and grad._lazyviz not in copies:
-                tensor.grad = None  # of a backward pass that will not take place
+                tensor.grad = None  # of a backward pass that will not happen
 
 
-class _OutOfReach(Exception):
+class _NotAvailable(Exception):
     pass
 
 
 def _copy(tape: Tape, value: TrackedValue, *, undo: bool) -> torch.Tensor | None:
-    """The value on the CPU; with ``undo`` without what pending nodes would write to its memory."""
+    """The value on the CPU; with ``undo``, without the writes of pending nodes to its memory."""
     chain: list[TrackedNode] = []
     current = value
     while current.real is None:
@@ -130,16 +130,16 @@ def _copy(tape: Tape, value: TrackedValue, *, undo: bool) -> torch.Tensor | None
     if current.real is None:
         return None
     result = current.real
-    with private_api.kernels_only():  # the tape would have them wait for what was recorded after them
+    with private_api.kernels_only():  # the tape would make them depend on ops that were recorded after them
         for node in reversed(chain):
             kwargs = {
                 k: v for k, v in node.kwargs.items() if k not in ("device", "pin_memory", "non_blocking")
             }
             result = node.op(result, *node.args[1:], **kwargs)
-        # `_to_copy` between devices is one without a change of type, too: never the host's own memory.
+        # `_to_copy` between devices need not change the dtype: the result is never the host's own memory.
         return result if any(node.op in _COPIES for node in chain) else result.clone()
 
 
 def _is_copy(node: TrackedNode) -> bool:
-    """Whether what it returns has the content of its one argument, as a copy or a view."""
+    """Whether the result has the content of the single argument, as a copy or a view."""
     return len(node.inputs) == 1 and not node.writes and (node.op in _COPIES or bool(node.op.is_view))

@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 
 class CudaKernels:
-    """The kernels, and their coming and going."""
+    """Registers and removes the kernels."""
 
     def __init__(self, cards: Cards) -> None:
         self._cards = cards
@@ -83,7 +83,7 @@ class CudaKernels:
     # --- softmax ---------------------------------------------------------------------
 
     def _softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A half is made a float in the kernel itself (ATen's SoftMax.cpp)."""
+        """Half precision is converted to float in the kernel itself (ATen's SoftMax.cpp)."""
         if tensor.is_cuda and releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
             return releases.softmax(tensor, dim, dtype, log=False)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:

@@ -25,7 +25,7 @@ def install(cards: Cards) -> None:
 
 
 def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.cond``, which compiles the gradients of both branches on tensors of its own."""
+    """``torch.cond``, which compiles the gradients of both branches on its own tensors."""
 
     def checked(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if torch.is_grad_enabled() and any(
@@ -73,14 +73,16 @@ def _ranges(batches: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _install_packing(cards: Cards) -> None:
-    """The lengths say the shapes: ATen's own kernels tell them, of sequences on the host with one feature."""
+    """The lengths determine the shapes: ATen's own kernels compute them, for host sequences with one
+    feature.
+    """
     pack_here = private_api.VF._pack_padded_sequence
     pad_here = private_api.VF._pad_packed_sequence
 
     def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
         if padded.device not in torch_cuda.STAND_INS:
             return pack_here(padded, lengths, batch_first)
-        if lengths.is_cuda:  # in ATen's words
+        if lengths.is_cuda:  # ATen's message
             raise RuntimeError(
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} Long tensor"

@@ -16,7 +16,7 @@ def install(cards: Cards) -> None:
 
 
 def _install_counters(cards: Cards) -> None:
-    """What eager PyTorch's tensors, and the simulated allocator, would take at this line."""
+    """The memory of eager PyTorch's tensors, and of the simulated allocator, at this line."""
     cuda, replace = torch.cuda, cards.replace
 
     def counted(device: Any = None) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def _unknown(what: str) -> Any:
 
 
 def _install_pinning(cards: Cards) -> None:
-    """Only a driver can pin memory of the host; the copy that pinning makes is one here, too."""
+    """Only a driver can pin host memory; pinning makes a copy, and so does this."""
     asked = torch.Tensor.is_pinned
 
     def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -21,7 +21,9 @@ _LAST_OF_1 = 13
 
 
 class Difference(NamedTuple):
-    """What releases from ``since`` to before ``until`` did, in words, and the change that ended it."""
+    """The difference in releases from ``since`` to before ``until``, as text, and the change that
+    ended it.
+    """
 
     since: Release
     until: Release
@@ -67,7 +69,7 @@ def installed() -> Release:
 def release(version: str) -> Release:
     """Major and minor of ``"1.13.1"``; a build before a release counts as the one before.
 
-    Raises ``ValueError`` for what is no release, or one that nothing is known of.
+    Raises ``ValueError`` if it is not a release, or an unknown one.
     """
     parts = version.partition("+")[0].split(".") if isinstance(version, str) else []
     if len(parts) >= 2 and parts[0].isdecimal() and parts[1].isdecimal():
@@ -84,9 +86,9 @@ def release(version: str) -> Release:
 
 
 def install(patches: Patches, of: Release | None) -> None:
-    """Have what is recorded be as that release would have it; ``None``: the installed one.
+    """Record as that release would run it; ``None``: the installed release.
 
-    Kernels that differ are :class:`.kernels.CudaKernels`' to choose.
+    :class:`.kernels.CudaKernels` chooses kernels that differ.
     """
     if ZERO_GRAD_KEEPS.holds(of):
         for owner in (torch.nn.Module, torch.optim.Optimizer):
@@ -107,7 +109,7 @@ def _keeping(clear: Callable[..., None]) -> Callable[..., None]:
 
 
 def _hold_two_lists(patches: Patches) -> None:
-    """The foreach form of Adam adds epsilon to a copy of its square roots, and holds both to its end."""
+    """The foreach form of Adam adds epsilon to a copy of its square roots, and keeps both until its end."""
     module, name = torch_cuda.FOREACH_ADAM
     step = getattr(module, name)
     add: Callable[..., None] = getattr(torch, torch_cuda.FOREACH_ADD_IN_PLACE)
@@ -126,7 +128,7 @@ def _hold_two_lists(patches: Patches) -> None:
 
     @functools.wraps(add)
     def foreach_add_(tensors: Sequence[torch.Tensor], other: Any, *args: Any, **kwargs: Any) -> Any:
-        # Epsilon is a number; steps, which are counted by it too, are on the host.
+        # Epsilon is a number; the step counters, to which it is also added, are on the host.
         if inside and isinstance(other, float) and tensors[0].is_cuda:
             # Nothing of it will have values.
             held.append(torch_cuda.foreach_add(tensors, other, *args, **kwargs))
@@ -138,7 +140,7 @@ def _hold_two_lists(patches: Patches) -> None:
 
 
 class _Softmax(torch.autograd.Function):
-    """Keeps its input beside its result, although the gradient takes the result alone."""
+    """Keeps its input besides its result, although the gradient needs only the result."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, widen: bool, log: bool) -> torch.Tensor:
@@ -157,7 +159,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None, *, log: bool) -> torch.Tensor:
-    """``softmax`` or ``log_softmax`` on a card, as releases ran it that keep the input."""
+    """``softmax`` or ``log_softmax`` on a card, as in releases that keep the input."""
     widen = tensor.dtype == torch.float16 and dtype == torch.float32
     if dtype is not None and not widen:
         tensor = tensor.to(dtype)

@@ -49,8 +49,8 @@ def install(cards: Cards) -> None:
 
 
 def kernels(cards: Cards) -> dict[str, Callable[..., Any]]:
-    """In the place of ATen's kernels of these names."""
-    states: dict[torch.device, torch.Tensor] = {}  # of dropout: one for each card, made when first needed
+    """Replaces ATen's kernels with these names."""
+    states: dict[torch.device, torch.Tensor] = {}  # dropout states: one for each card, created on first use
     return {
         f"{name}.{overload}": _kernel(cards, name, packed=overload == "data", states=states)
         for name in _MODES
@@ -101,7 +101,7 @@ def _part(buffer: torch.Tensor, offset: int, shape: Sequence[int]) -> torch.Tens
 
 
 def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parameters) -> torch.Tensor | None:
-    """The buffer that all of ``weights`` lie in, in their places: ``try_get_weight_buf``."""
+    """The buffer that contains all of ``weights`` at their places: ``try_get_weight_buf``."""
     storage, offset = _memory(weights[0])
     size = weights[0]._lazyviz.storage.nbytes // weights[0].element_size()  # type: ignore[attr-defined]
     if offset or size < parameters.elements:
@@ -126,7 +126,7 @@ def _kernel(
             return original(source, *args)
         if not acceptable(source):
             graph = cards.tape.recording.graph
-            if graph is not None and layer != "RNN":  # whose cells are ops on a GPU, too
+            if graph is not None and layer != "RNN":  # its cells are also ops on a GPU
                 graph.in_parts.add(layer)
             return original(source, *args)
         batch_sizes: list[int] = []
@@ -158,7 +158,7 @@ def _kernel(
 def _dropout_state(
     states: dict[torch.device, torch.Tensor], dropout: float, train: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """``get_dropout_state``: made once for each card, and kept."""
+    """``get_dropout_state``: created once for each card, and kept."""
     if train and dropout > 0 and device not in states:
         states[device] = _aten._cudnn_init_dropout_state.default(
             dropout, train, 0, dtype=torch.uint8, device=device
@@ -167,7 +167,7 @@ def _dropout_state(
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:
-    """``cached_cast`` to float16: what autocast takes cuDNN's layers in, whatever its own dtype."""
+    """``cached_cast`` to float16: autocast runs cuDNN's layers in it, whatever its own dtype."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(torch.float16) if eligible else tensor
 
@@ -175,7 +175,9 @@ def _half(tensor: torch.Tensor) -> torch.Tensor:
 def _half_weights(
     weights: Sequence[torch.Tensor], buffer: torch.Tensor | None, parameters: cudnn_sizes.Parameters
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-    """``_cudnn_rnn_cast_reflatten`` (autocast_RNN.cpp): copies in a buffer of halves, seen by autograd."""
+    """``_cudnn_rnn_cast_reflatten`` (autocast_RNN.cpp): half-precision copies in one buffer, seen by
+    autograd.
+    """
     with torch_cuda.without_autocast():
         if weights[0].dtype != torch.float32:
             return weights, buffer

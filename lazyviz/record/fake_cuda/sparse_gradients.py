@@ -70,7 +70,7 @@ class PlannedSparse(torch.Tensor):
         return PlannedSparse(self._tape, indices, values, self.shape, is_coalesced)
 
     def new(self, indices: torch.Tensor, values: torch.Tensor, size: Any) -> PlannedSparse:  # type: ignore[override]
-        """As ``SparseAdam`` makes its updates."""
+        """As ``SparseAdam`` creates its updates."""
         return PlannedSparse(self._tape, indices, values, size)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]

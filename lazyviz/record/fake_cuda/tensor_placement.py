@@ -58,7 +58,7 @@ def _install_numbers(cards: Cards) -> None:
 
 
 class _Type(type):
-    """The type of ``torch.cuda.FloatTensor`` and its like: not those of tensors, but of a test for them."""
+    """The type of ``torch.cuda.FloatTensor`` and similar types, which only serve in type checks."""
 
     dtype: torch.dtype
 
@@ -99,9 +99,10 @@ def _install_types(cards: Cards) -> None:
 
 
 class _Storages:
-    """Storages that ``torch.load`` puts on a card: read on the host, and copied there as tensors are made.
+    """Storages that ``torch.load`` places on a card: read on the host, and copied there when tensors are
+    created.
 
-    Such a storage says on which card it is; tensors that share it there share one copy of it.
+    Such a storage reports its card; tensors that share it also share its copy on the card.
     """
 
     def __init__(self, cards: Cards) -> None:
@@ -126,7 +127,7 @@ class _Storages:
         self._install_rebuilding()
 
     def _install_rebuilding(self) -> None:
-        """What makes tensors of storages that were read from a file."""
+        """Functions that create tensors from storages that were read from a file."""
         cards = self._cards
         owner, name = torch_cuda.REBUILD_TENSOR
         rebuild = getattr(owner, name)
@@ -187,5 +188,5 @@ def _placed(
     offset, size, stride = view
     with torch.no_grad():
         tensor = torch.empty(0, dtype=dtype, device=device)
-        tensor.data = flat.as_strided(size, stride, offset)  # its owner, not a view of it
+        tensor.data = flat.as_strided(size, stride, offset)  # the owner of the memory, not a view of it
     return tensor

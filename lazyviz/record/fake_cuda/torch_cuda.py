@@ -56,13 +56,13 @@ def is_absent(device: torch.device) -> bool:
 
 
 ANYWHERE = "*"
-"""In the place of a line whose value is assumed: any line that has none of its own."""
+"""The key for assumed values of all lines without a value of their own."""
 _NOTHING = object()
 _Generator = torch.Generator
 
 
 class _PlannedGenerator(torch.Generator):
-    """A generator of a planned device: a seed, and no numbers."""
+    """A generator of a planned device: it has a seed, but draws no numbers."""
 
     _place: torch.device
 
@@ -139,7 +139,7 @@ class AbsentCards:
     # --- devices --------------------------------------------------------------------
 
     def index(self, device: Any = None) -> int:
-        """The number of the CUDA device that a user's argument means."""
+        """The number of the CUDA device that a user's argument refers to."""
         if device is None:
             return self.current
         if isinstance(device, int):
@@ -160,7 +160,7 @@ class AbsentCards:
         return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
 
     def below(self, device: torch.device) -> torch.device:
-        """The device of the same name for C++; torch's own shape rules name devices as they are."""
+        """The C++ device for this device; torch's own shape rules keep device names as they are."""
         if self.tape.shapes.inferring:
             return device
         return torch_cuda.STAND_INS.get(self.device(device), device)
@@ -174,8 +174,8 @@ class AbsentCards:
     ) -> Any:
         """Record an op on the devices that Python shows.
 
-        In inference mode, and where a subclass calls them below autograd, functions made of others come as
-        one op; the choice of kernels is in their parts.
+        In inference mode, and if a subclass calls them below autograd, composite functions arrive as one op,
+        but the choice of kernels is made in their parts.
         """
         if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
@@ -188,15 +188,15 @@ class AbsentCards:
         device = kwargs.get("device")
         if device is not None:
             place = self.device(torch.device(device))
-            if op is torch_cuda.EFFICIENT_ZEROS:  # C++ makes them
+            if op is torch_cuda.EFFICIENT_ZEROS:  # C++ creates them
                 place = torch_cuda.STAND_INS.get(place, place)
             kwargs = {**kwargs, "device": place}
-        if kwargs.get("pin_memory"):  # memory of the host like any other, which only a driver can pin
+        if kwargs.get("pin_memory"):  # ordinary host memory, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)
 
     def _brings_back(self, source: torch.Tensor) -> bool:
-        """Whether DDP copies the counts of used parameters back to the host, which has them still."""
+        """Whether DDP copies the counts of used parameters back to the host, which still has them."""
         world = self.tape.recording.world
         if world is None or not world.alike or not is_absent(source.device):
             return False
@@ -204,17 +204,19 @@ class AbsentCards:
         return value is not None and value.storage in world.alike
 
     def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a constructor of sparse tensors gives on the card; ``None``: it is of other tensors."""
+        """The result of a constructor of sparse tensors on the card; ``None`` if its tensors are not on the
+        card.
+        """
         return sparse_gradients.made_of(self.tape, name, args, kwargs)
 
     # --- reads ----------------------------------------------------------------------
 
     def answer(self, needed: Sequence[TrackedNode]) -> Answer | None:
-        """What the user said a read returns that needs ``needed``."""
+        """The value that the user assumes for a read that needs ``needed``."""
         if not needs_absent(needed):
             return None
         line, value = self._assumed(sys._getframe(2))
-        if isinstance(value, Iterator):  # one value a read
+        if isinstance(value, Iterator):  # one value per read
             value = next(value, self)
             if value is self:
                 raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
@@ -224,11 +226,11 @@ class AbsentCards:
         return Answer(value)
 
     def assumes_each_read(self) -> bool:
-        """Whether the user said what reads at the line that is run now return, one after the other."""
+        """Whether the user gave a list of values for reads at the running line, one after the other."""
         return isinstance(self._assumed(sys._getframe(2))[1], Iterator)
 
     def _assumed(self, frame: FrameType) -> tuple[SourceLine | None, Any]:
-        """The user's line that ``frame`` works for, and what is assumed of a read there."""
+        """The user's line above ``frame``, and the value that is assumed for a read there."""
         if not self._assume:
             return None, _NOTHING
         line = self.tape.scopes.sources.find(frame)[0]
@@ -292,12 +294,12 @@ class AbsentCards:
         replace(accelerator, "current_stream", lambda device=None: _Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        # its cards are all alike; and cuDNN, which orders an RNN's weights, is part of every CUDA build
+        # its cards are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*torch_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
         replace(private_api.VF, "meshgrid", data_errors.meshgrid(meshgrid))
-        replace(torch.Tensor, "__setitem__", data_errors.in_own_words(torch.Tensor.__setitem__))
+        replace(torch.Tensor, "__setitem__", data_errors.with_cuda_messages(torch.Tensor.__setitem__))
         replace(*torch_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
         replace(*torch_cuda.GROUP_TENSORS, _group_tensors)
 
@@ -331,7 +333,7 @@ class AbsentCards:
     # --- random numbers ---------------------------------------------------------------
 
     def _patch_randomness(self) -> None:
-        """Its generators have no state: nothing will be drawn."""
+        """Its generators have no state, because nothing will be drawn."""
         cuda, replace = torch.cuda, self.replace
         with self.tape.recording.paused():
             state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
@@ -355,9 +357,10 @@ class AbsentCards:
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
         ) -> Any:
-            """Numbers out of bounds are drawn again until there are none: once, of a device that draws none.
+            """Numbers out of bounds are drawn again until there are none: a single time on a device that
+            draws nothing.
 
-            Each further time takes the memory of the one before.
+            Each further draw would reuse the memory of the previous one.
             """
             if not is_absent(tensor.device):
                 return draw(tensor, mean, std, a, b, **rest)
@@ -372,7 +375,7 @@ class AbsentCards:
         cards = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
-            """In the place of ``torch.Generator``: makes those of planned devices, too."""
+            """Replaces ``torch.Generator``: it also creates generators of planned devices."""
 
             def __new__(cls, device: Any = "cpu") -> Any:
                 place = cards.device(torch.device(device))
@@ -396,7 +399,7 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
     """A copy is recorded like any other."""
     if not tensor.is_leaf:
         with tape.recording.paused():
-            torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # in PyTorch's words
+            torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # PyTorch's message
     if id(tensor) in memo:
         return memo[id(tensor)]
     copied = tensor.detach().clone(memory_format=torch.preserve_format)
@@ -415,7 +418,7 @@ def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
     if answer is None:
         tape.runs.sync("tolist", needed, a_number=True)
-        raise AssertionError("a value that is out of reach has been read")
+        raise AssertionError("a value was read that only the absent GPU could compute")
     return answer.value
 
 
@@ -423,10 +426,12 @@ READERS: dict[str, Callable[..., Any]] = {
     "print": _shown,
     "format": data_errors.formatted,
     "deepcopy": _deep_copy,
-    "share_memory_": lambda tape, tensor: tensor,  # memory of a GPU is left as it is
+    "share_memory_": lambda tape, tensor: tensor,  # GPU memory is left unchanged
     "tolist": _list,
 }
-"""What methods of tensors do, by their cause, where only an absent GPU could tell the value."""
+"""Replacements for tensor methods that read values, by their cause, if only an absent GPU could compute the
+value.
+"""
 
 
 class _Properties:
@@ -482,7 +487,7 @@ class _Stream:
 
 
 class _Event:
-    """An event that will never take place."""
+    """An event that will never occur."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = kwargs.get("device")
@@ -526,13 +531,13 @@ def _unknown(what: str) -> Callable[..., Any]:
 
 
 def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """A tensor's memory may be exchanged for one on a GPU, as on a machine that has one."""
+    """A tensor's memory may be exchanged for GPU memory, as on a machine with a GPU."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
     return bool(torch_cuda.compatible_tensors(tensor, other))
 
 
 def _group_tensors(*args: Any) -> dict[Any, Any]:
-    """C++ groups by the devices that it sees."""
+    """C++ groups tensors by the devices that it sees."""
     groups = torch_cuda.group_tensors(*args)
     return {(torch_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

@@ -19,7 +19,7 @@ from ...torch_internals import private_api
 from ..interception.attribute_patches import Patches
 
 _device_below = private_api.TensorBase.device.__get__
-_seen: WeakSet[type] = WeakSet()  # in a later block there may be tensors of these already
+_seen: WeakSet[type] = WeakSet()  # a later block may use existing tensors of these classes
 
 
 def install(patches: Patches) -> None:
@@ -38,17 +38,19 @@ def install(patches: Patches) -> None:
                 kwargs["device"] = below
                 if args[0] not in told:
                     told.add(args[0])
-                    tell_device(patches, args[0])
+                    report_planned_device(patches, args[0])
         return original(*args, **kwargs)
 
     patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
     for cls in list(_seen):
         told.add(cls)
-        tell_device(patches, cls)
+        report_planned_device(patches, cls)
 
 
-def tell_device(patches: Patches, cls: type) -> None:
-    """Have tensors of a class say that they are on the planned card; the class's own words go first."""
+def report_planned_device(patches: Patches, cls: type) -> None:
+    """Let tensors of a class report that they are on the planned card; the class's own answer has
+    precedence.
+    """
     _seen.add(cls)
 
     def device(tensor: torch.Tensor) -> torch.device:

@@ -18,13 +18,13 @@ from ..lazy_tensor import is_lazy
 from .attribute_patches import Patches
 from .memory_holders import DLPACK, NUMPY, MemoryHolders
 
-BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor needs, for a cause
+BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor depends on, given a cause
 CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}
 METHODS = {"numpy": NUMPY, "__dlpack__": DLPACK}
 FUNCTIONS = ((torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 
 
-def hand_out(
+def export_array(
     holders: MemoryHolders,
     original: Callable[..., Any],
     who: str,
@@ -32,10 +32,10 @@ def hand_out(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """``original(tensor, ...)``, which gives the memory of an ordinary tensor to others."""
+    """``original(tensor, ...)``, which exports the memory of an ordinary tensor."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or storage_owners.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
-    # One that requires gradients is refused, or detached by the function itself.
+    # A tensor that requires gradients is rejected, or detached by the function itself.
     given = tensor if tensor.requires_grad else private_api.alias(tensor)
     traced = storage_owners.is_ordinary(given)
     result = original(given, *args, **kwargs)
@@ -50,27 +50,27 @@ def hand_out(
     return result
 
 
-def noting(
+def noting_exports(
     holders: MemoryHolders, original: Callable[..., Any], who: str, before_read: BeforeRead
 ) -> Callable[..., Any]:
-    """``original``, which gives ``who`` the memory of its first argument, noted."""
+    """``original``, which exports the memory of its first argument to ``who``; the export is recorded."""
 
     @functools.wraps(original)
     def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if is_lazy(tensor):
-            before_read(tensor, CAUSES[who])  # only what is real can be noted
+            before_read(tensor, CAUSES[who])  # only exports of real tensors can be recorded
             with holders.recording.paused():
-                return hand_out(holders, original, who, tensor, *args, **kwargs)
-        return hand_out(holders, original, who, tensor, *args, **kwargs)
+                return export_array(holders, original, who, tensor, *args, **kwargs)
+        return export_array(holders, original, who, tensor, *args, **kwargs)
 
     return function
 
 
 class ExportPatches:
-    """Notes exports while nothing is recorded or pending.
+    """Records exports while no ops are recorded or pending.
 
-    Those by DLPack always: an export leaves no trace that could be found later.  An array does, so arrays are
-    noted only as long as what is known of some memory depends on it.
+    DLPack exports are always recorded, because they leave no trace that could be found later. Arrays do, so
+    they are recorded only while the known state of some memory depends on it.
     """
 
     def __init__(self, holders: MemoryHolders, before_read: BeforeRead) -> None:
@@ -90,10 +90,10 @@ class ExportPatches:
             self._numpy.complete()
 
     def _noting(self, original: Callable[..., Any], who: str) -> Callable[..., Any]:
-        return noting(self._holders, original, who, self._before_read)
+        return noting_exports(self._holders, original, who, self._before_read)
 
     def begin_block(self) -> None:
-        """While something is recorded or pending its own patches note arrays."""
+        """While ops are recorded or pending, other patches record arrays."""
         self.install(numpy=False)
         self._numpy.restore()
 

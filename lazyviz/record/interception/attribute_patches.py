@@ -13,15 +13,15 @@ from ...process.paths import PACKAGE
 from ...torch_internals import generators
 
 MISSING = object()
-_IMMUTABLE = 1 << 8  # of ``type.__flags__``: a static type of C, whose attributes cannot be set
-# Names with underscores on both sides that are no slot of a type: Python need not be told of them one by one.
+_IMMUTABLE = 1 << 8  # bit of ``type.__flags__``: a static C type, whose attributes cannot be set
+# Dunder names that are not slots of a type: Python need not be notified of each of them.
 _NO_SLOTS = frozenset(
     {"__array__", "__cuda_array_interface__", "__deepcopy__", "__dlpack__", "__format__", "__reduce_ex__"}
 )
 
 
 class Originals:
-    """The originals before the first patch, by owner and name, which a reset restores."""
+    """The originals before the first patch, by owner and name; a reset restores them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -49,7 +49,7 @@ def is_ours(value: Any) -> bool:
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
-    if isinstance(value, FunctionType):  # which `functools.wraps` has given another module's name
+    if isinstance(value, FunctionType):  # `functools.wraps` has given it another module's name
         module = value.__globals__.get("__name__")
     else:
         module = getattr(value if isinstance(value, type) else type(value), "__module__", "")
@@ -68,10 +68,10 @@ _all_code: weakref.WeakSet[CodePatch] = weakref.WeakSet()
 
 
 class Change(NamedTuple):
-    """What is replaced of one module or class: a name, what was there, and what comes in its place, of each.
+    """The replacements in one module or class: for each, the name, the old and the new value.
 
-    For each attribute that is set Python looks at the class and its subclasses.  So those that are no slots
-    are put into its dictionary ``together``, and Python is told once.
+    Whenever an attribute is set, Python updates the class and its subclasses. So names that are not slots are
+    put into its dictionary ``together``, and Python is notified once.
     """
 
     owner: Any
@@ -82,7 +82,7 @@ class Change(NamedTuple):
 
 
 def _change(owner: Any, entries: Mapping[str, tuple[Any, Any]]) -> Change:
-    """``entries``: what is there and what comes in its place, by name."""
+    """``entries``: the current value and its replacement, by name."""
     setter: Any = type(owner).__setattr__
     is_class = isinstance(owner, type)
     together: Collection[str] = ()
@@ -101,9 +101,9 @@ def _change(owner: Any, entries: Mapping[str, tuple[Any, Any]]) -> Change:
 
 
 def exchange(changes: tuple[Change, ...], back: bool) -> bool:
-    """Put all of ``changes`` in place, or what was there before ``back``.
+    """Apply all of ``changes``, or with ``back`` restore the values before.
 
-    False, and nothing is done, if what they are to stand in for is not there any more.
+    Returns False, and changes nothing, if the values to be replaced are no longer there.
     """
     if not back:
         for change in changes:
@@ -128,15 +128,15 @@ def exchange(changes: tuple[Change, ...], back: bool) -> bool:
 
 
 class Patches:
-    """Attributes replaced for a while.
+    """Temporarily replaced attributes.
 
-    What is replaced is noted before it is; putting things back may be interrupted, and done again.
+    A replacement is noted before it is made. Restoring may be interrupted, and repeated.
     """
 
-    exchange = staticmethod(exchange)  # which :mod:`lazyviz.record.native_recorder` has a compiled form of
+    exchange = staticmethod(exchange)  # :mod:`lazyviz.record.native_recorder` has a compiled form of it
 
     def __init__(self) -> None:
-        self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is
+        self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, old value, new value
         self._complete = False  # whether all of them are set
         self._last: tuple[Change, ...] = ()
         self._again = False
@@ -149,11 +149,13 @@ class Patches:
         Patches.exchange((_change(owner, {name: (before, value)}),), False)
 
     def complete(self) -> None:
-        """All are set, and may be set again as they are."""
+        """All are set, and can be set again in the same way."""
         self._complete = True
 
     def reapply(self) -> bool:
-        """Set what was restored last, if what it stands in for has not changed since; False: it has."""
+        """Set again what was restored last, if the replaced values have not changed since; False if they
+        have.
+        """
         if self._last and not self._again:
             self._again = True
             self._again = Patches.exchange(self._last, False)
@@ -167,7 +169,7 @@ class Patches:
             owners: dict[int, tuple[Any, dict[str, tuple[Any, Any]]]] = {}
             for owner, name, before, value in self._set:
                 _, entries = owners.setdefault(id(owner), (owner, {}))
-                # Of several patches of one attribute what was there before the first, and what is now.
+                # If an attribute has several patches: the value before the first, and the current one.
                 entries[name] = entries.get(name, (before,))[0], value
             changes = tuple([_change(owner, entries) for owner, entries in owners.values()])
             Patches.exchange(changes, True)
@@ -175,7 +177,7 @@ class Patches:
             self._set, self._complete = [], False
 
     def rebase(self, owner: Any, name: str, before: Any) -> None:
-        """An attribute is to become ``before`` when this is restored: somebody else has replaced it, too."""
+        """Restoring will set an attribute to ``before``, because other code has replaced it as well."""
         self._set = [
             (*entry[:2], before, entry[3]) if entry[0] is owner and entry[1] == name else entry
             for entry in self._set
@@ -196,10 +198,11 @@ def _entries(change: Change) -> dict[str, tuple[Any, Any]]:
 
 
 class CodePatch:
-    """What a Python function does, replaced for a while.
+    """Temporary replacement of a Python function's code.
 
-    Whoever holds the function calls the replacement, too, and no class is changed: setting ``__call__`` of a
-    class makes Python visit all its subclasses, of which ``nn.Module`` may have thousands.
+    Existing references to the function call the replacement, too, and no class is changed: setting
+    ``__call__`` of a class makes Python visit all its subclasses, and ``nn.Module`` may have thousands of
+    them.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -207,14 +210,15 @@ class CodePatch:
         self._function = function
         self._original = _parts(function)
         self._before: tuple[Any, Any, Any] | None = None
-        # The last replacement: of what, by what, and its own.
+        # The last replacement: the original, the factory, and the result.
         self._made: tuple[Any, Any, tuple[Any, Any, Any]] | None = None
         _all_code.add(self)
 
     def set(self, replacement_of: Callable[[FunctionType], FunctionType]) -> None:
-        """Replace it by ``replacement_of(original)``: a function of the same arguments, and no closure.
+        """Replace it by ``replacement_of(original)``: a function with the same arguments, and without a
+        closure.
 
-        The same ``replacement_of`` is not asked again as long as the function stays what it was.
+        The same ``replacement_of`` is not called again as long as the function has not changed.
         """
         if self._before is not None:
             return
@@ -234,7 +238,7 @@ class CodePatch:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the function is one of this package, whatever was noted."""
+        """Whether the function belongs to this package, whatever was noted."""
         return self._function.__code__.co_filename.startswith(PACKAGE)
 
     @property
@@ -242,7 +246,7 @@ class CodePatch:
         return f"code of {self._function.__module__}.{self._function.__qualname__}"
 
     def put_back(self) -> None:
-        """:meth:`restore`, past what was noted."""
+        """Like :meth:`restore`, regardless of what was noted."""
         self.restore()
         if self.is_replaced:
             self._become(self._original)
@@ -257,9 +261,9 @@ class CodePatch:
 
 @contextmanager
 def out_of_place() -> Iterator[None]:
-    """Context in which nothing of ours stands in for anything, in any thread.
+    """Context without any of our replacements, in all threads.
 
-    What has been replaced by others meanwhile is what our patches go back to later.
+    If other code replaces attributes meanwhile, our patches will restore these later.
     """
     code = [(patch, _parts(patch._function)) for patch in _all_code if patch]
     changes = []

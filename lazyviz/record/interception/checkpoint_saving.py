@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ..tape import Tape
 
 CAUSES = frozenset({"pickle", "storage access", "data_ptr", "numpy", "share_memory_"})
-"""Reads by which tensors are saved, or handed on."""
+"""Reads with which tensors are saved, or passed on."""
 _MOST = 100_000  # examined objects
 
 
 def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType | None) -> list[TrackedNode]:
-    """Pending nodes that the other tensors need which a library above ``frame`` was given with ``tensor``.
+    """Pending nodes for the other tensors that a library above ``frame`` received together with ``tensor``.
 
-    ``write``: those that get the memory may write it.
+    ``write``: code that gets the memory may write it.
     """
     place = _place(tensor)
     nodes: dict[TrackedNode, None] = {}
@@ -44,12 +44,12 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
                     for each in tensors:
                         nodes.update(dict.fromkeys(nodes_before_access(tape, each, write=write)))
             frame = frame.f_back
-    # One that has failed must not keep others from being read.
+    # A failed tensor must not prevent reads of others.
     return [node for node in nodes if node.state == "pending"]
 
 
 def seen(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, which is written in C, with a frame that has what it was given."""
+    """``original``, a C function, wrapped in a Python frame that has its arguments."""
 
     @functools.wraps(original)
     def function(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def seen(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_library(code: CodeType) -> bool:
-    """Whether it is a library's function: what the user's own have been given they need not save."""
+    """Whether it is a library's function: functions of the user do not necessarily save their arguments."""
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and not is_user_file(code.co_filename)
 
 
@@ -71,13 +71,13 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    """The containers and modules among the arguments of a function that is running."""
+    """The containers and modules among the arguments of a running function."""
     variables = frame.f_locals
     found = [
         content for name in _names(frame.f_code) if isinstance(content := variables.get(name), _LOOKED_INTO)
     ]
     content = None
-    # Up to Python 3.12 the frame keeps this dictionary, and all that is in it; see `variables_of`.
+    # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see `variables_of`.
     if type(variables) is dict and sys.getrefcount(variables) == 3:
         variables.clear()
     return found
@@ -92,7 +92,7 @@ _LOOKED_INTO = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors in a container, however deep."""
+    """The plain tensors in a container, at any depth."""
     stack = [given]
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
@@ -107,7 +107,7 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
 
 
 def _contents(item: Any) -> list[Any]:
-    """What is in a container, without a call of methods that are its own."""
+    """The content of a container, without calling its own methods."""
     if isinstance(item, torch.nn.Module):
         return [vars(item).get(name) for name in ("_parameters", "_buffers", "_modules")]
     if isinstance(item, torch.optim.Optimizer):

@@ -28,7 +28,7 @@ _OURS = ("_lazyviz", "_lazyviz_class", "_is_param")  # attributes of a pending t
 def deep_copy(
     tape: Tape, original: Callable[..., Any], tensor: torch.Tensor, memo: dict[Any, Any]
 ) -> torch.Tensor | None:
-    """What ``copy.deepcopy`` makes of ``tensor``; ``None`` where PyTorch's own method has to do it."""
+    """The result of ``copy.deepcopy`` for ``tensor``; ``None`` if PyTorch's own method has to compute it."""
     cls = class_of(tensor)
     if cls is torch.Tensor and not tensor.is_leaf:
         refused: torch.Tensor = original(tensor, memo)
@@ -50,7 +50,7 @@ def deep_copy(
         copied = _copy_in_common(tape, tensor, memo)
         if copied is None:
             return None
-        torch.autograd.graph.increment_version(copied)  # as `set_` does
+        torch.autograd.graph.increment_version(copied)  # like `set_`
     if tensor.requires_grad:
         copied.requires_grad_()
     if tensor.grad is not None:
@@ -88,7 +88,7 @@ def _is_special(tensor: torch.Tensor) -> bool:
 def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor | None:
     """A tensor in the copy of its storage that all tensors of one ``deepcopy`` share.
 
-    ``None``: there is nothing to wait for, or the copy has been made by PyTorch.
+    ``None``: it does not have to wait, or PyTorch has made the copy.
     """
     storage = _storage_of(tape, tensor)
     if storage is None or not _has_to_wait(storage):
@@ -102,7 +102,7 @@ def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> t
         size, rest = divmod(storage.nbytes, tensor.element_size())
         if rest:
             return None
-        with private_api.below_autograd():  # no view of another, to autograd
+        with private_api.below_autograd():  # not a view of another tensor, to autograd
             covers = tensor.numel() == size and tensor.is_contiguous()
             flat = tensor if covers else tensor.as_strided((size,), (1,), 0)
             whole = copies[storage] = flat.clone()
@@ -118,7 +118,7 @@ def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> t
 
 
 def _has_to_wait(storage: TrackedStorage) -> bool:
-    """Whether a storage has no content yet, or not what it will be."""
+    """Whether a storage has no content yet, or not its final content."""
     if storage.external or storage.has_pending_write:
         return storage.has_pending_write
     return storage.graph.nodes[storage.created].state != "done"
@@ -133,7 +133,9 @@ def _storage_of(tape: Tape, tensor: torch.Tensor) -> TrackedStorage | None:
 
 
 def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
-    """What ``copy.copy`` makes of ``tensor``: another one on the same storage, with the same attributes."""
+    """The result of ``copy.copy`` for ``tensor``: another tensor on the same storage, with the same
+    attributes.
+    """
     if not _records(tape) or _is_special(tensor) or tensor._backward_hooks:
         return None
     cls = class_of(tensor)
@@ -145,20 +147,20 @@ def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
     if cls is torch.nn.Parameter:
         made = torch.nn.Parameter(made, tensor.requires_grad)
     else:
-        torch.autograd.graph.increment_version(made)  # as `set_` does
+        torch.autograd.graph.increment_version(made)  # like `set_`
         made.requires_grad_(tensor.requires_grad)
     made.__dict__.update({name: item for name, item in tensor.__dict__.items() if name not in _OURS})
     return made
 
 
 def copier(tape: Tape) -> Callable[[torch.Tensor], Any]:
-    """``Tensor.__copy__``, which ``copy.copy`` calls where there is one."""
+    """``Tensor.__copy__``, which ``copy.copy`` calls if it exists."""
 
     def __copy__(tensor: torch.Tensor) -> Any:
         made = shallow_copy(tape, tensor) if tape.pending else None
         if made is not None:
             return made
-        reduced = tensor.__reduce_ex__(4)  # as it does else
+        reduced = tensor.__reduce_ex__(4)  # as it does otherwise
         if isinstance(reduced, str):
             return tensor
         return copy._reconstruct(tensor, None, *reduced)  # type: ignore[attr-defined]

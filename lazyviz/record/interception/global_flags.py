@@ -21,19 +21,19 @@ from ..sync_points import needs_absent
 from ..tape import Tape
 from .attribute_patches import Patches
 
-# What sets them: owner, name, and what says how they are set now.
+# The setters: owner, name, and the function that returns the current setting.
 _SETTERS: Sequence[tuple[Any, str, Callable[[], Any]]] = (
-    (torch, "set_flush_denormal", lambda: None),  # nothing says
+    (torch, "set_flush_denormal", lambda: None),  # there is no such function
     (torch, "set_float32_matmul_precision", torch.get_float32_matmul_precision),
     (torch, "set_num_threads", torch.get_num_threads),
     (torch, "use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
     (torch, "set_deterministic_debug_mode", torch.get_deterministic_debug_mode),
-    (private_api.mkldnn, "set_flags", lambda: None),  # `flags()` calls it, too
+    (private_api.mkldnn, "set_flags", lambda: None),  # `flags()` calls it as well
 )
 
 
 class SettingsPatches:
-    """Makes a change of a setting a sync point, where ops recorded before depend on it."""
+    """Makes changing a setting a sync point if recorded ops depend on it."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -77,13 +77,15 @@ class SettingsPatches:
         return setter
 
     def _run_first(self, nodes: list[TrackedNode], cause: str) -> None:
-        if nodes and not needs_absent(nodes):  # what a card that is not here would compute is only planned
+        if nodes and not needs_absent(nodes):  # results of an absent card are only planned
             with self._tape.runs.lock:
                 self._tape.runs.sync(cause, nodes)
 
 
 def _takes_default(node: TrackedNode) -> bool:
-    """Whether ``node``'s results may have the default dtype: they are floating, and nothing else says so."""
+    """Whether ``node``'s results may have the default dtype: they are floating, and nothing else determines
+    it.
+    """
     if not any(_floating(value.dtype) for value in node.outputs if value.node is node):
         return False
     arguments = (*node.args, *node.kwargs.values())

@@ -32,12 +32,11 @@ from .memory_reads import SyncPatches
 
 
 class Watch:
-    """Installs the dispatch mode and the patches that feed the tape; takes them out again.
+    """Installs the dispatch mode and the patches that feed the tape, and removes them.
 
-    The mode is there per thread, on the one that records and those started while something
-    is pending; older threads are guarded only where they touch a lazy tensor.  It can only
-    be taken out by the thread that has it, and not while it is handling an op, so
-    :meth:`release` is called wherever it might work.
+    Each thread has its own mode: the recording thread, and threads that are started while something is
+    pending. Older threads are guarded only where they use a lazy tensor. Only its own thread can remove a
+    mode, and not while the mode is handling an op, so :meth:`release` is called wherever it might succeed.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -84,15 +83,15 @@ class Watch:
         torch_cuda.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:
-        """Begin and end once, so that the first block finds it prepared; nothing stays in place."""
+        """Begin and end once, so that the first block is fast; nothing stays installed."""
         with torch.profiler.record_function("lazyviz"), private_api.kernels_only():
-            pass  # as optimizers' steps and reads of constants have them: their first use imports
+            pass  # ops of optimizer steps and reads of constants, whose first use imports modules
         self.begin_recording()
         self._scopes.remove()
         self.leave()
 
     def _guarded_start(self) -> Callable[[threading.Thread], None]:
-        """``Thread.start`` that gives the new thread our mode; those that run already cannot be given it."""
+        """``Thread.start`` that gives the new thread our mode; threads that already run cannot get it."""
         start, mode, local = threading.Thread.start, self._mode, self._thread
 
         @functools.wraps(start)
@@ -110,7 +109,7 @@ class Watch:
         return guarded_start
 
     def _watch_guards(self) -> None:
-        """Follow what restores dispatch keys, and the calls of compiled functions."""
+        """Watch functions that restore dispatch keys, and calls of compiled functions."""
         for guard in private_api.KEY_GUARDS:
             undo = functools.partial(_leave, guard.__exit__)
             self._patches.set(guard, "__enter__", self._entering(guard.__enter__, undo))
@@ -130,7 +129,7 @@ class Watch:
         self._patches.complete()
 
     def _backward_call(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """``apply`` of the autograd nodes of custom functions, which lets compiled ones run at once."""
+        """``apply`` of the autograd nodes of custom functions, which runs compiled ones immediately."""
         at_once = self._run_immediately(apply, "compiled backward")
 
         @functools.wraps(apply)
@@ -140,11 +139,13 @@ class Watch:
         return call
 
     def _entering(self, enter: Callable[..., Any], undo: Callable[..., Any]) -> Callable[..., Any]:
-        """``enter``, a guard's or a function without arguments, which keeps the dispatch keys of now."""
+        """``enter``, a method of a guard or a function without arguments, which saves the current dispatch
+        keys.
+        """
         local = self._thread
 
         def __enter__(*guard: Any) -> Any:
-            compiler = dynamo.set_eval_frame(None)  # it is on already, and would compile us
+            compiler = dynamo.set_eval_frame(None)  # it is already active, and would compile our code
             local.entered = getattr(local, "entered", 0) + 1
             result = enter(*guard)
             frame = sys._getframe(1)
@@ -170,14 +171,14 @@ class Watch:
         return __enter__
 
     def _is_planned(self) -> bool:
-        """Whether what is recorded can only be planned: compiled code has no tensors to read."""
+        """Whether the recorded program can only be planned: compiled code has no tensors to read."""
         recording = self._tape.recording
         if self.away:  # something is traced on tensors with values
             return False
         return recording.absent is not None or (recording.world is not None and recording.graph is not None)
 
     def _run_as_eager(self, frame: FrameType) -> None:
-        """What ``torch.compile``'s wrapper calls in ``frame`` is recorded as it is, and so noted."""
+        """Record the function that ``torch.compile``'s wrapper calls in ``frame`` uncompiled, and note it."""
         graph, name = self._tape.recording.graph, dynamo.compiled_name(frame)
         if graph is not None and name:
             graph.as_eager.add(name)
@@ -265,12 +266,12 @@ class Watch:
 
     @contextmanager
     def _suspended(self, cause: str, given: tuple[Any, ...] = ()) -> Iterator[None]:
-        """Evaluate all that is pending, and take no part in PyTorch until the end of the context.
+        """Evaluate everything that is pending, and stay out of PyTorch until the end of the context.
 
-        What is only planned stays, if it is not among what is ``given``.
+        Nodes that are only planned stay pending, unless ``given`` depends on them.
 
-        A compiler takes our mode and patches for a part of the user's program, and compiled
-        code reads memory as it likes.
+        A compiler would treat our mode and patches as part of the user's program, and compiled code reads
+        memory directly.
         """
         tape = self._tape
         if self.away or (tape.recording.graph is not None and tape.recording.owner != threading.get_ident()):
@@ -298,32 +299,32 @@ class Watch:
     def end_recording(self) -> None:
         self._tape.recording.view_is_made()
         self._scopes.remove()
-        self._stance.restore()  # what is planned stays pending
+        self._stance.restore()  # planned nodes stay pending
         self.release()
 
     def release(self) -> None:
-        """Leave PyTorch as it was, if nothing is recorded or pending."""
+        """Restore PyTorch's original state, if nothing is recorded or pending."""
         if self._tape.recording.graph is not None or self._tape.pending or self.stays:
             return
         self._remove()
-        # Backward passes, inference modes and their like bring back what was active when they were entered.
+        # Backward passes, inference modes and similar contexts restore the keys that were active on entry.
         if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
             private_api.remove_mode(self._mode)
             self._patches.restore()
             dynamo.drop_rules_of(is_ours)
 
     def leave(self) -> None:
-        """:meth:`release`, and take away the kernels that may stay from one block to the next."""
+        """:meth:`release`, and also remove the kernels that may stay from one block to the next."""
         self.release()
         if not self._reads.installed:
             self._composites.remove()
 
     def replaced_code(self) -> list[str]:
-        """The functions of PyTorch that do something else now."""
+        """The PyTorch functions that are currently replaced."""
         return [code.name for code in (self._rules, *self._scopes.code) if code.is_replaced]
 
     def taking_part(self) -> list[str]:
-        """How else lazyviz takes part in PyTorch now, as far as this thread shows."""
+        """Other ways in which lazyviz is active in PyTorch now, as far as this thread can tell."""
         found = ["dispatch mode of lazyviz"] if private_api.has_mode(self._mode) else []
         found += [f"dispatch key {key}" for key in private_api.stray_keys()]
         if torch_cuda.supports_foreach(LazyTensor):
@@ -333,7 +334,7 @@ class Watch:
         return found + self._scopes.hooks()
 
     def reset(self) -> None:
-        """Clear all state: nothing is recording, paused, or planned, and nothing runs."""
+        """Clear all state: nothing is recorded, paused, planned, or running."""
         recording = self._tape.recording
         recording.graph, recording.pauses = None, 0
         recording.summing = recording.immediate_step = None
@@ -347,7 +348,9 @@ class Watch:
         self._thread.regions = {}
 
     def restore(self) -> None:
-        """:meth:`leave`, past what has been noted: what is there and of this package is taken out."""
+        """Like :meth:`leave`, regardless of what has been noted: everything installed by this package is
+        removed.
+        """
         self._scopes.remove()
         self.leave()
         for patches in list(everything):
@@ -361,10 +364,10 @@ class Watch:
         self._composites.remove()
         private_api.remove_mode(self._mode)
         private_api.drop_stray_keys()
-        self._reads.exports.install(numpy=False)  # as from the import on
+        self._reads.exports.install(numpy=False)  # as it is after the import
 
     def unload(self) -> None:
-        """Leave PyTorch as it was before lazyviz was imported, if nothing is recorded or pending."""
+        """Restore PyTorch's state before lazyviz was imported, if nothing is recorded or pending."""
         self.leave()
         self._reads.unload()
 
@@ -378,7 +381,7 @@ class Watch:
             self._rules.restore()
             self._settings.remove()
             self._formulas.remove()
-            self._reads.remove()  # the last: as long as it is there, there is something to remove
+            self._reads.remove()  # last: as long as it is there, there is something to remove
         torch_cuda.withdraw_foreach(LazyTensor)
 
 
@@ -387,7 +390,7 @@ def _leave(leave: Callable[..., Any], guard: Any) -> None:
 
 
 def _no_rules(rule_of: FunctionType) -> FunctionType:
-    """``_torch.dispatch_rule`` that returns immediately for lazyviz's mode, which has no rules."""
+    """``private_api.dispatch_rule`` that returns immediately for lazyviz's mode, which has no rules."""
 
     def dispatch_rule(
         op: Any, mode: type, *, _recorder: type = RecorderMode, _rule_of: FunctionType = rule_of

@@ -22,7 +22,7 @@ _LAYERS = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
 
 
 class CachePatches:
-    """What notes the tensors that layers of transformers' caches are given, while a block is recorded."""
+    """Notes the tensors that layers of transformers' caches receive while a block is recorded."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -64,7 +64,7 @@ class CachePatches:
             ) -> Any:
                 layers = getattr(kept, "layers", ())
                 before = vars(layers[layer_idx]) if layer_idx < len(layers) else {}
-                for item in list(before.values()):  # made before this block
+                for item in list(before.values()):  # created before this block
                     if isinstance(item, torch.Tensor) and item.dim():
                         note(tape, item)
                 return update(kept, key_states, value_states, layer_idx, *args, **kwargs)
@@ -74,9 +74,9 @@ class CachePatches:
 
 
 def note(tape: Tape, what: Any) -> int:
-    """The tensors in ``what`` are a KV cache: itself, or in a container, a module's buffers, attributes.
+    """Mark the tensors in ``what`` as a KV cache: a tensor, or those in a container, buffers, or attributes.
 
-    Returns how many there are.
+    Returns their number.
     """
     count = 0
     for tensor in _tensors(what, set()):
@@ -88,7 +88,7 @@ def note(tape: Tape, what: Any) -> int:
 
 
 def _tensors(what: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Each once, though objects may refer to each other in circles."""
+    """Each tensor once, although objects may refer to each other in cycles."""
     if id(what) in seen:
         return
     seen.add(id(what))

@@ -1,11 +1,12 @@
 """Late imports: modules that copy parts of PyTorch on import must get them unpatched.
 
 Importing Dynamo takes most of a second, so lazyviz imports it only on first use: by an optimizer, a shape
-rule, or a compiler.  That can happen inside a block, and Dynamo stores functions of PyTorch in tables, and
-replaces others.  Therefore everything of lazyviz is removed during the import: patches, and the mode of the
-thread that imports.  What another thread reads of pending tensors in that time it reads as an operator would.
+rule, or a compiler. That can happen inside a block, and Dynamo stores functions of PyTorch in tables, and
+replaces others. Therefore everything of lazyviz is removed during the import: patches, and the mode of the
+importing thread. If another thread reads pending tensors during that time, it reads them as an operator
+would.
 
-Libraries that a block imports are met here, too: what is to be done with one once it is there.
+This module also calls registered functions after a block has imported a library.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .attribute_patches import out_of_place
 
 _ASIDE = (KEEPS_WHAT_IT_FINDS, IMPORTS_CUDA)
 AFTER: dict[str, Callable[[ModuleType], None]] = {}
-"""By name of a module: called with it when a block has imported it."""
+"""By module name: called with the module when a block has imported it."""
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Do it now, if the module is there, else when a block imports it; :func:`forget` takes it back."""
+    """Call it now if the module is loaded, otherwise when a block imports it; :func:`forget` cancels that."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
@@ -40,13 +41,14 @@ def forget(name: str) -> None:
 
 
 class LateImports(MetaPathFinder):
-    """While installed, such an import takes place without ``mode`` and without patches."""
+    """While installed, such imports take place without ``mode`` and without patches."""
 
     def __init__(self, mode: private_api.TorchDispatchMode) -> None:
         self._mode = mode
 
     def install(self) -> None:
-        if not self.installed:  # whatever is known now: more may be waited for in the midst of a block
+        # Also if no module is registered yet, because one may be registered inside a block.
+        if not self.installed:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -72,7 +74,7 @@ class LateImports(MetaPathFinder):
 
 
 class _For(Loader):
-    """In the place of ``loader``, until the module is executed."""
+    """Replaces ``loader`` until the module is executed."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -88,7 +90,7 @@ class _For(Loader):
 
 
 class _Aside(_For):
-    """``loader``, with nothing of ours in place."""
+    """Runs ``loader`` without any of our patches and modes."""
 
     def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
         super().__init__(loader)
@@ -100,7 +102,7 @@ class _Aside(_For):
 
 
 class _Then(_For):
-    """``loader``, and then ``action``."""
+    """Runs ``loader``, and then ``action``."""
 
     def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:
         super().__init__(loader)
@@ -113,7 +115,7 @@ class _Then(_For):
 
 @contextmanager
 def _without(mode: private_api.TorchDispatchMode) -> Iterator[None]:
-    was_there = private_api.remove_mode(mode)  # not where it is handling an op
+    was_there = private_api.remove_mode(mode)  # false if it is handling an op
     try:
         yield
     finally:

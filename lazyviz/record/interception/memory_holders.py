@@ -40,16 +40,16 @@ _SHARED_FILE = "a shared file mapping"
 _UNKNOWN_OWNER = "memory of another library"
 _BUFFER = "a Python buffer"
 UNKNOWN = "something unknown"
-"""What :meth:`MemoryHolders.holder` says of memory that :meth:`MemoryHolders.examine` may know more of."""
+"""Result of :meth:`MemoryHolders.holder` for memory that :meth:`MemoryHolders.examine` may find out about."""
 
-_CURES = {
+_WORKAROUNDS = {
     NUMPY: "drop the array, or give it a copy (.numpy().copy())",
     DLPACK: "drop what was exported, or export a clone()",
     _SHARED_MEMORY: "clone() it",
     _SHARED_FILE: "clone() it, or map the file for this process alone (shared=False)",
 }
-_MOST_LOOKS = 2  # in a block, for who has left: a call that uses a tensor refers to it, too
-_MAY_TAKE = 0.05  # of the process's time, what may be looked for again in the next block
+_MOST_LOOKS = 2  # searches in a block for released references: a call that uses a tensor refers to it as well
+_MAY_TAKE = 0.05  # share of the process's time that may be spent on repeated searches in the next block
 _HELD_BY_NOTHING = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -60,18 +60,20 @@ _HELD_BY_NOTHING = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
 )
-"""Types of objects that refer to no tensor and no array themselves; their dictionaries are other objects."""
+"""Types of objects that do not refer to tensors or arrays themselves; their dictionaries are separate
+objects.
+"""
 
 
 class Unexamined(Exception):
-    """Whether the memory of an argument is shared has to be found out first."""
+    """It must first be found out whether the memory of an argument is shared."""
 
 
 class Verdict:
-    """What is known of a storage: its place in memory and who shows it.
+    """What is known about a storage: its memory, and what holds it.
 
-    ``ties`` are the tensors that something unknown refers to: once they are gone nobody shows it any more.
-    ``looks``: how often they have been looked for in this block.
+    ``ties`` are the tensors that an unknown object refers to: once they are gone, it has no holder any more.
+    ``looks`` is how often they have been searched in this block.
     """
 
     __slots__ = ("end", "holder", "looks", "memory", "start", "ties")
@@ -86,12 +88,12 @@ class Verdict:
         self.looks = looks
 
 
-def cure_of(holder: str) -> str:
-    return _CURES.get(holder, "clone() it")
+def workaround_for(holder: str) -> str:
+    return _WORKAROUNDS.get(holder, "clone() it")
 
 
 class KnownMemory(Protocol):
-    """What is known of memory, by its address."""
+    """Known memory, by its address."""
 
     exported: dict[int, list[tuple[Any, str]]]
 
@@ -113,19 +115,19 @@ class Runs(Protocol):
 class MemoryHolders:
     """The holders of the memory of the program's tensors.
 
-    ``exported`` has what was handed out while somebody of ours was looking, by address of the storage: weak
-    references to the tensors that it keeps.
+    ``exported`` has the exports that were observed, by address of the storage: weak references to the
+    exported tensors.
     """
 
     def __init__(self, memory: KnownMemory, recording: Recording, runs: Runs) -> None:
         self._memory, self.recording, self._runs = memory, recording, runs
         self._verdicts: dict[int, Verdict] = {}
         self.exported = memory.exported
-        self.lasting = False  # something is known that has to stay known after the block
+        self.lasting = False  # some known state must stay valid after the block
         self._born = time.perf_counter()
         self._examined_for = 0.0  # seconds
 
-    # --- asking -------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------
 
     def holder(self, tensor: torch.Tensor) -> str | None:
         """The holder of the memory of an ordinary tensor, ``None``, or ``UNKNOWN``."""
@@ -148,8 +150,8 @@ class MemoryHolders:
             return verdict.holder
         return _owner(tensor, memory) or UNKNOWN
 
-    def could_tell(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether another look may show that nothing else holds the memory of one of ``tensors``."""
+    def may_be_resolved(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether another search may show that nothing else holds the memory of one of ``tensors``."""
         for tensor in tensors:
             holder = self.holder(tensor)
             if holder is UNKNOWN:
@@ -161,8 +163,8 @@ class MemoryHolders:
                 return True
         return False
 
-    def meet(self, module: torch.nn.Module) -> None:
-        """A block calls an outermost module for the first time: no call refers to its parameters yet."""
+    def note_module_call(self, module: torch.nn.Module) -> None:
+        """A block calls an outermost module for the first time, so no call refers to its parameters yet."""
         with private_api.no_function_modes():
             for tensor in (*module.parameters(), *module.buffers()):
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
@@ -176,7 +178,7 @@ class MemoryHolders:
                 verdict.looks = 0
 
     def overlapped(self, tensor: torch.Tensor) -> Iterator[int]:
-        """Addresses of other storages that have memory of ``tensor``'s, as far as they are known."""
+        """Addresses of other known storages whose memory overlaps that of ``tensor``."""
         memory = memory_of(private_api.storage_address(tensor))
         if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
             return
@@ -204,12 +206,12 @@ class MemoryHolders:
             return None
         return verdict
 
-    # --- noting -------------------------------------------------------------------
+    # --- recording exports --------------------------------------------------------
 
     def note_export(self, tensor: torch.Tensor, who: str, *, traced: bool) -> None:
-        """``who`` has been given memory, and with it a reference to ``tensor``.
+        """``who`` has received memory, and with it a reference to ``tensor``.
 
-        ``traced``: before, nobody had any, for it could be resized.
+        ``traced``: nothing had received it before, because it could be resized.
         """
         address = storage_owners.address_of(tensor)
         if address is None:
@@ -220,13 +222,13 @@ class MemoryHolders:
         self._memory.forget_storage(address)
 
     def lasts(self) -> bool:
-        """Whether something is known that only stays true while exports are noted."""
+        """Whether some known state is only valid while exports are recorded."""
         self.forget_dead()
         self.lasting = self.lasting and bool(self._verdicts)
         return self.lasting
 
     def begin_gap(self) -> None:
-        """Stop tracking exports: what is known is no longer certain afterwards."""
+        """Stop tracking exports: afterwards, the known state is no longer certain."""
         self._verdicts.clear()
         self.lasting = False
         self.forget_dead()
@@ -238,19 +240,19 @@ class MemoryHolders:
         for address in list(self.exported):
             self._exported_to(address)
 
-    # --- looking ------------------------------------------------------------------
+    # --- searching ----------------------------------------------------------------
 
     def examine(self, operands: list[torch.Tensor]) -> None:
         """Find the holders of all memory that may be shared.
 
-        ``operands`` are those of the call that is being recorded, which refers to each once more, unless it
-        is the autograd engine's.
+        ``operands`` are those of the call that is being recorded, which adds one reference to each, unless
+        the autograd engine calls.
         """
         start = time.perf_counter()
         self.forget_dead()
         with private_api.no_function_modes():
-            _Look(operands).judge(self._verdicts)
-            for tensor in operands:  # what cannot be told now is asked no more
+            _ReferenceScan(operands).judge(self._verdicts)
+            for tensor in operands:  # what cannot be decided now is not searched again
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
                     self._verdicts[private_api.storage_address(tensor)] = verdict
@@ -263,8 +265,8 @@ class MemoryHolders:
             self._runs.sync(f"use of {_OTHER_STORAGE}", pending)
 
 
-class _Look:
-    """All tensors of the process whose memory may be shared, and all that refers to them."""
+class _ReferenceScan:
+    """All tensors of the process whose memory may be shared, and everything that refers to them."""
 
     def __init__(self, operands: list[torch.Tensor]) -> None:
         engine = private_api.current_autograd_node() is not None
@@ -288,7 +290,7 @@ class _Look:
             self._arrays += compress(referents, map(shows.__contains__, map(type, referents)))
         del referents
         counts = _references(tensors)
-        del objects  # which has what keeps an array's memory, too
+        del objects  # this includes owners of an array's memory
         self._places: list[int] = []
         self._tensors: list[torch.Tensor] = []
         self.unexplained: list[int] = []
@@ -301,7 +303,7 @@ class _Look:
                 self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
 
     def judge(self, verdicts: dict[int, Verdict]) -> None:
-        """Judge all memory except where it is known to have no holder: exports of that are noted."""
+        """Judge all memory, except memory that is known to have no holder, whose exports are recorded."""
         ties: dict[int, list[Any]] = {}
         tensors: dict[int, torch.Tensor] = {}
         for address, tensor, unexplained in zip(self._places, self._tensors, self.unexplained):
@@ -336,7 +338,9 @@ def _may_be_shared(tensor: torch.Tensor, address: int) -> bool:
 
 
 def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
-    """Who certainly has the memory besides PyTorch; ``None``: a part of it that is PyTorch's alone."""
+    """The certain holder of the memory besides PyTorch; ``None``: it is a part of memory that only PyTorch
+    holds.
+    """
     if memory.deleter == storage_owners.OWN:
         return None
     whole = storage_owners.whole_of(memory)
@@ -346,7 +350,7 @@ def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
             assert found is not None
             memory, whole = found, storage_owners.whole_of(found)
         if memory.deleter == storage_owners.OWN:
-            return _OTHER_STORAGE  # whose tensors are looked at without a thought of parts
+            return _OTHER_STORAGE  # its tensors are examined without considering parts
     if storage_owners.is_private_mapping(memory):
         return None
     if storage_owners.is_kept_by_python(memory):
@@ -358,7 +362,7 @@ def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
 
 
 def _keeper(memory: Memory) -> str | None:
-    """Who has the Python object whose memory it is, besides the storage."""
+    """The holder of the Python object that owns the memory, besides the storage."""
     kept = storage_owners.keeper(memory)
     array_class = storage_owners.numpy.ndarray if storage_owners.numpy is not None else ()
     held = NUMPY if isinstance(kept, array_class) else _BUFFER
@@ -378,9 +382,9 @@ def _keeper(memory: Memory) -> str | None:
 
 
 def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any]]:
-    """How often functions that are running refer to each tensor, by identity; and the arrays they have.
+    """How often running functions refer to each tensor, by identity; and the arrays that they refer to.
 
-    The garbage collector does not know of them.
+    The garbage collector does not see these references.
     """
     counts: Counter[int] = Counter()
     arrays: list[Any] = []
@@ -391,14 +395,15 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
             variables = frame.f_locals
             for name in code.co_varnames:
                 if name in code.co_cellvars:
-                    continue  # a cell has it, which is an object of its own
+                    continue  # it is in a cell, which is a separate object
                 content = variables.get(name)
                 if issubclass(type(content), torch.Tensor):
                     counts[id(content)] += 1
                 elif shows and issubclass(type(content), shows):
                     arrays.append(content)
             content = None
-            # Up to Python 3.12 the frame keeps this dictionary, and all that is in it; see `variables_of`.
+            # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see
+            # `variables_of`.
             if type(variables) is dict and sys.getrefcount(variables) == 3:
                 variables.clear()
             del variables
@@ -407,7 +412,7 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
 
 
 def _bounds(shown: Any) -> tuple[int, int]:
-    """The addresses between which an array's elements are."""
+    """The address range of an array's elements."""
     low = high = shown.__array_interface__["data"][0]
     for size, stride in zip(shown.shape, shown.strides):
         if stride < 0:
@@ -422,7 +427,7 @@ def _references(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _references_of_lists() -> int:
-    """What `_references` counts of a tensor that only its list and another one have."""
+    """The `_references` count of a tensor that only its list and one other object refer to."""
     made = [torch.empty(0, device="cpu")]
     other = list(made)
     (count,) = _references(made)

@@ -42,7 +42,7 @@ from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving
 from . import deepcopy as deepcopy_hooks
-from .array_exports import FUNCTIONS, METHODS, ExportPatches, hand_out, noting
+from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
 from .memory_holders import DLPACK
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
@@ -50,7 +50,7 @@ from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
 # Modules that read a generator's state only to set it again.
 _HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
 
-# Methods that read memory, with the cause a sync point shows.
+# Methods that read memory, with the cause that a sync point shows.
 _READERS = {
     "numpy": "numpy",
     "__array__": "numpy",
@@ -75,14 +75,14 @@ _READERS = {
 }
 
 
-# Who gets the memory itself may write it later, where nothing of ours sees it: readers run first.
+# Code that gets the memory itself may write it later without our noticing, so pending readers run first.
 _HANDED_OUT = {
     "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
     "DLPack", "__cuda_array_interface__", RAW_ACCESS,
 }  # fmt: skip
 
 
-_OTHERS = {"map_", "map2_"}  # they read the memory of further tensors, too
+_OTHERS = {"map_", "map2_"}  # they read the memory of other tensors as well
 
 
 class SyncPatches:
@@ -94,7 +94,7 @@ class SyncPatches:
         self._addresses = Addresses(tape, self.before_read)
         self.exports = ExportPatches(tape.memory_holders, self.before_read)
         self.exports.install(numpy=False)
-        self.installed = False  # whether any of it is in place, or has not been put away
+        self.installed = False  # whether any patch is installed, or has not been removed completely
         self._generator_readers = {name: self._generator_reader(name) for name in READERS}
 
     def install(self) -> None:
@@ -106,7 +106,7 @@ class SyncPatches:
         if self._patches.reapply():
             return
         for name, reader in self._generator_readers.items():
-            self._patches.set(torch.Generator, name, reader)  # which no mode sees
+            self._patches.set(torch.Generator, name, reader)  # modes do not see it
         for cls in (torch.Tensor, torch.nn.Parameter):
             for name, cause in _READERS.items():
                 if cls is torch.Tensor or name in vars(cls):
@@ -115,7 +115,8 @@ class SyncPatches:
                 self._patches.set(cls, "__repr__", self._repr(cls.__repr__))
         for name in ("__cuda_array_interface__", "data"):
             self._patches.set(torch.Tensor, name, getattr(self, f"_{name.strip('_')}")())
-        self._patches.set(torch.Tensor, "__copy__", deepcopy_hooks.copier(self.tape))  # else it is pickled
+        # Otherwise it is pickled.
+        self._patches.set(torch.Tensor, "__copy__", deepcopy_hooks.copier(self.tape))
         self._patch_randomness()
         resize = fallback.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
@@ -140,17 +141,17 @@ class SyncPatches:
         self.installed = False
 
     def unload(self) -> None:
-        """Nothing is watched any more."""
+        """Stop watching."""
         if not self.installed:
             self.exports.remove()
             self.tape.memory_holders.begin_gap()
 
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
-        """Evaluate what reading ``tensor``'s memory needs."""
+        """Evaluate what reading ``tensor``'s memory depends on."""
         tape = self.tape
         if tape.shapes.inferring or tape.runs.running == threading.get_ident():
             return
-        if tensor.is_meta:  # the user's own: of a planned one Python says its device
+        if tensor.is_meta:  # the user's own device; Python reports that of a planned tensor
             return
         needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
         if needed:
@@ -160,7 +161,7 @@ class SyncPatches:
                 tape.runs.sync(cause, needed, tensor.numel() * tensor.element_size())
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What ``tensor`` holds, if that can be told without evaluating anything."""
+        """The content of ``tensor``, if it is known without evaluating anything."""
         value = self.tape.tensors.value_of(tensor)
         found = constant_folding.known(self.tape.shapes, [value]) if value is not None else None
         return found[value] if found is not None and value is not None else None
@@ -174,7 +175,7 @@ class SyncPatches:
         give = (
             original
             if who is None
-            else functools.partial(hand_out, patches.tape.memory_holders, original, who)
+            else functools.partial(export_array, patches.tape.memory_holders, original, who)
         )
 
         @functools.wraps(original)
@@ -210,7 +211,8 @@ class SyncPatches:
                     for other in tensors_in(args):
                         patches.before_read(other, cause)
                 args = tuple(map(real_class, args))  # `as_subclass(type(p))`
-                if type(tensor) not in (cls, torch.Tensor):  # now a Parameter, say, with a method of its own
+                # Its class has changed, for example to Parameter, which has its own method.
+                if type(tensor) not in (cls, torch.Tensor):
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
                 return give(tensor, *args, **kwargs)
@@ -248,7 +250,7 @@ class SyncPatches:
 
         def get(tensor: torch.Tensor) -> torch.Tensor:
             if isinstance(tensor, private_api.UninitializedTensorMixin):
-                with tape.recording.paused():  # it has no data; asked for its device
+                with tape.recording.paused():  # it has no data, but its device was requested
                     return private_api.alias(tensor)
             return private_api.alias(tensor)
 
@@ -272,7 +274,7 @@ class SyncPatches:
     # --- functions ----------------------------------------------------------------
 
     def _patch_randomness(self) -> None:
-        """A generator with pending draws holds a marker, not the state the user may read."""
+        """A generator with pending draws has a marker, instead of the state that the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
         if torch_cuda.cuda_is_present():
 
@@ -283,15 +285,15 @@ class SyncPatches:
             self._patch_states((torch.cuda, torch.cuda.random), of_device)
 
     def _generator_reader(self, name: str) -> Callable[..., Any]:
-        """A method of torch.Generator that tells its state: a marker's is nobody's business."""
+        """A method of torch.Generator that returns its state: the marker must not be visible."""
         tape, original = self.tape, READERS[name]
 
         @functools.wraps(original)
         @shortened
         def method(generator: torch.Generator, *args: Any) -> Any:
-            if tape.runs.running == threading.get_ident():  # a compiler keeps the state for the time it takes
+            if tape.runs.running == threading.get_ident():  # a compiler saves the state while it works
                 return original(generator, *args)
-            with tape.runs.lock:  # a run on another thread has the generators' states in its hands
+            with tape.runs.lock:  # a run on another thread has control of the generators' states
                 if name == "initial_seed":
                     return tape.generators.seed_of(generator)
                 draw = tape.generators.pending(generator)
@@ -302,7 +304,7 @@ class SyncPatches:
         return method
 
     def _patch_states(self, owners: Sequence[Any], generator_of: Callable[..., torch.Generator]) -> None:
-        """``get_rng_state`` and ``set_rng_state`` of a kind of device."""
+        """``get_rng_state`` and ``set_rng_state`` of a type of device."""
         tape = self.tape
         get_state, set_state = owners[0].get_rng_state, owners[0].set_rng_state
 
@@ -339,7 +341,7 @@ class SyncPatches:
             self._patches.set(owner, "set_rng_state", set_rng_state)
 
     def _patch_loaders(self) -> None:
-        """Batches are made eagerly: a loader's seeds, shuffles and copies are not part of the graph."""
+        """Batches are created eagerly: a loader's seeds, shuffles and copies are not part of the graph."""
         tape, patches = self.tape, self
         loader = torch.utils.data.DataLoader
         iterator = torch.utils.data.dataloader._BaseDataLoaderIter
@@ -349,7 +351,8 @@ class SyncPatches:
         @shortened
         def __iter__(self: Any) -> Any:
             if self.num_workers and tape.pending:
-                # Workers are forked: what they read must be there. Elsewhere a dataset's own reads tell.
+                # Workers are forked, so the values that they read must exist. Otherwise, a dataset's own
+                # reads are noticed.
                 contents = (
                     [*vars(self.dataset).values()] if hasattr(self.dataset, "__dict__") else [self.dataset]
                 )
@@ -367,7 +370,7 @@ class SyncPatches:
         self._patches.set(iterator, "__next__", __next__)
 
     def _patch_subclasses(self) -> None:
-        """Tensors that others make of a tensor, and tensors that become others."""
+        """Tensors that other code creates from a tensor, and tensors that become others."""
         self._patch_constructors()
         self._patch_placeholders()
         self._patch_parameters()
@@ -381,7 +384,9 @@ class SyncPatches:
         self._patches.set(torch.utils, "swap_tensors", swap_tensors)
 
     def _patch_constructors(self) -> None:
-        """``_make_subclass`` copies a tensor's C++ object past every dispatch: never a pending one."""
+        """``_make_subclass`` copies a tensor's C++ object without dispatch, so it must not be a
+        pending one.
+        """
         make_subclass = torch.Tensor._make_subclass
 
         @shortened
@@ -403,13 +408,13 @@ class SyncPatches:
                     self.before_read(tensor, f"{cls.__name__}()")
             if not whole:
                 return construct(cls, *args, **kwargs)
-            with private_api.excluding_python():  # it takes only a tensor that has no class yet
+            with private_api.excluding_python():  # it accepts only a tensor without a class yet
                 return construct(cls, *args, **kwargs)
 
         self._patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
 
     def _stays_pending(self, cls: Any, data: Any) -> bool:
-        """Whether a parameter of class ``cls`` of ``data`` can be recorded."""
+        """Whether a parameter of class ``cls`` created from ``data`` can be recorded."""
         return (
             self.tape.recording.graph is not None
             and not self.tape.recording.pauses
@@ -422,7 +427,7 @@ class SyncPatches:
         )
 
     def _patch_placeholders(self) -> None:
-        """Parameters and buffers of lazy modules, which have no data until they are used."""
+        """Parameters and buffers of lazy modules, which have no data before they are used."""
         for cls in (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer):
             new = cls.__new__
 
@@ -433,13 +438,13 @@ class SyncPatches:
             self._patches.set(cls, "__new__", __new__)
 
     def _patch_parameters(self) -> None:
-        """A parameter of a pending tensor is one of the class that was asked for."""
+        """A parameter created from a pending tensor has the requested class."""
         new_parameter = torch.nn.Parameter.__new__
 
         def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
             wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
             if wanted and not (data.is_floating_point() or data.is_complex()):
-                # In the words for ordinary tensors; those for subclasses are others.
+                # With the message for ordinary tensors; that for subclasses differs.
                 raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
             if cls is torch.nn.Parameter or not is_plain_class(data):
                 return new_parameter(cls, data, requires_grad)
@@ -451,12 +456,12 @@ class SyncPatches:
         self._patches.set(torch.nn.Parameter, "__new__", __new_parameter__)
 
     def _patch_native_readers(self) -> None:
-        """Functions whose C++ code reads or fills memory past the dispatcher."""
+        """Functions whose C++ code reads or fills memory without the dispatcher."""
         packed = private_api.VF._pad_packed_sequence  # it fills fresh tensors
         self._patches.set(private_api.VF, "_pad_packed_sequence", self._run_immediately(packed))
         self._patches.set(torch, "ctc_loss", self._with_lengths(torch.ctc_loss))
         for owner, name in FUNCTIONS:
-            give = noting(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
+            give = noting_exports(self.tape.memory_holders, getattr(owner, name), DLPACK, self.before_read)
             self._patches.set(owner, name, self._after_reading(give, "DLPack"))
         constructors: list[tuple[Any, str]] = [
             (torch, "tensor"),
@@ -466,7 +471,7 @@ class SyncPatches:
             (torch.Tensor, "new_tensor"),
         ]
         for owner, name in constructors:
-            # From a list of tensors they read each; a tensor itself goes through the dispatcher.
+            # They read each tensor of a list; a tensor itself goes through the dispatcher.
             self._patches.set(
                 owner, name, self._after_reading(getattr(owner, name), f"torch.{name}", nested=True)
             )
@@ -477,9 +482,10 @@ class SyncPatches:
             )
 
     def _with_lengths(self, ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.ctc_loss`` once lengths have their values, which decide the shape of what it keeps.
+        """``torch.ctc_loss`` after the lengths are known, because they decide the shape of what it saves.
 
-        Of lists it would fill a tensor past the dispatcher, so lengths are tensors where its result is.
+        For lists, it would fill a tensor without the dispatcher, so lengths are passed as tensors on the
+        result's device.
         """
 
         @functools.wraps(ctc_loss)
@@ -493,7 +499,7 @@ class SyncPatches:
                 blank = args[0] if args else kwargs.get("blank", 0)
                 given = {"log_probs": log_probs, "targets": targets, "blank": blank}
                 given |= dict(zip(ctc_shapes.LENGTHS, known))
-                # What the kernel refuses keeps its form, for its words.
+                # Arguments that the kernel rejects are unchanged, so that its message is the same.
                 if ctc_shapes.is_valid(given):
                     lengths = [self._on_device(each or [], log_probs.device) for each in known]
             return ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
@@ -501,7 +507,7 @@ class SyncPatches:
         return function
 
     def _lengths(self, lengths: list[Any], log_probs: torch.Tensor, targets: Any) -> list[list[int] | None]:
-        """Both lengths of ``ctc_loss``; the longest that they may be where only a planned card could tell."""
+        """Both lengths of ``ctc_loss``; the maximum if only a planned card could compute them."""
         known: list[list[int] | None] = []
         for name, each in zip(ctc_shapes.LENGTHS, lengths):
             try:
@@ -516,7 +522,7 @@ class SyncPatches:
         return known
 
     def _length(self, lengths: Any, device: torch.device) -> list[int] | None:
-        """Lengths of sequences, read if they are not known; ``None``: they are none."""
+        """Lengths of sequences, read if they are not known; ``None`` if they are not lengths."""
         if isinstance(lengths, torch.Tensor):
             if lengths.is_floating_point() or lengths.is_complex():
                 return None
@@ -534,9 +540,11 @@ class SyncPatches:
             return torch.tensor(lengths, dtype=torch.long)
 
     def _patch_tracing(self) -> None:
-        """TorchScript's tracer runs the program to see it, and again, compiled, to compare: on values.
+        """TorchScript's tracer runs the program to trace it, and compares it with the compiled one: both need
+        values.
 
-        Its compiler knows functions that are replaced while something is pending by those that they wrap.
+        Its compiler recognizes functions that are replaced while ops are pending by the functions that they
+        wrap.
         """
         self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
         for name, cause in private_api.TRACED_BY.items():
@@ -568,7 +576,9 @@ class SyncPatches:
     def _after_reading(
         self, original: Callable[..., Any], cause: str, *, nested: bool = False, lengths: bool = False
     ) -> Callable[..., Any]:
-        """``original`` once the tensors it reads have their values: all, those in lists, or lengths only."""
+        """``original`` after the tensors that it reads have values: all of them, those in lists, or only
+        lengths.
+        """
 
         @functools.wraps(original)
         @shortened
@@ -587,7 +597,7 @@ class SyncPatches:
         return data_errors.with_own_errors(self.tape, original, function)
 
     def _patch_cuda(self) -> None:
-        """Synchronizing with the GPU, or asking for its memory, is asking for the work to be done."""
+        """Synchronizing with the GPU, or querying its memory, requires that pending ops run."""
         tape = self.tape
         if not torch_cuda.cuda_is_present():
             return
@@ -609,7 +619,9 @@ class SyncPatches:
 
 
 def _find_builtin(function: Any) -> str | None:
-    """The TorchScript operator of a function or of what it wraps; a new table gets the originals."""
+    """The TorchScript operator of a function, or of the function that it wraps; a new table gets the
+    originals.
+    """
     table, is_new = private_api.table_of_builtins()
     if is_new:
         for owner, name, original in originals.replaced():

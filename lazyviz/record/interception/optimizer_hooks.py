@@ -13,11 +13,11 @@ from ...graph.ir import Phase
 from ..storage import TrackedValue
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
-"""What recording knows of a tensor, if anything."""
+"""Finds the recorded value of a tensor, if any."""
 
 
 class StepListener(Protocol):
-    """Listeners to steps: the recorded phase, and the optimizers whose steps are under way."""
+    """Listens to steps: the recorded phase, and the optimizers whose steps are running."""
 
     phase: Phase
     steps: list[Any]
@@ -27,19 +27,19 @@ class StepListener(Protocol):
 
 
 class OptimizerSteps:
-    """Tells ``scopes`` of the optimizers whose steps are being taken, and of their state."""
+    """Notifies ``scopes`` of running optimizer steps, and of the optimizers' states."""
 
     def __init__(self, scopes: StepListener, find: ValueFinder) -> None:
         self.scopes = scopes
         self._find = find
         self._hooks: list[tuple[RemovableHandle, Callable[..., None]]] = []
         self._phases: list[Phase] = []
-        self._named: list[int] = []  # what there was at the beginning of the last step
+        self._named: list[int] = []  # the state at the beginning of the last step
 
     def install(self) -> None:
         for handle, hook in self._hooks:
             hooks: Any = handle.hooks_dict_ref()
-            hooks[handle.id] = hook  # as it was registered, under the same number
+            hooks[handle.id] = hook  # as it was registered, with the same id
         if not self._hooks:
             self._hooks = [
                 (register_optimizer_step_pre_hook(self._before), self._before),
@@ -52,7 +52,7 @@ class OptimizerSteps:
         self._end()
 
     def registered(self) -> list[str]:
-        """The hooks that are there now."""
+        """The hooks that are currently registered."""
         return [
             f"{hook.__qualname__} in torch.optim's global step hooks"
             for handle, hook in self._hooks
@@ -60,7 +60,7 @@ class OptimizerSteps:
         ]
 
     def withdraw(self) -> None:
-        """Take out hooks of this class wherever they were registered."""
+        """Remove hooks of this class wherever they were registered."""
         for handle, _ in self._hooks:
             hooks: Any = handle.hooks_dict_ref()
             for key, hook in list(hooks.items()):
@@ -99,7 +99,7 @@ class OptimizerSteps:
 
 
 def _contents(optimizer: Any) -> list[int]:
-    """The identities of what ``optimizer`` keeps, in order."""
+    """The identities of the objects in ``optimizer``'s state, in order."""
     found: list[int] = []
     for state in optimizer.state.values():
         if isinstance(state, dict):

@@ -21,7 +21,7 @@ from ..unrecorded_ops import refuse_forgotten, tensors_in
 from .attribute_patches import Patches
 
 RAW_ACCESS = "raw memory access"
-# The rest of a storage's methods call ops, or look at its size alone.
+# The other methods of a storage call ops, or only read its size.
 _METHODS = (
     "_byteswap",
     "_set_from_file",
@@ -36,9 +36,7 @@ _METHODS = (
 
 
 class Addresses:
-    """Accesses by C++ code to addresses of tensors, from any caller; only the compiled modules detect
-    them.
-    """
+    """Accesses of C++ code to addresses of tensors, by any caller; only the compiled modules detect them."""
 
     def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
         self._tape = tape
@@ -49,11 +47,11 @@ class Addresses:
         native_recorder.watch_calls(self._before_call)
 
     def end(self) -> None:
-        """Functions are as they were; a tensor that is pending still asks."""
+        """Restore the functions; accesses to pending tensors are still detected."""
         native_recorder.watch_calls(None)
 
     def _before_access(self, tensor: torch.Tensor) -> None:
-        """A pending tensor's address is taken: to read, to write or to hand it out."""
+        """A pending tensor's address is taken: to read it, write it or pass it on."""
         self._before_read(tensor, RAW_ACCESS)
         if not self._tape.shapes.inferring and self._tape.runs.running != threading.get_ident():
             refuse_forgotten(self._tape, (tensor,))
@@ -69,13 +67,13 @@ class Addresses:
 
 
 def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Tensor, str], None]) -> None:
-    """Have numbers in lists read after the pending writes to them, whatever code reads them."""
+    """Make code that reads numbers in lists wait for the pending writes to them."""
 
     def reading(original: Callable[[torch.Tensor], Any]) -> Any:
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
             try:
-                if tape.pending and tensor_memory.past_modes():
+                if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
                 return original(tensor)
             except BaseException as error:
@@ -89,7 +87,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
 
 
 def patch_storages(tape: Tape, patches: Patches) -> None:
-    """Make access to a storage's memory that no op tells of a sync point."""
+    """Make accesses to a storage's memory without an op sync points."""
     cls = torch.UntypedStorage
     for name in _METHODS:
         if hasattr(cls, name):
@@ -100,7 +98,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
         if isinstance(index, slice):  # another storage on the same memory
             before_access(tape, storage)
-        with tape.recording.paused():  # a number is read by ops, of a tensor that is made for that
+        with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
             return get_item(storage, index)
 
     patches.set(cls, "__getitem__", __getitem__)
@@ -122,13 +120,13 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
 
 def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
-    """Evaluate what is pending on ``storage``, its readers too: who gets the memory may write it."""
+    """Evaluate pending nodes on ``storage``, including readers: code that gets the memory may write it."""
     if not tape.pending or tape.shapes.inferring or tape.runs.running == threading.get_ident():
         return
     tracked = tape.tensors.storages.get(storage._cdata)
     if tracked is None or not tracked.has_pending_access:
         return
-    # Who reads it for an absent card never runs.
+    # Readers on an absent card never run.
     readers = [node for node in tracked.readers if not needs_absent(closure([node]))]
     with tape.runs.lock:
         needed = [node for node in (tracked.writer, *readers) if node is not None and node.state != "done"]
@@ -150,7 +148,9 @@ def _after_accesses(tape: Tape, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _run_immediately(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
-    """A function in C++ that takes the memory of what ops in it make; and ``writes`` any that is there."""
+    """A C++ function that uses the memory of results of its own ops; and with ``writes``, any other
+    memory.
+    """
 
     @functools.wraps(original)
     @shortened
@@ -164,7 +164,7 @@ def _run_immediately(tape: Tape, original: Callable[..., Any], *, writes: bool) 
 
 
 def _loaded_immediately(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a tensor of a storage that was read from a file: there is nothing to wait for."""
+    """A function that creates a tensor from a storage that was read from a file: it does not have to wait."""
 
     @functools.wraps(original)
     def rebuild_tensor(*args: Any, **kwargs: Any) -> Any:

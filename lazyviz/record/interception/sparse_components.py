@@ -16,7 +16,7 @@ _NAMES: dict[torch.layout, tuple[str, ...]] = {
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Indices and values of a sparse tensor, without history; the last has the values.  Of others nothing."""
+    """Indices and values of a sparse tensor, without history, the values last; empty for other tensors."""
     names = _NAMES.get(tensor.layout)
     if names is None:
         return []

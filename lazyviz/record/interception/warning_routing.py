@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class _Called:
-    """An argument with which a function of PyTorch calls another function."""
+    """An argument through which a PyTorch function calls another function."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -32,16 +32,16 @@ class _Called:
 
 
 def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``function`` whose warnings have come to Python when it returns."""
+    """``function``; its warnings have been passed to Python when it returns."""
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if not tensor_memory.plain_overrides():  # it would not be called, or a mode would see it
+        if not tensor_memory.plain_overrides():  # the override would not be called, or a mode would see it
             return function(*args, **kwargs)
         if tensor_memory.overrides_are_called():
             return torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type, return-value]
 
-        def within() -> Result:  # a mode's handler, which is past them
+        def within() -> Result:  # in a mode's handler, function modes are already done
             with past_torch_function():
                 return function(*args, **kwargs)
 
@@ -52,9 +52,9 @@ def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
 
 class _Ignored(no_warnings):
-    """PyTorch's setting is one for all threads: the last of those that overlap puts it back."""
+    """The PyTorch setting applies to all threads: the last of several overlapping contexts restores it."""
 
-    before = False  # the first one
+    before = False  # the setting before the first one
     under_way: ClassVar[list[_Ignored]] = []
 
     def begin(self) -> None:
@@ -62,17 +62,18 @@ class _Ignored(no_warnings):
             _Ignored.before = torch.is_warn_always_enabled()
         self.undo_by(self._stop)
         self.under_way.append(self)
-        torch.set_warn_always(True)  # or a warning that comes once would be used up
+        torch.set_warn_always(True)  # otherwise a warning that is shown only once would be used up
         super().begin()
 
     def _stop(self) -> None:
         if not [each for each in self.under_way if each is not self]:
             torch.set_warn_always(_Ignored.before)
-        if self in self.under_way:  # only now: who begins meanwhile must not take ours for the user's
+        # Not earlier, so that contexts that begin meanwhile do not take our setting for the user's.
+        if self in self.under_way:
             self.under_way.remove(self)
 
 
-def nowhere(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def silenced(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """``function`` without its warnings, because it computes something that the user did not request."""
     below = in_python(function)
 

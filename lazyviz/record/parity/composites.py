@@ -34,7 +34,7 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 _SPLIT = "tensor_split.tensor_indices_or_sections"
 
-# Not made of others alone: they read and write memory themselves, of plain tensors too.
+# Not purely composite: they also read and write memory themselves, for plain tensors too.
 _ON_RAW_MEMORY = (
     "_pack_padded_sequence_backward",
     "_rowwise_prune",
@@ -60,7 +60,7 @@ _ON_RAW_MEMORY = (
 
 
 class CompositeKernels:
-    """The kernels, and their coming and going."""
+    """Registers and removes the kernels."""
 
     def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
         self._tape = tape
@@ -95,7 +95,7 @@ class CompositeKernels:
     def remove(self) -> None:
         take_back(self._undo)
 
-    # --- memory past the dispatcher --------------------------------------------------
+    # --- memory access without the dispatcher ------------------------------------------
 
     def _run_immediately(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_in((*args, *kwargs.values())))
@@ -115,7 +115,7 @@ class CompositeKernels:
     def _quantile(
         self, name: str, original: Original, tensor: torch.Tensor, q: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        on_cpu = tensor.device.type == "cpu"  # elsewhere PyTorch does not check
+        on_cpu = tensor.device.type == "cpu"  # PyTorch does not check it otherwise
         if on_cpu and is_plain(original, q) and q.dtype == tensor.dtype and not q.is_complex():
             self._before_read(q, f"{name} checks its q")
             with self._tape.recording.paused():
@@ -127,17 +127,18 @@ class CompositeKernels:
     def _tensor_split(
         self, original: Original, tensor: torch.Tensor, indices: torch.Tensor, *args: Any
     ) -> list[torch.Tensor]:
-        if original.is_next and indices.device.type == "cuda":  # of an absent one C++ names another
+        # C++ reports another device for a tensor on an absent one.
+        if original.is_next and indices.device.type == "cuda":
             raise RuntimeError(
                 f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {indices.device}"
             )
         if original.is_next and indices.dtype == torch.int64:
-            # From memory, past the dispatcher.
+            # Read from memory, without the dispatcher.
             self._before_read(indices, "tensor_split reads its indices")
         return original(tensor, indices, *args)
 
 
-# --- without vectors where no gradient will ask for them -------------------------------
+# --- no vectors if no gradient needs them ------------------------------------------------
 
 
 def _eigvals(original: Original, tensor: torch.Tensor) -> torch.Tensor:
@@ -174,7 +175,7 @@ def _linear(
         and is_plain(original, image, weight, bias)
         and not private_api.has_tangent(bias)
     ):
-        # Under a mode ATen adds to a copy: the same bits, and one more result's memory.
+        # Under a mode, ATen adds to a copy: the same bits, but the memory of one more result.
         return torch.matmul(image, weight.t()).add_(bias)
     return original(image, weight, bias)
 
@@ -199,7 +200,7 @@ def _matmul_out(
 
 
 def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """The rank, in ``out``: under a mode ATen computes it and does not write it there."""
+    """The rank, in ``out``: under a mode, ATen computes it but does not write it there."""
     if not original.is_next:
         return original(*args, out=out, **kwargs)
     return torch.add(torch.ops.aten.linalg_matrix_rank(*args, **kwargs), 0, out=out)
@@ -214,7 +215,7 @@ def _may_be_differentiated(original: Original, tensor: torch.Tensor) -> bool:
 
 
 def _one_matrix_for_a_batch(original: Original, left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether eager multiplies matrix by matrix, where under a mode it makes one large matrix."""
+    """Whether eager mode multiplies matrix by matrix, where under a mode ATen builds one large matrix."""
     return (
         right.dim() == 3
         and left.dim() == 3

@@ -43,19 +43,20 @@ GRADIENTS = frozenset(
         "ProdBackward1",
     }
 )
-# Only where gradients are to be differentiated again.
+# Only if gradients will be differentiated again.
 GRADIENTS_WITH_GRAPH = frozenset({"CumprodBackward0", "LinalgDetBackward0", "LinalgMatrixExpBackward0"})
 if private_api.CUMPROD_ASKS_ALWAYS:
     GRADIENTS |= {"CumprodBackward0"}
-# Only of complex tensors: eager looks whether the loss depends on the phase of a vector.
+# Only for complex tensors: eager PyTorch checks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
-# By whether gradients are to be differentiated again: those of any tensor, and all that are looked for.
+# By whether gradients will be differentiated again: the formulas for any tensor, and all that are searched
+# for.
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
 _LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS for names in _ALWAYS)
 
 
 class FormulaPatches:
-    """While installed, the formulas that do not take lazy tensors for plain ones run at once."""
+    """While installed, formulas that treat lazy tensors differently from plain ones run immediately."""
 
     def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
@@ -76,13 +77,14 @@ class FormulaPatches:
         self._patches.restore()
 
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The autograd engine, with the nodes of ``GRADIENTS`` at once."""
+        """The autograd engine; it runs the nodes of ``GRADIENTS`` immediately."""
         tape, mode = self._tape, self._mode
         note = functools.partial(_after, tape)
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if not private_api.has_mode(mode):  # between blocks and while paused it is there too
+            # It is also installed between blocks and while recording is paused.
+            if not private_api.has_mode(mode):
                 return original(outputs, *args, **kwargs)
             plain: PlainTensors | None = None
             create_graph = bool(args[2])
@@ -91,7 +93,7 @@ class FormulaPatches:
             asking, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
             try:
                 for node in asking:
-                    if _asks(node, _ALWAYS[create_graph]):
+                    if _needs_plain_tensors(node, _ALWAYS[create_graph]):
                         plain = plain or PlainTensors(tape, mode)
                         handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                         handles.append(node.register_hook(plain.end_of_node))
@@ -100,7 +102,7 @@ class FormulaPatches:
             finally:
                 tape.scopes.sources.leave(sys._getframe())
                 if plain is not None:
-                    plain.end()  # where a node failed
+                    plain.end()  # if a node failed
                 tape.recording.summing = None
                 sums.release()
                 for handle in handles:
@@ -109,7 +111,7 @@ class FormulaPatches:
         return run_backward
 
     def _cross_entropy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """With class weights and label smoothing, a mean adds up the weights in another order."""
+        """With class weights and label smoothing, a mean sums the weights in another order."""
         tape, mode = self._tape, self._mode
 
         @functools.wraps(original)
@@ -157,17 +159,19 @@ class PlainTensors:
         self.end(gradients, results)
 
 
-def _asks(node: Any, always: frozenset[str]) -> bool:
-    """Whether the formula of one of these nodes is another one for tensors that are not plain."""
+def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
+    """Whether the formula of one of these nodes differs for tensors that are not plain."""
     return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
-    # All that is pending: which of it the node has saved cannot be asked, since asking for a
-    # saved tensor runs its hooks, and checkpointing's may run only once.
+    # Everything that is pending: which saved tensors the node uses cannot be read, because reading a saved
+    # tensor runs its hooks, and those of checkpointing may run only once.
     plain.begin(f"{node.name()} reads values", list(tape.pending), tensors_in(gradients))
 
 
 def _after(tape: Tape, node: Any) -> None:
-    """``node`` has computed its gradients; what it still calls is the engine adding them to others."""
+    """``node`` has computed its gradients; ops that it still calls are the engine's additions to other
+    gradients.
+    """
     tape.recording.summing = node

@@ -21,7 +21,7 @@ from ..storage import TrackedValue
 
 
 def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bool:
-    """Whether this call of ``add`` is such a sum, by the engine's own conditions.
+    """Whether this call of ``add`` is such a sum, under the engine's own conditions.
 
     They are those of ``can_accumulate_inplace`` of its input buffer.
     """
@@ -45,7 +45,7 @@ def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bo
 def is_taken_over(args: tuple[Any, ...], parts: Callable[[Any], Iterable[torch.Tensor]] = parts_of) -> bool:
     """Whether this ``clone`` copies a sparse gradient that the engine would store without a copy.
 
-    The conditions are those of ``accumulateGrad`` (accumulate_grad.h); nothing else uses its components.
+    The conditions are those of ``accumulateGrad`` (accumulate_grad.h); nothing else may use its components.
     """
     if args[0].layout != torch.sparse_coo or len(args) != 1 or torch.is_grad_enabled():
         return False
@@ -59,6 +59,6 @@ def is_taken_over(args: tuple[Any, ...], parts: Callable[[Any], Iterable[torch.T
 
 
 def sharing_memory(gradient: torch.Tensor) -> torch.Tensor:
-    """Another sparse tensor of the same components."""
+    """Another sparse tensor with the same components."""
     indices, values = parts_of(gradient)
     return private_api.make_sparse(indices, values, gradient.shape)

@@ -30,7 +30,7 @@ def selected(
     sizes: Sequence[int],
     keepdim: bool,
 ) -> torch.Tensor:
-    """Of the values of a maximum, a median, a sort: ``value_selecting_reduction_backward``."""
+    """For the values of a maximum, a median, or a sort: ``value_selecting_reduction_backward``."""
     if not is_plain(original, grad, indices):
         return original(grad, dim, indices, sizes, keepdim)
     if not keepdim and len(sizes):
@@ -77,14 +77,14 @@ def indexed(
     values: torch.Tensor,
     accumulate: bool = False,
 ) -> torch.Tensor:
-    """``index_put``, where it is the formula of ``x[indices]`` that calls it with zeros of its own."""
+    """``index_put``, if the formula of ``x[indices]`` calls it with its own zeros."""
     node = private_api.current_autograd_node()
     if (
         accumulate
         and tape.recording.batch is None
         and node is not None
         and node.name() in _INDEX_GRADIENTS
-        and private_api.is_engine_call(sys._getframe(1).f_back)  # past the wrapper; not a hook's
+        and private_api.is_engine_call(sys._getframe(1).f_back)  # without the wrapper; not called by a hook
         and is_plain(original, target, values, *[index for index in indices if index is not None])
     ):
         return torch.ops.aten.index_put_.default(target, indices, values, True)

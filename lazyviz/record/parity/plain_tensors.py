@@ -1,4 +1,4 @@
-"""Plain tensors: whether ATen would see a subclass or mode apart from lazyviz's own."""
+"""Plain tensors: whether ATen would see a subclass or a mode other than lazyviz's own."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ...graph.modules import ModuleFacts, ModuleRoot
 
 MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]
-_PYTORCH_S = "torch.nn."  # whose ``extra_repr`` runs no code of the user's
+_PYTORCH_S = "torch.nn."  # their ``extra_repr`` runs no user code
 
 
 def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> None:
-    """Call each root as the user's variables call it, or the module that it is a part of.
+    """Name each root like the user's variable for it, or for the module that contains it.
 
-    One that no variable leads to keeps the name that it had.
+    A root that no variable leads to keeps its name.
     """
     wanted = {id(module): root for root in roots if root.module and (module := root.module()) is not None}
     if not wanted:
@@ -44,13 +44,13 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
         facts = known.get(id(outer))
         if facts is None:
             facts = known[id(outer)] = facts_below(outer)
-        if prefix and key not in within:  # what it was a part of has another name by now
+        if prefix and key not in within:  # the module that contained it has another name now
             facts = root.facts
         root.call(variable, prefix, facts)
 
 
 def _holder(path: str, paths: Mapping[str, int]) -> str:
-    """The path of the module that holds the one at ``path``: names may have dots in them."""
+    """The path of the module that contains the one at ``path``; names may have dots in them."""
     while path:
         path = path.rpartition(".")[0]
         if path in paths:
@@ -59,7 +59,7 @@ def _holder(path: str, paths: Mapping[str, int]) -> str:
 
 
 def facts_below(module: torch.nn.Module) -> dict[str, ModuleFacts]:
-    """What is known of ``module`` and of all that it holds, by path."""
+    """Facts about ``module`` and all modules in it, by path."""
     own: dict[str, int] = {}
     settings: dict[str, str] = {}
     kinds: dict[str, str] = {}
@@ -69,25 +69,25 @@ def facts_below(module: torch.nn.Module) -> dict[str, ModuleFacts]:
         if type(part).__module__.startswith(_PYTORCH_S):
             settings[path] = part.extra_repr()
     total = dict(own)
-    for path in reversed(own):  # a module comes after the one that holds it
+    for path in reversed(own):  # a module follows the one that contains it
         if path:
             total[_holder(path, total)] += total[path]
     return {path: ModuleFacts(kinds[path], total[path], settings.get(path, "")) for path in kinds}
 
 
 def _parts(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """``named_modules``, whatever the module's class makes of it."""
+    """``named_modules``, even if the module's class overrides it."""
     return torch.nn.Module.named_modules(module)
 
 
 def _elements(weight: Any) -> int:
-    """The numbers in a weight that is there."""
+    """The number of elements of an initialized weight."""
     counts = isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
     return weight.numel() if counts else 0
 
 
 def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """(Expression, module) of those that variables refer to, then of those in what they refer to."""
+    """(Expression, module) of modules that variables refer to, then of those inside of these."""
     level = [
         (name, content) for name, content in list(variables.items()) if name and not name.startswith("_")
     ]
@@ -97,7 +97,8 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
         below: list[tuple[str, Any]] = []
         for expression, content in level:
             if issubclass(type(content), torch.nn.Module):
-                if id(content) not in seen and "_modules" in vars(content):  # else it was not initialized
+                # Otherwise it was not initialized.
+                if id(content) not in seen and "_modules" in vars(content):
                     seen.add(id(content))
                     yield expression, content
             elif room > 0 and id(content) not in seen:
@@ -110,7 +111,7 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def _attributes(content: Any) -> Any:
-    """What the object holds, without asking code of the user's."""
+    """The content of the object, without calling user code."""
     try:
         return object.__getattribute__(content, "__dict__")
     except AttributeError:
@@ -118,7 +119,7 @@ def _attributes(content: Any) -> Any:
 
 
 def _items(expression: str, content: Any) -> Iterator[tuple[str, Any]]:
-    """What a list, a dictionary or a plain object holds."""
+    """The content of a list, a dictionary or a plain object."""
     kind = type(content)
     if kind in (list, tuple):
         for index, item in enumerate(content[:MAX_ITEMS]):
@@ -132,5 +133,5 @@ def _items(expression: str, content: Any) -> Iterator[tuple[str, Any]]:
         attributes = _attributes(content)
         if type(attributes) is dict:
             for key, item in list(attributes.items())[:MAX_ITEMS]:
-                # What a method calls itself says nothing more.
+                # The name `self` in a method adds no information.
                 yield (key if expression == "self" else f"{expression}.{key}"), item

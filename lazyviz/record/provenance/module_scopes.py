@@ -19,7 +19,7 @@ from ..storage import TrackedNode, TrackedStorage, TrackedValue
 from .module_names import name_roots
 from .source_lines import SourceFinder
 
-NO_SEQUENCE = 1 << 62  # AccumulateGrad and its like carry the largest sequence number
+NO_SEQUENCE = 1 << 62  # AccumulateGrad and similar nodes have the largest sequence number
 
 
 def _mark_gradient(storage: TrackedStorage, parameter: str) -> None:
@@ -29,14 +29,13 @@ def _mark_gradient(storage: TrackedStorage, parameter: str) -> None:
 
 
 class Scopes:
-    """The module path and phase of what is running now.
+    """The module path and phase of the running code.
 
-    Modules announce themselves where ``nn.Module.__call__`` goes on with something else (module
-    hooks would send every call through their slow path), optimizers through the global
-    step hooks that ``torch.optim`` offers.
+    Modules are announced by replaced code of ``nn.Module.__call__`` (module hooks would send every call
+    through its slow path), optimizers by the global step hooks of ``torch.optim``.
     """
 
-    # Of these the compiled recorder asks at every op or call of a module.
+    # The compiled recorder reads these at every op, or at every call of a module.
     __slots__ = (
         "__dict__", "__weakref__", "_callers", "_entered", "_learnt", "_parameters", "_paths", "_roots",
         "by_sequence", "met", "module", "phase", "root", "roots",
@@ -45,31 +44,33 @@ class Scopes:
     def __init__(self) -> None:
         self.module = ""
         self.root = ""
-        self._callers: tuple[SourceLine, ...] = ()  # of the outermost module's call
+        self._callers: tuple[SourceLine, ...] = ()  # for the call of the outermost module
         self.phase: Phase = "other"
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
-        self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # with forward nodes of their own
+        self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # that have their own forward nodes
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
         self.met: set[int] = set()  # the outermost modules that were called in this block, by identity
-        self.meet: Callable[[torch.nn.Module], None] = lambda module: None  # what hears of the first call
-        self.steps: list[Any] = []  # optimizers whose step is being taken, the outermost first
-        self.stepped: Callable[[Any], None] = lambda optimizer: None  # what hears of the end of the outermost
-        self._learnt: Root | None = None  # the last: modules may be part of several roots
+        self.note_module_call: Callable[[torch.nn.Module], None] = lambda module: (
+            None
+        )  # called at the first call
+        self.steps: list[Any] = []  # optimizers whose step is running, the outermost first
+        self.stepped: Callable[[Any], None] = lambda optimizer: None  # called at the end of the outermost
+        self._learnt: Root | None = None  # the last one, because modules may be part of several roots
         self._roots: dict[int, str] = {}  # by id of a parameter or buffer: the outermost module
-        self.roots: dict[int, ModuleRoot] = {}  # by id of the module: those that were called
-        # By id of a tensor: its module and its name there, its role and its full name.  Of an optimizer's
-        # tensors, which have no module, themselves.  (A tensor with weak references cannot be swapped.)
+        self.roots: dict[int, ModuleRoot] = {}  # by id of the module: the modules that were called
+        # By id of a tensor: its module and its name there, its role and its full name; for an optimizer's
+        # tensors, which have no module, the tensor itself. (A tensor with weak references cannot be swapped.)
         self._parameters: dict[int, tuple[weakref.ref[Any], str, Role, str]] = {}
-        self._many = 200  # of these, when next to look for dead ones
+        self._many = 200  # number of entries at which dead tensors are dropped next
 
     def locate(self, node: TrackedNode, frame: FrameType | None, mutates: bool) -> None:
-        """Note where ``node`` comes from: module path, source line, phase, grad modes."""
+        """Note the origin of ``node``: module path, source line, phase, grad modes."""
         node.module = self.module
         node.root = self.root
-        if self.root:  # the lines of the modules' calls: no op there looks through all their frames
+        if self.root:  # the lines of the modules' calls, so that ops need not search all frames
             node.source, hint = self.sources.find(frame)
             node.callers = self._callers
         else:
@@ -90,24 +91,25 @@ class Scopes:
         self.locate_gradient(node, engine)
 
     def locate_gradient(self, node: TrackedNode, engine: Any) -> None:
-        """The part of :meth:`locate` for an op that the autograd engine's node ``engine`` calls."""
+        """The part of :meth:`locate` for an op that the engine's node ``engine`` calls."""
         node.phase = "backward"
         sequence = engine._sequence_nr()
         if sequence < NO_SEQUENCE:
-            forward = self.by_sequence.get(sequence) or self._of_earlier(sequence)
+            forward = self.by_sequence.get(sequence) or self._earlier_forward(sequence)
             if forward is not None:
                 node.forward = forward
                 if not node.module:
                     node.module, node.root = forward.module, forward.root
         elif (parameter := getattr(engine, "variable", None)) is not None:
             _, name = self.role_of(parameter)
-            node.root = self._roots.get(id(parameter), "") if name else ""  # or it is of one that has died
+            # Or it belongs to a node that has died.
+            node.root = self._roots.get(id(parameter), "") if name else ""
             node.module = name.rpartition(".")[0]
             for value in node.inputs:
                 _mark_gradient(value.storage, name)
 
     def mark_stored_gradient(self, value: TrackedValue) -> None:
-        """``value`` is being detached: it is a gradient from now on if autograd does so to store it."""
+        """``value`` is being detached: it is a gradient from now on if autograd detaches it to store it."""
         engine = private_api.current_autograd_node()
         if engine is None or engine._sequence_nr() < NO_SEQUENCE:
             return
@@ -115,7 +117,7 @@ class Scopes:
             _mark_gradient(value.storage, self.role_of(parameter)[1])
 
     def role_of(self, tensor: torch.Tensor) -> tuple[Role | None, str]:
-        """What a tensor from outside is: ("parameter", "h.0.attn.weight"), or (None, "")."""
+        """The role and name of an outside tensor: ("parameter", "h.0.attn.weight"), or (None, "")."""
         found = self._parameters.get(id(tensor))
         if found is not None:
             reference, key, role, name = found
@@ -124,7 +126,7 @@ class Scopes:
                 owner = getattr(owner, key, None)
             if owner is tensor:
                 return role, name
-        if type(tensor) is torch.Tensor and not tensor.__dict__:  # sooner than Parameter's own look
+        if type(tensor) is torch.Tensor and not tensor.__dict__:  # faster than Parameter's own check
             return None, ""
         if isinstance(tensor, torch.nn.Parameter):
             return "parameter", ""
@@ -138,13 +140,13 @@ class Scopes:
         if line is not None and line not in self._callers:
             self._callers = (line, *self._callers)
         path = self._paths.get(id(module))
-        self.module = path if path is not None else self.path_of_stranger(module)
+        self.module = path if path is not None else self.path_of_unnamed(module)
         self._entered.append((self.root, self.module))
         if self.phase == "other":
             self.phase = "forward"
 
     def enter_root(self, module: torch.nn.Module, callers: tuple[SourceLine, ...]) -> None:
-        """The outermost module is called, from the line that ``callers`` led to."""
+        """The outermost module is called, from the line that ``callers`` lead to."""
         root = self.roots.get(id(module))
         if root is None or root.module is None or root.module() is not module:
             root = self._root_of(module)
@@ -152,7 +154,7 @@ class Scopes:
         self._paths = self._learn(module)
         if id(module) not in self.met:
             self.met.add(id(module))
-            self.meet(module)
+            self.note_module_call(module)
         self._callers = callers
 
     def _root_of(self, module: torch.nn.Module) -> ModuleRoot:
@@ -162,11 +164,11 @@ class Scopes:
         return roots[key]
 
     def name_modules(self, variables: Mapping[str, Any]) -> None:
-        """Call the outermost modules of the block that ends as the user's variables are called."""
+        """Name the outermost modules of the ending block like the user's variables."""
         name_roots([self.roots[key] for key in self.met if key in self.roots], variables)
 
-    def path_of_stranger(self, module: torch.nn.Module) -> str:
-        """The path of one that was made after its root was entered, or is not registered."""
+    def path_of_unnamed(self, module: torch.nn.Module) -> str:
+        """The path of a module that was created after its root was entered, or is not registered."""
         return f"{self.module}.{type(module).__name__}" if self.module else type(module).__name__
 
     def leave(self) -> None:
@@ -174,27 +176,27 @@ class Scopes:
         self.module, self.root, self.phase, self._callers = self._stack.pop()
 
     def forget_calls(self) -> None:
-        """Drop the calls that recorded nothing, so that the next graph does not take them for its own."""
+        """Drop calls without recorded ops, so that they are not attributed to the next graph."""
         self._entered.clear()
 
     def learn_state(self, optimizer: torch.optim.Optimizer, find: ValueFinder) -> None:
-        """Name what the optimizer keeps for each parameter: ``"h.0.weight.exp_avg"``."""
+        """Name the optimizer's tensors for each parameter: ``"h.0.weight.exp_avg"``."""
         for parameter, state in optimizer.state.items():
             _, name = self.role_of(parameter)
             for key, tensor in state.items() if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
                     known = self._parameters.get(id(tensor))
-                    if known is not None and known[0]() is tensor and _is_of(known[3], name, key):
-                        continue  # as in every step but the first: it was met under that name
+                    if known is not None and known[0]() is tensor and _is_parameter_of(known[3], name, key):
+                        continue  # as in every step except the first: it is known under that name
                     value = find(tensor)
                     storage = None if value is None else value.storage
                     if (
                         storage is not None
                         and storage.role == "optimizer"
-                        and _is_of(storage.name, name, key)
+                        and _is_parameter_of(storage.name, name, key)
                     ):
                         continue
-                    full = name + f".{key}" if name else key  # an OwnedName stays one
+                    full = name + f".{key}" if name else key  # an OwnedName does not change
                     if storage is not None:
                         storage.role, storage.name = "optimizer", full
                     else:
@@ -208,12 +210,12 @@ class Scopes:
         else:
             self._parameters[id(tensor)] = (weakref.ref(tensor), "", "kv_cache", "")
 
-    def hand_over(self, graph: Graph) -> None:
-        """The block has ended: from now on its forward nodes are remembered as long as ``graph`` is."""
+    def keep_forward_nodes(self, graph: Graph) -> None:
+        """The block has ended: from now on, its forward nodes are remembered as long as ``graph`` exists."""
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
         self._earlier.add(graph)
 
-    def _of_earlier(self, sequence: int) -> Any:
+    def _earlier_forward(self, sequence: int) -> Any:
         return next(
             (graph.by_sequence[sequence] for graph in self._earlier if sequence in graph.by_sequence), None
         )
@@ -223,7 +225,7 @@ class Scopes:
         self._earlier.clear()
 
     def forget_dead(self) -> None:
-        """Drop what is known of tensors that are gone, now and then."""
+        """Drop entries of tensors that no longer exist, occasionally."""
         if len(self._parameters) >= self._many:
             self._parameters = {
                 key: known for key, known in self._parameters.items() if known[0]() is not None
@@ -232,13 +234,15 @@ class Scopes:
             self._many = 2 * len(self._parameters) + 200
 
     def _learn(self, root: torch.nn.Module) -> dict[int, str]:
-        """Names of the submodules, parameters and buffers of ``root``; again when it has others."""
+        """Learn the names of the submodules, parameters and buffers of ``root``, again if these have
+        changed.
+        """
         known = self._learnt
         if known is not None and known.holds(root):
             return known.paths
         modules = list(torch.nn.Module.named_modules(root))
         paths = {id(module): name for name, module in modules}
-        seen: set[int] = set()  # a tied weight goes by its first name, as in named_parameters()
+        seen: set[int] = set()  # a tied weight has its first name, as in named_parameters()
         for name, module in modules:
             for role, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 if role == "buffer" and type(module).__name__.replace("_", "").lower() == "kvcache":
@@ -248,7 +252,7 @@ class Scopes:
                         seen.add(id(tensor))
                         full = OwnedName(f"{name}.{key}" if name else key, self.root)
                         pending = tensor.__dict__.get("_lazyviz")
-                        if pending is not None:  # made in this block: it has a storage already
+                        if pending is not None:  # created in this block: it already has a storage
                             pending.storage.role, pending.storage.name = role, full
                         self._roots[id(tensor)] = self.root
                         self._parameters[id(tensor)] = (weakref.ref(module), key, role, full)  # type: ignore[assignment]
@@ -256,14 +260,14 @@ class Scopes:
         return paths
 
 
-def _is_of(full: str, name: str, key: str) -> bool:
-    """Whether ``full`` is the name of what an optimizer keeps by ``key`` for the parameter ``name``."""
+def _is_parameter_of(full: str, name: str, key: str) -> bool:
+    """Whether ``full`` is the name of an optimizer's tensor ``key`` for the parameter ``name``."""
     length = len(name) + 1 + len(key) if name else len(key)
     return len(full) == length and full.startswith(name) and full.endswith(key)
 
 
 def content_of(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
-    """The names and identities of what each of ``modules`` holds, in order; less, if one of them is gone."""
+    """The names and identities of the content of ``modules``, in order; incomplete if one of them is gone."""
     content: list[str | int] = []
     for module in modules:
         if module is None:
@@ -277,20 +281,18 @@ def content_of(modules: Sequence[torch.nn.Module | None]) -> list[str | int]:
 
 
 class Root:
-    """An outermost module as it was when its names were learnt: ``paths`` by id of the submodule."""
+    """An outermost module in the state when its names were learned: ``paths`` by id of the submodule."""
 
-    content_of = staticmethod(
-        content_of
-    )  # which :mod:`lazyviz.record.native_recorder` has a compiled form of
+    content_of = staticmethod(content_of)  # :mod:`lazyviz.record.native_recorder` has a compiled form of it
 
     def __init__(self, paths: dict[int, str], modules: Sequence[torch.nn.Module]) -> None:
         self.paths = paths
-        # Weak: a submodule may know the root, which would keep itself alive through us.
+        # Weak, because a submodule may refer to the root, which would then keep itself alive through us.
         self._modules = [weakref.ref(module) for module in modules]
         self._content = self.content_of(modules)
 
     def holds(self, root: torch.nn.Module) -> bool:
-        """Whether it is of ``root``, and nothing has been added, taken out, renamed or exchanged."""
+        """Whether this is for ``root``, and nothing in it has been added, removed, renamed or exchanged."""
         if self._modules[0]() is not root:
             return False
         return self.content_of([reference() for reference in self._modules]) == self._content
@@ -310,7 +312,7 @@ def module_call_of(scopes: Scopes, original: Callable[..., Any]) -> Callable[...
 
 
 def _by(call: Callable[..., Any]) -> FunctionType:
-    """A function without closure that calls ``call`` with a module and the arguments of its call."""
+    """A function without a closure that calls ``call`` with a module and the arguments of its call."""
 
     def announced(module: Any, *args: Any, _lazyviz_call: Callable[..., Any] = call, **kwargs: Any) -> Any:
         return _lazyviz_call(module, *args, **kwargs)
@@ -323,14 +325,14 @@ class ScopePatches:
 
     module_call_of = staticmethod(
         module_call_of
-    )  # which :mod:`lazyviz.record.native_recorder` has a compiled form of
+    )  # :mod:`lazyviz.record.native_recorder` has a compiled form of it
 
     def __init__(self, scopes: Scopes, find: ValueFinder) -> None:
         self.scopes = scopes
         self._steps = OptimizerSteps(scopes, find)
         self._call = CodePatch(private_api.module_call)
         self._announced: Callable[[FunctionType], FunctionType] | None = None
-        self._way: Any = None  # of which that is
+        self._way: Any = None  # the attribute above belongs to it
 
     def install(self) -> None:
         scopes, way = self.scopes, ScopePatches.module_call_of
@@ -343,15 +345,15 @@ class ScopePatches:
 
     @property
     def code(self) -> list[CodePatch]:
-        """The functions that do something else while it is installed."""
+        """The functions that are replaced while it is installed."""
         return [self._call]
 
     def hooks(self) -> list[str]:
-        """The hooks that are there now."""
+        """The hooks that are currently registered."""
         return self._steps.registered()
 
     def withdraw(self) -> None:
-        """Take the hooks out wherever they are."""
+        """Remove the hooks wherever they are."""
         self._steps.withdraw()
 
     def remove(self) -> None:

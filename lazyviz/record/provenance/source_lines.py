@@ -19,7 +19,7 @@ _LIBRARIES = tuple(
     {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE}
     | {sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-# Library code whose ops belong to a phase of their own, whatever calls it.
+# Library code whose ops have their own phase, whatever calls it.
 _PHASES: dict[str, Phase] = {
     os.path.join(TORCH, "optim") + os.sep: "optimizer",
     os.path.join(TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
@@ -27,7 +27,8 @@ _PHASES: dict[str, Phase] = {
     os.path.join(TORCH, "nn", "parameter.py"): "other",
     os.path.join(TORCH, "autograd", "__init__.py"): "backward",
 }
-# Library code that says nothing of who reads a value: the way to a dispatch mode, Python's own modules.
+# Library code that does not show what reads a value: code that leads to a dispatch mode, Python's own
+# modules.
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 _SITE = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
 _ON_THE_WAY = tuple(
@@ -48,7 +49,7 @@ def is_user_file(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def is_reader(filename: str) -> bool:
-    """Whether it is a library's file, and worth naming where a value is read."""
+    """Whether it is a library's file that is worth naming where a value is read."""
     if filename.startswith(("<", PACKAGE, *_ON_THE_WAY)):
         return False
     return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
@@ -61,35 +62,37 @@ def _kind(filename: str) -> bool | Phase:
 
 
 class Place(NamedTuple):
-    """Where the user is: the line, the phase of the library code below it, the lines that led to it."""
+    """The current place: the user's line, the phase of the library code below it, the lines that led
+    to it.
+    """
 
     line: SourceLine | None
     phase: Phase | None
-    callers: tuple[SourceLine, ...]  # innermost first, up to the cell's or the block's own
+    callers: tuple[SourceLine, ...]  # innermost first, up to the first line of the cell or block
 
 
 class SourceFinder:
-    """Finds the innermost frame of the user's code; remembers what it learns by code object."""
+    """Finds the innermost frame of user code; caches its results by code object."""
 
     __slots__ = ("__dict__", "__weakref__", "block")  # the compiled recorder reads this one
 
     def __init__(self) -> None:
-        # Per code object: the user's (True), a library's (False), a library's of a known phase, or ours
-        # that entered a place.  Keyed by id, since hashing a code object hashes all it contains;
-        # `_codes` keeps ids valid.
+        # Per code object: the user's (True), a library's (False), a library's with a known phase, or ours
+        # that entered a place. Keyed by id, since hashing a code object hashes its whole content; `_codes`
+        # keeps ids valid.
         self._kinds: dict[int, bool | str] = {}
         self._lines: dict[tuple[int, int], SourceLine] = {}
         self._codes: list[CodeType] = []
-        # By id of a running frame: the place above it, so that no op below looks for it again.
-        # A plain tuple, if the compiled recorder has found it.
+        # By id of a running frame: the place above it, so that no op below searches for it again. A plain
+        # tuple if the compiled recorder has found it.
         self._above: dict[int, tuple[SourceLine | None, Phase | None, tuple[SourceLine, ...]]] = {}
-        self.cell: CellText | None = None  # the one that runs, if it is known
-        self.parts: dict[str, CellText] = {}  # by name of the code, what magics ran as cells of their own
+        self.cell: CellText | None = None  # the running one, if it is known
+        self.parts: dict[str, CellText] = {}  # by name of the code, cells that magics ran as separate cells
         self._of_magics: dict[int, CellText] = {}  # by id of code that a magic in a cell runs
         self.block: CodeType | None = None  # the code that opened the outermost block: callers end there
 
     def find(self, frame: FrameType | None) -> tuple[SourceLine | None, Phase | None]:
-        """The user's line above ``frame``, and the phase that the library code in between belongs to."""
+        """The user's line above ``frame``, and the phase of the library code in between."""
         kinds = self._kinds
         phase: Any = None
         while frame is not None:
@@ -142,7 +145,7 @@ class SourceFinder:
                 if line is None:
                     line = found
                 elif found is not None and found is not line and found not in callers:
-                    callers.append(found)  # of a function that calls itself once
+                    callers.append(found)  # a function that calls itself, once
             elif kind is ENTRY and (place := self._above.get(id(frame))) is not None:
                 entered_at, phase_there, led = place
                 if line is None:
@@ -158,7 +161,7 @@ class SourceFinder:
         return Place(line, phase, tuple(callers))
 
     def enter(self, frame: FrameType) -> Place:
-        """Remember the place above ``frame`` until :meth:`leave`: ops below it look no further."""
+        """Remember the place above ``frame`` until :meth:`leave`, so that ops below it search no further."""
         code = frame.f_code
         if self._kinds.get(id(code)) is not ENTRY:
             self._kinds[id(code)] = ENTRY
@@ -187,7 +190,7 @@ class SourceFinder:
             file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
             if cell is not None:
                 number += cell.shift
-                if number <= cell.above:  # of a line magic, which has lines of its own, too (`%timeit`)
+                if number <= cell.above:  # code of a line magic also has its own lines (`%timeit`)
                     return self.find(frame.f_back)[0]
                 text = cell.lines[number - 1].strip() if number <= len(cell.lines) else ""
                 line = SourceLine(cell.file, number, text, cell.number)
@@ -197,13 +200,13 @@ class SourceFinder:
         return line
 
     def _number(self, file: str) -> int | None:
-        """Of the cell in ``file``; a magic may have run it as if it came after the cell that it is in."""
+        """The text of the cell in ``file``; a magic may have run it as if it came after its own cell."""
         number = cell_number(file)
         running = self.cell.number if self.cell is not None else None
         return number if number is None or running is None else min(number, running)
 
     def forget_old(self) -> None:
-        """Drop what is remembered once it is much: a cell that is run again has new code objects."""
+        """Drop the cache once it is large: a cell that is run again has new code objects."""
         if len(self._codes) > MOST_CODES:
             self._kinds.clear()
             self._codes.clear()

@@ -20,13 +20,13 @@ from ..interception.optimizer_hooks import ValueFinder
 if TYPE_CHECKING:
     from ..storage import TrackedStorage, TrackedValue
 
-MAX_ITEMS = 10_000  # searched in total; more names would say little
+MAX_ITEMS = 10_000  # total searched; more names would add little
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
-# Exact types of what neither is nor holds tensors, told without a look at their bases.
+# Exact types of objects that are not tensors and contain none, recognized without checking their bases.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 _PLAIN_VARIABLES = _PLAIN | {ModuleType, FunctionType, BuiltinFunctionType, type}
-_OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but holds none
+_OURS = f"{__name__.partition('.')[0]}."  # a graph shows tensors, but does not contain any
 _BETWEEN = (PACKAGE, contextlib.__file__)
 
 
@@ -40,30 +40,31 @@ class _Found:
         self.value = value
         self.expressions: list[str] = []
         self.references = 0
-        self.alone = True  # nothing else refers to the containers it was found in
+        self.alone = True  # nothing else refers to the containers that it was found in
 
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:
-    """A copy of the variables where the block was opened: of the first frame that is not ours."""
+    """A copy of the variables where the block was opened: those of the first frame that is not ours."""
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     if frame is None:
         return {}
     variables = frame.f_locals
     copy = dict(variables)
-    # Up to Python 3.12 a function's frame keeps this dictionary, and with it every tensor in it; one
-    # that the user asked for himself (`locals()`) is the same object, and stays as it is.
+    # Up to Python 3.12, a function's frame keeps this dictionary, and every tensor in it, alive. A dictionary
+    # that the user requested (`locals()`) is the same object, and must not be changed.
     snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
-    if snapshot and sys.getrefcount(variables) == 3:  # the frame's, ours, the argument's
+    # References by the frame, this function and the argument.
+    if snapshot and sys.getrefcount(variables) == 3:
         variables.clear()
     return copy
 
 
 def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied: bool) -> None:
-    """Call values as the user's variables are called; only names that do not begin with ``_``.
+    """Name values like the user's variables; only names that do not begin with ``_``.
 
-    A storage that only such expressions refer to learns them: deleting them would free it.
-    ``copied``: ``variables`` is a copy, which holds a reference of its own to each of them.
+    If only such expressions refer to a storage, they are stored in it: deleting them would free it.
+    ``copied``: ``variables`` is a copy, which holds its own reference to each of them.
     """
     found: dict[int, _Found] = {}
     for expression, tensor, references, alone in _tensors(variables, copied):
@@ -90,9 +91,10 @@ def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied:
 
 
 def name_earlier(values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:
-    """Call ``values`` of what has run at sync points as the variables are called that show them still.
+    """Name ``values`` that were computed at sync points like the variables that still refer to them.
 
-    What has run is forgotten where tensors are looked up, but for the tensor's own weak reference.
+    Values that have been computed are no longer in the tensor table, except for the tensor's own weak
+    reference.
     """
     names: dict[int, str] = {}
     for name, content in variables.items():
@@ -110,9 +112,10 @@ def name_earlier(values: Iterable[TrackedValue], variables: Mapping[str, Any]) -
 
 
 def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
-    """Whether nothing but the expressions keeps the storage: neither autograd nor other containers.
+    """Whether only the expressions keep the storage alive: neither autograd nor other containers do.
 
-    A view keeps its base, which may be a tensor without a name (a linear layer's result is a view).
+    A view keeps its base alive, which may be a tensor without a name (the result of a linear layer is a
+    view).
     """
     views: dict[int, int] = {}
     named = {id(entry.tensor) for entry in entries}
@@ -129,7 +132,7 @@ def _nothing_else_keeps(storage: TrackedStorage, entries: list[_Found]) -> bool:
     held = [(entry.tensor, entry.references + 1) for entry in entries] + [(each, 1) for each in nameless]
     for tensor, references in held:
         of_views = views.get(id(tensor), 0)
-        # Ours are the list's, the loop's and the argument's; all of C++'s count as one.
+        # Our references are the list's, the loop's and the argument's; all references of C++ count as one.
         if sys.getrefcount(tensor) != references + 3 + (of_views > 0):
             return False
         if private_api.use_count(tensor) != 1 + of_views:
@@ -144,9 +147,9 @@ def tensors_under(content: Any) -> Iterator[torch.Tensor]:
 
 
 def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
-    """(Expression, tensor, references it stands for, whether its containers are referred to once).
+    """(Expression, tensor, references that it accounts for, whether its containers have only one reference).
 
-    Looks into lists, tuples, dictionaries and plain objects, as deep as ``MAX_DEPTH``.
+    Searches lists, tuples, dictionaries and plain objects, up to a depth of ``MAX_DEPTH``.
     """
     queue: deque[tuple[str, Any, int, bool, int]] = deque(
         (name, content, 1 + copied, True, 0)
@@ -155,7 +158,7 @@ def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, 
     )
     seen: set[int] = set()
     room = MAX_ITEMS
-    while queue:  # variables first, then what is in them: the nearest names are found before the limit
+    while queue:  # variables first, then their content, so that the nearest names are found before the limit
         expression, content, references, alone, depth = queue.popleft()
         if issubclass(type(content), torch.Tensor):
             yield expression, content, references, alone
@@ -164,15 +167,17 @@ def _tensors(variables: Mapping[str, Any], copied: bool) -> Iterator[tuple[str, 
             if children:
                 room -= len(children)
                 seen.add(id(content))
-                # The local variable's and the argument's come on top.
+                # The references of the local variable and of the argument are added.
                 alone = alone and sys.getrefcount(content) == references + 2
                 queue.extend((*child, alone, depth + 1) for child in children)
             del children  # they would count as references
 
 
 def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, int]]:
-    """(Expression, object, references) of the first objects in a container that may be, or hold, tensors."""
-    kind = type(content)  # a proxy answers isinstance() with what it stands for
+    """(Expression, object, references) of the first objects in a container that may be, or contain,
+    tensors.
+    """
+    kind = type(content)  # a proxy answers isinstance() for the object that it wraps
     if issubclass(kind, _ATOMS) or callable(content) or kind.__module__.startswith(_OURS):
         return []
     pairs: list[tuple[str, Any]] = []
@@ -183,7 +188,7 @@ def _children(expression: str, content: Any, most: int) -> list[tuple[str, Any, 
             if type(item) not in _PLAIN
         ]
     else:
-        # Attributes first: a model's output has its tensors as items, too.
+        # Attributes first, because a model's output has its tensors as items as well.
         try:
             attributes = content.__dict__
         except Exception:

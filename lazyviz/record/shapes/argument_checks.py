@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-MOST_CATEGORIES = 2**24  # that a draw may be from
+MOST_CATEGORIES = 2**24  # that a draw may choose from
 
 
 def _does_not_expand(arguments: dict[str, Any]) -> bool:
-    """Whether the first operand of ``addmm`` is not one to expand to what it is added to."""
+    """Whether the first operand of ``addmm`` does not expand to the shape of the product."""
     left = arguments["self"].shape
     right = (*arguments["mat1"].shape[:1], *arguments["mat2"].shape[1:])
     return len(left) > 2 or any(
@@ -20,13 +20,13 @@ def _does_not_expand(arguments: dict[str, Any]) -> bool:
 
 
 def _no_vectors(arguments: dict[str, Any]) -> bool:
-    """Whether what a normalization has for each channel is no vector."""
+    """Whether the per-channel arguments of a normalization are not vectors."""
     names = ("weight", "bias", "running_mean", "running_var")
     return any(arguments.get(name) is not None and arguments[name].dim() != 1 for name in names)
 
 
 def _no_groups(arguments: dict[str, Any]) -> bool:
-    """Whether sizes given to ``native_group_norm`` are not those of its input."""
+    """Whether the sizes passed to ``native_group_norm`` differ from those of its input."""
     source, channels = arguments["input"], arguments["C"]
     weights = [arguments[name] for name in ("weight", "bias") if arguments.get(name) is not None]
     return (
@@ -38,7 +38,7 @@ def _no_groups(arguments: dict[str, Any]) -> bool:
 
 
 def _no_groups_backward(arguments: dict[str, Any]) -> bool:
-    """Whether sizes are not those of the input, or a gradient is asked of weights that are not there."""
+    """Whether the sizes differ from those of the input, or a gradient is requested for missing weights."""
     source, wanted = arguments["input"], arguments["output_mask"]
     size = arguments["N"] * arguments["C"] * arguments["HxW"]
     return source.numel() != size or (arguments.get("weight") is None and wanted != [wanted[0], False, False])
@@ -46,12 +46,12 @@ def _no_groups_backward(arguments: dict[str, Any]) -> bool:
 
 def _not_of_one_softmax(arguments: dict[str, Any]) -> bool:
     gradient = arguments["grad_output"]
-    other_dtype = gradient.dtype != arguments["input_dtype"]  # which GPUs have kernels for
+    other_dtype = gradient.dtype != arguments["input_dtype"]  # GPUs have kernels for this
     return gradient.shape != arguments["output"].shape or (other_dtype and gradient.device.type == "cpu")
 
 
 def _pads_too_much(arguments: dict[str, Any]) -> bool:
-    """Whether a transposed convolution pads its output by as much as it moves."""
+    """Whether a transposed convolution pads its output by at least its stride and dilation."""
     return arguments["transposed"] and any(
         padding >= step and padding >= apart
         for padding, step, apart in zip(
@@ -80,12 +80,14 @@ CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
     "slice_scatter": lambda arguments: (
         arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
     ),
-    # Of a result that was computed in place by a number below zero, the gradient is not known.
+    # The gradient of a result that was computed in place with a negative number is unknown.
     "leaky_relu_backward": lambda arguments: arguments["self_is_result"] and arguments["negative_slope"] < 0,
     "elu_backward": lambda arguments: arguments["is_result"] and arguments["alpha"] < 0,
     "softshrink": lambda arguments: arguments.get("lambd", 0.5) < 0,
     "softshrink_": lambda arguments: arguments.get("lambd", 0.5) < 0,
 }
-"""For an operator, whether to ask its kernel about a call; arguments by name, with tensors of no content."""
+"""For each operator, whether to call its kernel for a check; arguments by name, with tensors without
+content.
+"""
 CHECKED_NUMBERS = {"leaky_relu_backward", "elu_backward", "softshrink", "softshrink_backward"}
-"""Operators by element that do not take every number."""
+"""Pointwise operators that do not accept every number."""

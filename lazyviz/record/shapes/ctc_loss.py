@@ -1,7 +1,7 @@
 """Shape rule of ``_ctc_loss`` and its backward, for which PyTorch has none.
 
-It follows ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the results of the CUDA kernel are
-alike.
+It follows ``ctc_loss_allocate_outputs`` of ``ATen/native/LossCTC.cpp``; the results of the CUDA kernel have
+the same shapes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ LENGTHS = ("input_lengths", "target_lengths")
 
 
 def is_valid(arguments: Mapping[str, Any]) -> bool:
-    """Whether the kernel takes the call, whose lengths are lists; what it refuses has to run for its error.
+    """Whether the kernel accepts the call, whose lengths are lists. A call that it rejects must run to raise
+    its error.
 
     ``arguments`` hold values or tensors, by the names in the operator's schema.
     """
@@ -43,7 +44,9 @@ def is_valid(arguments: Mapping[str, Any]) -> bool:
 def longest(
     name: str, scores: torch.Tensor, targets: Any, lengths: torch.Tensor
 ) -> tuple[list[int], str] | None:
-    """Lengths that are not known, as they may be, and in words what was assumed; ``None``: nothing tells."""
+    """Plausible lengths in place of unknown ones, and a text that says what was assumed; ``None`` if that is
+    impossible.
+    """
     count = lengths.numel()
     if not isinstance(targets, torch.Tensor) or not count or targets.dim() not in (1, 2):
         return None
@@ -65,13 +68,13 @@ def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradient(arguments: Mapping[str, Any]) -> torch.Tensor:
-    """The gradient of the scores, in order whatever their strides."""
+    """The gradient of the scores, contiguous whatever their strides are."""
     scores: torch.Tensor = arguments["log_probs"]
     return scores.new_empty(scores.shape)
 
 
 def rule(name: str, arguments: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any] | None:
-    """What tells the results of the operator ``name``; ``None`` where nothing here does."""
+    """The rule for the results of the operator ``name``; ``None`` if there is none here."""
     if name == "_ctc_loss" and is_valid(arguments):
         return results
     return gradient if name == "_ctc_loss_backward" else None

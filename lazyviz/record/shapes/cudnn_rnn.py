@@ -45,7 +45,7 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _check(name: str, image: torch.Tensor, tensor: torch.Tensor) -> None:
-    """``check_attributes`` (ATen/native/RNN.h), in its words."""
+    """``check_attributes`` (ATen/native/RNN.h), with its error messages."""
     for what, ours, theirs in (
         ("at the same device, found input tensor at", image.device, tensor.device),
         ("the same dtype, found input tensor with", _spelled(image.dtype), _spelled(tensor.dtype)),
@@ -93,7 +93,7 @@ def _backward(arguments: dict[str, Any]) -> tuple[Any, ...]:
     image, weights = arguments["input"], arguments["weight"]
     mask = arguments["output_mask"]
     if all(arguments[f"grad_{name}"] is None for name in ("output", "hy", "cy")):
-        # The kernel returns nothing at all, which Python cannot hand over for the tensors of a list.
+        # The kernel returns no tensors at all, which Python cannot pass as tensors of a list.
         return None, None, None, [weight.new_empty(weight.shape) for weight in weights] if mask[3] else []
     if not arguments["train"]:
         raise RuntimeError("cudnn RNN backward can only be called in training mode")
@@ -109,13 +109,13 @@ def _backward(arguments: dict[str, Any]) -> tuple[Any, ...]:
     if mask[3]:
         biases = _has_biases(arguments)
         flat = arguments["weight_buf"].new_empty(arguments["weight_buf"].shape)
-        if biases:  # in one buffer, each as a tensor of its own
+        if biases:  # in one buffer, each as a separate tensor
             places = _parameters(arguments, image.size(-1), True).places
             dw = [
                 flat[offset : offset + weight.numel()].view(weight.shape)
                 for (offset, _), weight in zip(places, weights)
             ]
-        else:  # of other than four or five a cell a copy is made
+        else:  # unless a cell has four or five, a copy is made
             dw = [weight.new_empty(weight.shape) for weight in weights]
     return dx, dhx, dcx, dw
 

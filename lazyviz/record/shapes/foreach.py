@@ -33,16 +33,17 @@ def writes(call: Call) -> bool:
 
 
 def made(call: Call) -> Made:
-    """What one that writes nothing makes."""
+    """The results of a call that writes nothing."""
     if not _are_alike(call):
         return None
     return [new(value.meta.shape, value.meta.dtype) for value in call.arguments["self"]]
 
 
 def _are_alike(call: Call) -> bool:
-    """Whether all lists are of one length, and all tensors of one place in them of one shape, new strides.
+    """Whether all lists have the same length, and all tensors at the same position have the same shape and
+    default strides.
 
-    A number or a tensor without dimensions may stand for a list.
+    A number or a zero-dimensional tensor may take the place of a list.
     """
     arguments = call.arguments
     first = arguments["self"]
@@ -50,7 +51,7 @@ def _are_alike(call: Call) -> bool:
     if not first or one_dtype(metas, FLOATS) is None or not is_plain(*metas):
         return False
     if any(before < len(first) and before != at for at, before in enumerate(sharing(call.inputs))):
-        return False  # what is written is met again
+        return False  # written tensors are visited again
     return all(_fits(item, first) for item in arguments.values())
 
 

@@ -29,18 +29,18 @@ from .output_specs import Inferred as Inferred
 from .output_specs import Output
 from .output_specs import OutputSpec as OutputSpec
 
-MOST_ENTRIES = 100_000  # of the cache; it is cleared when full, for example if sizes never repeat
-# Ops whose shape rule is wrong about what the CPU kernel returns (oneDNN's workspace): ask the kernel.
+MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for example if sizes never repeat
+# Ops whose shape rule differs from the result of the CPU kernel (oneDNN's workspace): call the kernel.
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
-# They leave an `out=` of as many elements as it is, whatever its shape.
+# They do not resize an `out=` that has the right number of elements, whatever its shape.
 _FILL = {"arange", "range", "linspace", "logspace"}
 _MAKE_SPARSE = {"sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor"}
-# Ops that make quantized tensors, whose kind a shape rule does not show.
+# Ops that create quantized tensors, whose scheme a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
 
 
 class _FakeCall:
-    """A call on tensors without memory: ``inputs``, which the op may change, as they were in ``metas``."""
+    """A call on tensors without memory: ``inputs``, which the op may change, had the metadata ``metas``."""
 
     def __init__(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
@@ -52,26 +52,27 @@ class _FakeCall:
         self.addresses = [private_api.storage_address(fake) for fake in self.inputs]
         self.args = kernel_probes.substitute(args, self.fakes)
         self.kwargs = kernel_probes.substitute(kwargs, self.fakes)
-        if info.draws:  # not every rule knows what to do with one
+        if info.draws:  # not every rule accepts one
             self.kwargs = {name: None if name == "generator" else item for name, item in self.kwargs.items()}
         self.arguments = dict(zip(info.argument_names, self.args)) | self.kwargs
-        self.fresh: dict[int, int] = {}  # numbers of the storages that the op makes, by address
+        self.fresh: dict[int, int] = {}  # numbers of the storages that the op creates, by address
 
 
 def _results(call: _FakeCall, result: Any) -> tuple[type | None, list[Any]]:
-    """The results one by one, and the type of what holds them: ``None`` for one tensor, or none."""
+    """The results one by one, and the type of their container: ``None`` for one tensor, or none."""
     info, (args, kwargs) = call.info, call.recorded
     container = type(result) if isinstance(result, (tuple, list)) else None
     results = [] if result is None else list(result) if container is not None else [result]
     for number, position in info.returned:
-        # Some rules hand back a new tensor where the kernel hands back its argument.
+        # Some rules return a new tensor where the kernel returns its argument.
         value = args[position] if position < len(args) else kwargs.get(info.argument_names[position])
         results[number] = call.fakes.get(id(value), results[number])
     if container is not None and container is not list:
         container = tuple
     for position, wanted in enumerate(_output_mask(info, args, kwargs)):
         if not wanted and not info.mutates and type(results[position]) is not list:
-            results[position] = None  # kernels leave out what the mask does; not every shape rule does
+            # Kernels omit the results that the mask excludes, but not every shape rule does.
+            results[position] = None
     return container, results
 
 
@@ -83,7 +84,7 @@ def _output_mask(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class ShapeCache:
-    """Infers and remembers.  One per process."""
+    """Infers the results of ops, and caches them. One per process."""
 
     def __init__(self) -> None:
         self.infos: dict[int, OpInfo] = {}  # by id of the operator: OpOverload hashes in Python
@@ -92,14 +93,14 @@ class ShapeCache:
         self.meta_of = self.metadata.meta_of
         self.hits = 0
         self.misses = 0
-        self.inferring = False  # torch's own shape rules are running, on tensors of ours that hold nothing
+        self.inferring = False  # PyTorch's own shape rules are running, on our tensors without content
         self._missed: tuple[OpOverload, list[Any]] | None = None
 
     @functools.cached_property
     def _fake_mode(self) -> private_api.FakeTensorMode:
-        """Made when it is first asked, since making it imports Dynamo."""
+        """Created on first use, because creating it imports Dynamo."""
         mode = private_api.FakeTensorMode()
-        mode.cache_enabled = False  # ours stands before it, and it forgets offsets of empty views
+        mode.cache_enabled = False  # our cache precedes FakeTensor's, which loses the offsets of empty views
         return mode
 
     def info(self, op: OpOverload) -> OpInfo:
@@ -124,7 +125,7 @@ class ShapeCache:
     def learn(
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], key: Any
     ) -> Inferred | None:
-        """Keep, under ``key``, what is known of a call without asking; for the compiled recorder."""
+        """Store under ``key`` what is known of a call without inference; for the compiled recorder."""
         known = known_shapes.find(self.metadata, info.op, info, args, kwargs, values)
         if known is not None:
             self.remember(key, known)
@@ -132,16 +133,17 @@ class ShapeCache:
         return known
 
     def remember(self, key: Any, inferred: Inferred) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         if max(len(self.entries), len(self.metadata.entries)) >= MOST_ENTRIES:
             self.entries.clear()
-            self.metadata.entries.clear()  # metadata that is in use stays with its users
+            self.metadata.entries.clear()  # users of metadata keep it alive
         self.entries[key] = inferred
 
     def infer(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
-        """Know it, or ask FakeTensor.  ``args`` hold Values for tensors; ``inputs`` are those, in order.
+        """Look up the call, or ask FakeTensor. ``args`` hold Values for tensors; ``inputs`` are those, in
+        order.
 
         Raises:
             DataDependent: the result's shape or a decision in the op needs tensor data, or
@@ -150,20 +152,20 @@ class ShapeCache:
         """
         if info.set_like:
             raise DataDependent(f"{info.name} exchanges memory")
-        if info.name in _MAKE_SPARSE:  # the rules would check what indices hold
+        if info.name in _MAKE_SPARSE:  # the rules would check the content of indices
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
-            raise DataDependent(f"{info.name} makes a quantized tensor")
+            raise DataDependent(f"{info.name} creates a quantized tensor")
         known = known_shapes.find(self.metadata, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
-    @warning_routing.nowhere
+    @warning_routing.silenced
     def _ask(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Inferred:
-        """Ask FakeTensor, and correct it."""
+        """Ask FakeTensor, and correct its answer."""
         own = ctc_loss.rule(info.name, dict(zip(info.argument_names, args)) | kwargs)
-        if own is None and kernel_probes.nowhere(inputs, kwargs):
+        if own is None and kernel_probes.on_absent_gpu(inputs, kwargs):
             own = cudnn_rnn.RULES.get(info.name)
         self.inferring = True
         call: _FakeCall | None = None
@@ -187,9 +189,9 @@ class ShapeCache:
             raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             if info.counts_writes:
-                raise DataDependent(f"{op} may stop in the middle of its list") from error
+                raise DataDependent(f"{op} may fail partway through its list") from error
             result = None
-            if call is not None and not info.is_view and kernel_probes.nowhere(inputs, kwargs):
+            if call is not None and not info.is_view and kernel_probes.on_absent_gpu(inputs, kwargs):
                 with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
                     result = stride_rules.without_rule(info.name, call.arguments)
             if result is None:
@@ -197,7 +199,7 @@ class ShapeCache:
         finally:
             self.inferring = False
         assert call is not None
-        if own is None:  # or there is no kernel to ask
+        if own is None:  # or there is no kernel to call
             answered = kernel_probes.ask(op, info, args, kwargs, inputs, call.arguments, result)
             if answered is not None:
                 with self._fake_mode, private_api.no_function_modes():
@@ -208,21 +210,21 @@ class ShapeCache:
         restructured = self._restructured(call, result)
         container, results = _results(call, result)
         together: Callable[[list[Any]], Any] | None = container
-        if own is not None and type(results[-1]) is list:  # the gradients of weights, beside others
+        if own is not None and type(results[-1]) is list:  # the gradients of weights, among others
             several = len(results) - 1
             together = lambda flat: (*flat[:several], flat[several:])  # noqa: E731
             results = [*results[:-1], *results[-1]]
         outputs = [self._output(call, at, item, container) for at, item in enumerate(results)]
         returned = {spec.source for spec in outputs if isinstance(spec, OutputSpec) and spec.itself}
         if any(position not in returned for position, _ in restructured):
-            raise DataDependent(f"{op} restructures a tensor that it does not return")
+            raise DataDependent(f"{op} changes the metadata of a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, together, outputs, restructured, from_cpu)
 
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
-        """The inputs, by position, that the op gives other metadata in place, and what they then have.
+        """The inputs, by position, whose metadata the op changes in place, and their new metadata.
 
-        Kernels give a tensor other strides in place only where it has to grow, whatever shape rules say.
+        Kernels change the strides of a tensor in place only if it has to grow, whatever shape rules say.
         """
         info = call.info
         found = []
@@ -235,7 +237,7 @@ class ShapeCache:
         return found
 
     def _output(self, call: _FakeCall, at: int, item: Any, container: type | None) -> Output:
-        """What the result ``item``, the one at ``at``, is: an input, a view of one, or on fresh memory."""
+        """The kind of the result ``item`` at position ``at``: an input, a view of one, or on fresh memory."""
         if item is None or (type(item) is int and container is tuple):
             return item
         op, info, values = call.op, call.info, call.values
@@ -263,9 +265,10 @@ class ShapeCache:
         return OutputSpec(meta, source, itself, number, nbytes)
 
     def describe(self, info: OpInfo, result: Any, device: torch.device | None = None) -> Inferred | None:
-        """What has been computed, as an answer that holds for these inputs only; None if it cannot be one.
+        """The answer for results that have been computed, valid for these inputs only; None if there cannot
+        be one.
 
-        ``device`` is where the kernel itself would leave it, if another one computed it.
+        ``device`` is where the kernel itself would leave the results, if another kernel computed them.
         """
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         outputs: list[Output] = []
@@ -280,8 +283,9 @@ class ShapeCache:
     def _ask_the_kernel(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], inferred: Any
     ) -> Sequence[torch.Tensor]:
-        """What the kernel returns for zeros of these shapes, with the aliases that the shape rule tells."""
-        with private_api.kernels_only():  # in the user's grad mode: it decides what is kept for backward
+        """The kernel's results for zeros of these shapes, with the aliases that the shape rule reports."""
+        # In the user's grad mode, which decides what is saved for the backward pass.
+        with private_api.kernels_only():
             actual = kernel_probes.answer(op, args, kwargs, inputs)
         with self._fake_mode, private_api.no_function_modes():
             return [stride_rules.like_answered(fake, real) for fake, real in zip(inferred, actual)]
@@ -296,14 +300,14 @@ class ShapeCache:
         result: Any,
         restructured: list[tuple[int, TensorMeta]],
     ) -> list[tuple[int, TensorMeta]]:
-        """``restructured`` with the strides that the kernel gives an ``out=`` which has to grow."""
+        """``restructured`` with the strides that the kernel gives to an ``out=`` that has to grow."""
         actual = None
         if op.namespace == "aten" and kernel_probes.are_small(inputs, result):
             with torch.no_grad(), private_api.kernels_only():
                 try:
                     actual = kernel_probes.answer(op, args, kwargs, inputs)
                 except Exception:
-                    pass  # zeros are not for every kernel
+                    pass  # some kernels reject zeros
         if actual is None:
             raise DataDependent(f"{op} resizes its output")
         pairs = zip(*[item if isinstance(item, (list, tuple)) else [item] for item in (result, actual)])
@@ -313,7 +317,7 @@ class ShapeCache:
     def _overruled(
         self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> torch.Tensor:
-        """What a kernel returns whose shape rule asks for more than it does (alignment, say)."""
+        """The results of a kernel whose shape rule has stricter requirements, such as alignment."""
         try:
             self._raise_as_eager(op, args, kwargs, inputs, error)
         except DataDependent:
@@ -328,7 +332,7 @@ class ShapeCache:
                     actual = other = None
             if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided or actual.is_nested:
                 raise
-            if other.shape != actual.shape:  # an old mask, of uint8
+            if other.shape != actual.shape:  # an old-style mask of dtype uint8
                 raise
         with self._fake_mode, private_api.no_function_modes():
             return torch.empty_strided(
@@ -338,12 +342,14 @@ class ShapeCache:
     def _raise_as_eager(
         self, op: OpOverload, args: Any, kwargs: Any, inputs: list[Any], error: Exception
     ) -> NoReturn:
-        """Shape rules word errors in their own way: let the kernel itself refuse tensors of these shapes."""
+        """Shape rules have their own error messages, so let the kernel itself reject tensors of these
+        shapes.
+        """
         refused = kernel_probes.refusal(op, args, kwargs, inputs)
         if refused is not None:
             raise refused.with_traceback(None) from None
-        if kernel_probes.nowhere(inputs, kwargs):
-            raise kernel_probes.as_of_kernel(error)
+        if kernel_probes.on_absent_gpu(inputs, kwargs):
+            raise kernel_probes.as_kernel_error(error)
         if op.namespace != "aten":
             raise DataDependent(f"no shape rule for {op}") from error
         if sum(value.storage.nbytes for value in inputs) > kernel_probes.LARGEST_NBYTES:

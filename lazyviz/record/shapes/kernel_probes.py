@@ -24,7 +24,9 @@ from .op_info import OpInfo
 
 
 class DataDependent(Exception):
-    """The op's result cannot be described without running it; ``sparse``: because it has no strides."""
+    """The op's result cannot be described without running it; ``sparse`` if the reason is that it has no
+    strides.
+    """
 
     def __init__(self, reason: str, *, sparse: bool = False) -> None:
         super().__init__(reason)
@@ -33,10 +35,10 @@ class DataDependent(Exception):
 
 LARGEST_NBYTES = 256 * 2**20
 """Inputs above this are not probed."""
-_LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, where only the dtypes are unusual
-_LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, where only the operator is
-# What most programs are made of: their rules are known to agree with their kernels, but for what
-# `unlike_its_rule` names, and are not held against these anew for each shape.  In-place variants included.
+_LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, if only the dtypes are unusual
+_LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, if only the operator is
+# The operators that most programs consist of, in-place variants included. Their rules are known to agree with
+# their kernels, except where `may_differ_from_rule` says otherwise, so they are not checked for each shape.
 _COMMON_NAMES = """
 _local_scalar_dense _log_softmax _log_softmax_backward_data
 _safe_softmax _scaled_dot_product_flash_attention_for_cpu
@@ -61,10 +63,10 @@ _COMMON = frozenset(_COMMON_NAMES.split())
 _EVERYWHERE_NAMES = "float32 float64 int32 int64 bool uint8 complex64 complex128"
 _EVERYWHERE = frozenset(getattr(torch, name) for name in _EVERYWHERE_NAMES.split())
 _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
-# They want one dtype of all, which shape rules do not check.
+# They require one common dtype, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
-# LAPACK counts rows from 1, and reads and writes where unchecked pivots say.
+# LAPACK counts rows from 1, and uses pivots as unchecked memory positions.
 _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _MASKS = (torch.bool, torch.uint8)
@@ -72,7 +74,7 @@ _FOR_INTEGERS = ("bitwise_", "__and__", "__or__", "__xor__", "__iand__", "__ior_
 
 
 def sharing(values: Sequence[Any]) -> tuple[int, ...]:
-    """Which of a call's values share memory: for each the first one on its storage; () if none do."""
+    """Which of a call's values share memory: for each value, the first one on its storage; () if none do."""
     storages = [value.storage for value in values]
     if len(set(storages)) == len(storages):
         return ()
@@ -80,7 +82,7 @@ def sharing(values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def differ_in_shape(values: Sequence[Any]) -> bool:
-    """Whether two tensors that could be equal are not of one shape."""
+    """Whether two tensors that are compared for equality differ in shape."""
     left, right = (value.meta for value in values)
     return left.shape != right.shape and (left.dtype, left.device) == (right.dtype, right.device)
 
@@ -94,13 +96,13 @@ def answer(
     *,
     small: bool = False,
 ) -> Any:
-    """What the kernel returns for probes that hold ``fill``; random ones leave their generator alone.
+    """The kernel's results for probes filled with ``fill``; random kernels do not change their generator.
 
     Args:
-        fill: what integers and booleans hold, and all other dtypes.
+        fill: the content of integer and boolean tensors, and of all other dtypes.
         small: whether each probe has one element.
     """
-    if nowhere(inputs, kwargs):
+    if on_absent_gpu(inputs, kwargs):
         kwargs = {name: _cpu_for(item) for name, item in kwargs.items()}
         args = tuple([_cpu_for(item) for item in args])
     name = op._schema.name.rpartition("::")[2]
@@ -144,7 +146,7 @@ def ask(
     arguments: dict[str, Any],
     result: Any,
 ) -> Any | None:
-    """What the kernel returns where its shape rule may be wrong and it is cheap to ask; else None.
+    """The kernel's results, if its shape rule may be wrong and calling it is cheap; otherwise None.
 
     Args:
         arguments: the call's arguments by name, with fake tensors.
@@ -157,29 +159,30 @@ def ask(
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
         if refused is not None and info.counts_writes:
-            raise DataDependent(f"{op} may stop in the middle of its list")
+            raise DataDependent(f"{op} may fail partway through its list")
         if refused is not None:
             raise refused.with_traceback(None) from None
-    if unlike_its_rule(info.name, info.mutates, arguments, inputs):
-        planned = info.mutates and nowhere(inputs, kwargs)
+    if may_differ_from_rule(info.name, info.mutates, arguments, inputs):
+        planned = info.mutates and on_absent_gpu(inputs, kwargs)
         refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
         if refused is not None:
             raise refused.with_traceback(None) from None
     elif info.is_view or info.name in probe_content.NOT_MADE_UP:
         return None
-    elif nowhere(inputs, kwargs):
+    elif on_absent_gpu(inputs, kwargs):
         if _may_be_refused(op, inputs, result):
             refuse_planned(op, args, kwargs, inputs, of_dtypes=False)
-    elif doubtful(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
+    elif needs_kernel_check(info.name, inputs, result) or (info.draws and are_small(inputs, result)):
         answered, refused = trial(op, args, kwargs, inputs)
         if refused is not None:
-            raise DataDependent(f"{op} may not take these arguments")  # the kernel tells, at this line
+            # The kernel raises the error, at this line.
+            raise DataDependent(f"{op} may reject these arguments")
         return None if info.mutates else answered
     return None
 
 
 def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
-    """Whether a GPU's kernel would refuse what the CPU's does: both have one for these dtypes."""
+    """Whether the GPU's kernel would reject what the CPU's rejects: both have kernels for these dtypes."""
     return (
         not op._schema.name.startswith("aten::_")
         and all(value.dtype in _EVERYWHERE for value in inputs)
@@ -190,8 +193,8 @@ def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
 def refuse_planned(
     op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
 ) -> None:
-    """Raise what a GPU that is not here would refuse these arguments with, whatever they hold."""
-    if nowhere(inputs, kwargs):
+    """Raise the error with which an absent GPU would reject these arguments, whatever their content."""
+    if on_absent_gpu(inputs, kwargs):
         refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes)
         if refused is not None and "CPU" not in str(refused):
             raise refused from None
@@ -206,11 +209,12 @@ def refusal(
     of_dtypes: bool = True,
     small: bool = False,
 ) -> Exception | None:
-    """What the kernel raises for zeros and for ones alike, so not for their sake; None if it takes either.
+    """The error that the kernel raises for zeros and for ones alike, so not because of the content; None if
+    it accepts either.
 
-    Where the words about a mask differ they are of what it holds: one of ones chooses more than one of zeros.
-    Without ``of_dtypes`` also None where it is the CPU's kernel that lacks a dtype, and a GPU's is asked for.
-    ``small``: for tensors of one element each.
+    If the messages about a mask differ, they depend on its content: a mask of ones selects more than a mask
+    of zeros. Without ``of_dtypes``, the result is also None if only the CPU's kernel lacks a dtype and the
+    question is about a GPU's. ``small``: for tensors of one element each.
     """
     refused = _refusals(op, args, kwargs, inputs, small=small)
     if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
@@ -221,9 +225,11 @@ def refusal(
 
 
 def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
-    """What the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary ones."""
+    """The error that the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary
+    numbers.
+    """
     args, kwargs = scalar_operands.on_one_element(op, args, kwargs)
-    of_dtypes = not nowhere(inputs, kwargs)
+    of_dtypes = not on_absent_gpu(inputs, kwargs)
     refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes, small=True)
     if (
         refused is None
@@ -236,9 +242,10 @@ def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
 def trial(
     op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]
 ) -> tuple[Any | None, Exception | None]:
-    """What the kernel returns for zeros or for ones, and what it raises for any content; None if not known.
+    """The kernel's results for zeros or for ones, and its error for any content; None if not known.
 
-    Integers often say where to look, and ones may be too large for that: floating ones with zeros then tell.
+    Integers are often indices, for which ones may be too large. Then floating-point ones with integer zeros
+    are tried.
     """
     first: Exception | None = None
     for found in _answers(op, args, kwargs, inputs, ((0, 0), (1, 1), (0, 1))):
@@ -253,7 +260,7 @@ def trial(
 def _refusals(
     op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, small: bool
 ) -> list[Exception]:
-    """What the kernel raises for zeros and for ones; nothing if it takes either."""
+    """The errors that the kernel raises for zeros and for ones; nothing if it accepts either."""
     answers = list(_answers(op, args, kwargs, inputs, small=small))
     return answers if all(isinstance(found, Exception) for found in answers) else []
 
@@ -267,31 +274,31 @@ def _answers(
     *,
     small: bool = False,
 ) -> Iterator[Any]:
-    """What the kernel returns for the first of ``fills`` that it takes; the exceptions for those before.
+    """The kernel's results for the first of ``fills`` that it accepts; the exceptions for those before.
 
-    A kernel that is not PyTorch's own may do anything: it is called only for the user.  For that of a
-    GPU which is not here the CPU's answers, with other words for the tensors.
+    A kernel that is not PyTorch's own may have side effects, so only the user's call runs it. For an absent
+    GPU's kernel, the CPU's answers are used, with the tensors renamed in messages.
     """
     if op.namespace not in _OURS or (_nbytes(inputs) > LARGEST_NBYTES and not small):
         return
-    absent = nowhere(inputs, kwargs)
+    absent = on_absent_gpu(inputs, kwargs)
     for fill in fills:
         with torch.no_grad(), private_api.kernels_only():
             try:
                 found = answer(op, args, kwargs, inputs, fill, small=small)
             except Exception as error:
-                found = error.with_traceback(None)  # its frames would keep the user's tensors
+                found = error.with_traceback(None)  # its frames would keep the user's tensors alive
         if absent and isinstance(found, Exception):
             if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
                 return  # the CPU has no such kernel
-            found = type(found)(*[of_gpu(item) for item in found.args])
+            found = type(found)(*[with_cuda_names(item) for item in found.args])
         yield found
         if not isinstance(found, Exception):
             return
 
 
-def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
-    """Whether the kernel may refuse, for every content, what its shape rule takes (in some release)."""
+def may_differ_from_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether the kernel may reject, for every content, what its shape rule accepts (in some release)."""
     if name == "as_strided":
         return any(step < 0 for step in arguments["stride"])
     if name == "embedding":
@@ -305,10 +312,10 @@ def unlike_its_rule(name: str, mutates: bool, arguments: dict[str, Any], inputs:
     return mutates and (bool(sharing(inputs)) or any(_overlaps_itself(value.meta) for value in inputs))
 
 
-def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
-    """Whether it is cheap to ask the kernel, and the rule of a rare operator may be wrong.
+def needs_kernel_check(name: str, inputs: Sequence[Any], result: Any) -> bool:
+    """Whether calling the kernel is cheap, and the rule of a rare operator may be wrong.
 
-    The kernel may also lack these dtypes, or refuse empty tensors, or lay them out in its own way.
+    The kernel may also lack these dtypes, reject empty tensors, or use another layout.
     """
     dtypes = {value.meta.dtype for value in inputs}
     if len(dtypes) > 1 or not dtypes <= _COMMON_DTYPES or any(not value.meta.nbytes for value in inputs):
@@ -321,7 +328,7 @@ def doubtful(name: str, inputs: Sequence[Any], result: Any) -> bool:
 
 
 def are_small(inputs: Sequence[Any], result: Any, limit: int = _LARGEST_DOUBTFUL_NBYTES) -> bool:
-    """Whether it is cheap to ask the kernel."""
+    """Whether calling the kernel is cheap."""
     if any(value.meta.device.type == "meta" for value in inputs):
         return False
     made = sum(item.numel() * item.element_size() for item in _results(result))
@@ -333,19 +340,19 @@ def _results(result: Any) -> list[torch.Tensor]:
     return [item for item in results if isinstance(item, torch.Tensor)]
 
 
-def nowhere(inputs: Sequence[Any], kwargs: Any) -> bool:
-    """Whether the kernel is that of a GPU which is not here."""
+def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
+    """Whether the kernel is that of an absent GPU."""
     absent = torch_cuda.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
 
 
-def as_of_kernel(error: Exception) -> Exception:
-    """What a shape rule raised, without the classes and words that only shape rules have."""
+def as_kernel_error(error: Exception) -> Exception:
+    """The error of a shape rule, without classes and texts that only shape rules have."""
     refused = error.__context__
     if isinstance(refused, NotImplementedError) and not isinstance(error, NotImplementedError):
-        error = refused  # by the rule; then FakeTensor has tried the kernel of a device that is not here
+        error = refused  # raised by the rule; FakeTensor has then tried the kernel of an absent device
     if found := _TWO_DEVICES.search(str(error)):  # torch 2.11's
         return RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
@@ -358,7 +365,7 @@ _TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two diffe
 
 
 def _cpu_for(item: Any) -> Any:
-    """The CPU for a device that is not here, and no generator for one of its own."""
+    """The CPU in place of an absent device, and None in place of its generator."""
     if isinstance(item, torch.device):
         return torch.device("cpu") if item in torch_cuda.STAND_INS else item
     if isinstance(item, torch.Generator):
@@ -366,8 +373,8 @@ def _cpu_for(item: Any) -> Any:
     return item
 
 
-def of_gpu(text: Any) -> Any:
-    """An error of the CPU's kernel in the words of a GPU's."""
+def with_cuda_names(text: Any) -> Any:
+    """An error of the CPU's kernel, worded like a GPU's."""
     if not isinstance(text, str):
         return text
     text = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
@@ -377,7 +384,7 @@ def of_gpu(text: Any) -> Any:
 
 
 def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> None:
-    """Raise DataDependent where the op is to look at a dimension that is not there."""
+    """Raise DataDependent if the op uses a dimension that does not exist."""
     if type(dim) is not int or not inputs:
         return
     made = [len(result.shape)] if isinstance(result, torch.Tensor) else []
@@ -387,7 +394,7 @@ def check_dimension(name: str, dim: Any, inputs: Sequence[Any], result: Any) -> 
 
 
 def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> None:
-    """Take a view with the kernel, which needs no memory; FakeTensor lets some impossible ones pass."""
+    """Create a view with the kernel, which needs no memory; FakeTensor accepts some impossible ones."""
     with torch.no_grad(), private_api.kernels_only():
         tensors = {}
         for value in inputs:
@@ -399,20 +406,21 @@ def view_without_memory(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence
                 elements.as_strided(meta.shape, meta.stride, meta.offset), meta.flags
             )
         args, kwargs = substitute(args, tensors), substitute(kwargs, tensors)
-        # `Tensor.to`, whole as in inference mode, names a device, to which nothing can be copied from here.
-        nowhere = torch.device("meta")
+        # In inference mode, `Tensor.to` is not decomposed and names a device to which nothing can be copied
+        # from here.
+        on_absent_gpu = torch.device("meta")
         if op is torch.ops.aten.as_strided.default:
-            strides = list(strides_asked(args, kwargs))
-            if any(step < 0 for step in strides):  # torch 2.11 takes them of a tensor without memory
+            strides = list(requested_strides(args, kwargs))
+            if any(step < 0 for step in strides):  # torch 2.11 accepts them for a tensor without memory
                 raise RuntimeError(
                     f"as_strided: Negative strides are not supported at the moment, got strides: {strides}"
                 )
-        args = [nowhere if isinstance(item, torch.device) else item for item in args]
-        op(*args, **(kwargs | {"device": nowhere} if kwargs.get("device") is not None else kwargs))
+        args = [on_absent_gpu if isinstance(item, torch.device) else item for item in args]
+        op(*args, **(kwargs | {"device": on_absent_gpu} if kwargs.get("device") is not None else kwargs))
 
 
-def strides_asked(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
-    """The strides that ``as_strided`` is given."""
+def requested_strides(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[int]:
+    """The strides passed to ``as_strided``."""
     found: Sequence[int] = args[2] if len(args) > 2 else kwargs["stride"]
     return found
 

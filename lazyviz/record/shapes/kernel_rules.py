@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 def made(call: Call) -> Made:
-    """What a call that writes nothing makes; ``None`` if that is for PyTorch to say."""
+    """The results of a call that writes nothing; ``None`` if PyTorch has to be asked."""
     rule = _RULES.get(call.name)
     if rule is None:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
@@ -43,7 +43,7 @@ def made(call: Call) -> Made:
     try:
         return rule(call)
     except (LookupError, TypeError, AttributeError):
-        return None  # arguments that nobody thought of: a default, or one that PyTorch will refuse
+        return None  # unexpected arguments: a default, or one that PyTorch will reject
 
 
 def writes_its_first(call: Call) -> bool:
@@ -57,18 +57,18 @@ def writes_its_first(call: Call) -> bool:
         return False
     target = values[0].meta
     if not target.dense or (len(values) > 1 and 0 in sharing(values)[1:]):
-        return False  # the kernel may refuse to write what overlaps itself, or what it reads
+        return False  # the kernel may reject writes to memory that overlaps itself or an input
     try:
         if check is not None:
             return check(call)
         found = _by_element(call)
     except (LookupError, TypeError, AttributeError):
-        return False  # as in `made`: a number for a tensor, say
+        return False  # as in `made`: for example, a number in place of a tensor
     return found is not None and found[0] is not None and found[0].shape == target.shape
 
 
 def _are_common(values: Sequence[Any]) -> bool:
-    """Whether all tensors are on the CPU, have elements, and no bits that stand for an operation."""
+    """Whether all tensors are on the CPU, have elements, and have no conjugate or negative bit."""
     for value in values:
         meta = value.meta
         if meta.device != _CPU or meta.flags or not meta.nbytes:
@@ -76,9 +76,9 @@ def _are_common(values: Sequence[Any]) -> bool:
     return True
 
 
-# --- operators that work by element ---------------------------------------------------
+# --- pointwise operators --------------------------------------------------------------
 
-# Of tensors of one floating dtype they make one of that dtype.
+# For tensors of one floating dtype, their result has that dtype.
 _FLOAT_TO_FLOAT = {
     "add", "sub", "mul", "div", "neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
     "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sigmoid",
@@ -93,7 +93,7 @@ _OF_INTEGERS = {"add", "sub", "mul", *_TO_BOOL}
 
 @functools.cache
 def _tensor_arguments(op: OpOverload) -> frozenset[str]:
-    """Arguments that are tensors by the schema, though a number may stand for one."""
+    """Arguments that are tensors by the schema, but may be numbers."""
     return frozenset(argument.name for argument in op._schema.arguments if str(argument.type) == "Tensor")
 
 
@@ -130,7 +130,7 @@ def _by_element(call: Call) -> Made:
 
 
 def _fills(call: Call) -> bool:
-    """Any number fits a floating dtype."""
+    """Every number fits a floating dtype."""
     value = call.arguments.get("value", 0.0)
     return call.inputs[0].meta.dtype in FLOATS and type(value) in (int, float) and len(call.inputs) == 1
 
@@ -148,7 +148,7 @@ def _draws(call: Call) -> bool:
 
 
 def _copies(call: Call) -> bool:
-    if type(call.arguments["src"]) in (int, float):  # which functions of Python take for a tensor
+    if type(call.arguments["src"]) in (int, float):  # Python functions treat these as tensors
         return call.inputs[0].meta.dtype in FLOATS
     target, source = call.meta("self"), call.meta("src")
     return one_dtype([target, source]) is not None and broadcast([target.shape, source.shape]) == target.shape
@@ -173,7 +173,7 @@ _WRITES: dict[str, Callable[[Call], bool]] = {
 
 
 def like(call: Call) -> Made:
-    """``empty_like`` and its kind of a dense tensor."""
+    """``empty_like`` and similar functions of a dense tensor."""
     arguments, source = call.arguments, call.meta("self")
     wanted = arguments.get("memory_format")
     if len(call.inputs) != 1 or (call.name == "clone" and arguments.get("dtype") is not None):
@@ -194,13 +194,13 @@ def like(call: Call) -> Made:
 
 
 def _hardtanh(call: Call) -> Made:
-    """It is made like its operand."""
+    """The result has the metadata of its operand."""
     low, high = call.arguments.get("min_val", -1), call.arguments.get("max_val", 1)
     return like(call) if call.meta("self").dtype in FLOATS and low <= high else None
 
 
 def _range(call: Call) -> Made:
-    """``arange`` of whole numbers."""
+    """``arange`` of integers."""
     arguments = call.arguments
     start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
     dtype = arguments.get("dtype") or torch.int64
@@ -216,7 +216,7 @@ def _scalar(call: Call) -> Made:
 
 
 def _filled(call: Call) -> Made:
-    """``zeros(2, 3)`` and its kind."""
+    """``zeros(2, 3)`` and similar functions."""
     arguments = call.arguments
     value = arguments.get("fill_value", 0.0)
     dtype = arguments.get("dtype")
@@ -234,7 +234,7 @@ def _filled(call: Call) -> Made:
 
 
 def _drawn(call: Call) -> Made:
-    """``randn(2, 3)``, ``rand`` and ``randint`` of bounds that the dtype has."""
+    """``randn(2, 3)``, ``rand``, and ``randint`` with bounds that fit the dtype."""
     arguments = call.arguments
     dtype = arguments.get("dtype")
     if call.inputs or arguments.get("names") or not are_sizes(arguments["size"], 0):

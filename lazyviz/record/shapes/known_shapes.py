@@ -21,8 +21,8 @@ from .output_specs import Inferred, Output, OutputSpec
 _CPU = torch.device("cpu")
 _STAND_INS = torch_cuda.STAND_INS
 
-# Operators whose results' metadata ATen works out in C++ before it picks a device's kernel.
-# Those of the second set have no kernel for integers, or none for all of them.
+# Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the
+# second set have no kernel for integers, or not for all of them.
 _OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge"}
 _OF_FLOATS = {"div", "neg", "mm", "addmm", "bmm", "silu", "gelu", "rsqrt", "sin", "cos", "pow", "mean"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -36,7 +36,7 @@ def find(
     kwargs: dict[str, Any],
     inputs: list[Any],
 ) -> Inferred | None:
-    """What the op returns, if it is known here."""
+    """The op's results, if they are known here."""
     if op.namespace != "aten":
         return None
     if info.is_view or info.name == "_unsafe_view":
@@ -78,7 +78,7 @@ def find(
 def _view(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """A view is taken by its kernel, which needs no memory."""
+    """A view is created by its kernel, which needs no memory."""
     if len(inputs) != 1:
         return None
     (value,) = inputs
@@ -87,7 +87,7 @@ def _view(
         return None
     if meta.flags or value.storage.nbytes % meta.dtype.itemsize:
         return None
-    if info.name == "as_strided" and any(step < 0 for step in kernel_probes.strides_asked(args, kwargs)):
+    if info.name == "as_strided" and any(step < 0 for step in kernel_probes.requested_strides(args, kwargs)):
         return None
     kernel = torch.ops.aten.view.default if info.name == "_unsafe_view" else op
     with private_api.no_function_modes(), private_api.below_autograd(), private_api.excluding_python():
@@ -100,7 +100,7 @@ def _view(
                 *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
             )
         except Exception:
-            return None  # PyTorch words it
+            return None  # PyTorch raises the error
         address = private_api.storage_address(tensor)
         several = isinstance(result, (list, tuple))
         outputs: list[Output] = []
@@ -118,9 +118,11 @@ def _view(
 def _on_card(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """What an op on a planned card makes, where that does not depend on the device: as for meta tensors.
+    """The results of an op on a planned card, if they do not depend on the device: the same as for meta
+    tensors.
 
-    They are asked past what PyTorch registers for them in Python, where most of the time would go.
+    The meta kernels in C++ are called directly, without PyTorch's Python registrations, which would take most
+    of the time.
     """
     device = inputs[0].meta.device
     if info.mutable_positions or any(value.meta.device != device or value.meta.flags for value in inputs):
@@ -144,7 +146,7 @@ def _on_card(
         try:
             result = op(*kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors))
         except Exception:
-            return None  # PyTorch words it
+            return None  # PyTorch raises the error
     if type(result) is not torch.Tensor or result.layout != torch.strided:
         return None
     found = metadata.meta_of(result, device)

@@ -53,7 +53,7 @@ def _product(call: Call) -> Made:
     return [new(shape, dtype)]
 
 
-# --- reductions and what works along one dimension ------------------------------------
+# --- reductions and operators along one dimension --------------------------------------
 
 
 def _reduction(call: Call) -> Made:
@@ -114,7 +114,7 @@ def _cat(call: Call) -> Made:
 
 
 def _along(call: Call) -> Made:
-    """``cumsum``, ``tril`` and ``triu``: of the shape of their operand."""
+    """``cumsum``, ``tril`` and ``triu``: the shape of their operand."""
     source = call.meta("self")
     rank = len(source.shape)
     if source.dtype not in (*FLOATS, *INTEGERS, torch.bool) or not is_plain(source):
@@ -136,7 +136,7 @@ def _whether(call: Call) -> Made:
 
 
 def _image_strides(meta: TensorMeta) -> Shape | None:
-    """Those that a result of this shape gets from kernels that keep channels last; ``None``: not certain."""
+    """The strides of a result of this shape from kernels that keep channels last; ``None`` if uncertain."""
     plain = contiguous(meta.shape)
     if meta.stride == plain:
         return plain
@@ -210,7 +210,7 @@ def _layer_norm(call: Call) -> Made:
 
 
 def _convolution(call: Call) -> Made:
-    """Of plain tensors: what decides between formats is not asked."""
+    """Only for plain tensors, for which no memory format has to be chosen."""
     arguments = call.arguments
     source, weight = call.meta("input"), call.meta("weight")
     if (dtype := one_dtype([value.meta for value in call.inputs])) is None:
@@ -250,7 +250,7 @@ def _convolution(call: Call) -> Made:
 
 
 def _each(sizes: Any, rank: int) -> list[int] | None:
-    """A number for each dimension of an image."""
+    """One number for each dimension of an image."""
     if type(sizes) is not list or len(sizes) not in (1, rank):
         return None
     return sizes if len(sizes) == rank else sizes * rank
@@ -296,7 +296,7 @@ def _max_pool(call: Call) -> Made:
 
 
 def _mse_loss(call: Call) -> Made:
-    """The squares are computed into the memory of their mean, or sum."""
+    """The squares are computed in the memory of their mean or sum."""
     source, target = call.meta("self"), call.meta("target")
     metas = [value.meta for value in call.inputs]
     reduction = call.arguments.get("reduction", 1)

@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 class New(NamedTuple):
-    """A dense result on memory of its own: of its size, or of more bytes if its kernel leaves it more."""
+    """A dense result on its own memory: of its size, or of more bytes if the kernel allocates more."""
 
     shape: Shape
     stride: Shape
@@ -23,7 +23,7 @@ class New(NamedTuple):
 
 
 Made = list[New | None] | None
-"""The results of a call that makes tensors, or ``None``: ask PyTorch."""
+"""The results of a call that creates tensors, or ``None``: ask PyTorch."""
 
 
 class Call(NamedTuple):
@@ -35,12 +35,12 @@ class Call(NamedTuple):
     inputs: Sequence[Any]
 
     def meta(self, name: str) -> TensorMeta:
-        """Metadata of the tensor that is the argument ``name``."""
+        """The metadata of the tensor argument ``name``."""
         found: TensorMeta = self.arguments[name].meta
         return found
 
     def optional(self, *names: str) -> list[TensorMeta]:
-        """Metadata of those of these arguments that are given."""
+        """The metadata of those of these arguments that are given."""
         given = [self.arguments.get(name) for name in names]
         return [value.meta for value in given if value is not None]
 
@@ -57,7 +57,7 @@ COMMON = (*FLOATS, *INTEGERS, torch.bool, torch.uint8, torch.bfloat16, torch.flo
 
 
 def one_dtype(metas: Sequence[TensorMeta], allowed: Sequence[torch.dtype] = FLOATS) -> torch.dtype | None:
-    """The one dtype of all of them, if it is one of those."""
+    """The common dtype of all of them, if it is in the set."""
     dtype = metas[0].dtype
     if dtype not in allowed or any(meta.dtype != dtype for meta in metas):
         return None
@@ -78,7 +78,7 @@ def new(shape: Sequence[int], dtype: torch.dtype) -> New:
 
 
 def is_plain(*metas: TensorMeta) -> bool:
-    """Whether strides are those of new tensors, those of dimensions of size 1 too: no format but that."""
+    """Whether the strides are the default ones, also in dimensions of size 1: no other format matches."""
     return all(meta.stride == contiguous(meta.shape) for meta in metas)
 
 

@@ -9,7 +9,7 @@ import torch
 from ...graph.collectives import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import private_api
-from ...torch_internals.dispatch_handlers import makes_views_by_others
+from ...torch_internals.dispatch_handlers import makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
 from . import argument_checks
 
@@ -21,7 +21,7 @@ _ARITHMETIC = {
     "native_batch_norm", "_native_batch_norm_legit", "native_group_norm", "scalar_tensor", "full_like",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
 }  # fmt: skip
-# Answered from metadata by the kernel itself, at once: nothing to defer.
+# The kernel answers from metadata, immediately, so there is nothing to defer.
 _METADATA_ONLY = {
     "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "is_same_size", "is_pinned",
     "cudnn_is_acceptable", "_use_cudnn_rnn_flatten_weight", "is_complex",
@@ -32,7 +32,8 @@ _METADATA_ONLY = {
     "output_nr", "is_leaf", "_debug_has_internal_overlap",
 }  # fmt: skip
 
-# Ops that write arguments which their schema does not mark: which, and the argument that says whether.
+# Ops that write arguments that their schema does not mark: the written arguments, and the argument that
+# decides it.
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "native_batch_norm": (_RUNNING_STATISTICS, "training"),
@@ -45,15 +46,16 @@ _HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "batch_norm_gather_stats": (_RUNNING_STATISTICS, None),
     "batch_norm_gather_stats_with_counts": (_RUNNING_STATISTICS, None),
 }
-# Namespaces of ops that communicate with other ranks, and of FSDP2's, which prepare for that.
+# Namespaces of ops that communicate with other ranks, and of FSDP2's ops that prepare this.
 _COMMUNICATION = {*NAMESPACES, "fsdp"}
-# Ops that check what their integers hold, constants of the program as a rule: an error is its line's.
-CHECKED_EVERYWHERE = {"segment_reduce"}  # by the kernels of every device; by the CPU's alone:
+# Ops that check the content of their integers, usually constants of the program: the error belongs to their
+# line. The kernels of every device check the first, only the CPU's kernels the others.
+CHECKED_EVERYWHERE = {"segment_reduce"}
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 
 
 class OpInfo:
-    """What does not change between calls of one operator."""
+    """The properties that all calls of one operator share."""
 
     __slots__ = (
         "adds", "argument_names", "by_type", "checks_content", "communicates", "copies", "counts_writes",
@@ -68,22 +70,23 @@ class OpInfo:
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
-        self.op = op  # whose id stands for it
+        self.op = op  # its id stands for it
         self.name = schema.name.rpartition("::")[2]
         self.argument_names = [argument.name for argument in schema.arguments]
         self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
         self._note_writes(schema)
-        self._note_what_is_asked()
+        self._note_key_properties()
         self._note_kinds()
-        # An op that returns nothing is a check, which can fail as well when the graph runs.
+        # An op that returns nothing is a check, which can also fail when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
-        # Never run for a constant: results differ, or a kernel of the user's own could do anything.
+        # Never run for constant folding: results differ between calls, or it is a user-defined kernel with
+        # unknown effects.
         self.uncertain = (
             self.draws or op.namespace != "aten" or self.name.startswith(("empty", "new_empty", "_empty"))
         )
 
     def _note_writes(self, schema: Any) -> None:
-        """Which arguments it writes, and which results are such."""
+        """Which arguments it writes, and which results are these arguments."""
         mutable = [
             (position, argument)
             for position, argument in enumerate(schema.arguments)
@@ -96,7 +99,8 @@ class OpInfo:
         self.hidden_writes = [names.index(name) for name in hidden if name in names]
         self.hidden_condition = names.index(condition) if condition in names else None
         self.mutates = bool(mutable) or bool(self.hidden_writes)
-        # Their kernels count writes only where they call further ops above the level that we record at.
+        # Their kernels advance version counters only if they call further ops above the level at which we
+        # record.
         self.counts_writes = bool(mutable) and self.name.startswith("_foreach")
         # Which results are arguments that the op wrote: positions among results and arguments.
         self.returned = [
@@ -115,22 +119,22 @@ class OpInfo:
             and all(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         )
 
-    def _note_what_is_asked(self) -> None:
-        """What its results and the cache's key depend on."""
+    def _note_key_properties(self) -> None:
+        """What its results and its cache key depend on."""
         op, names = self.op, self.argument_names
         schema = op._schema
         self.gradients = _gradients_taken(op)
         self.draws = torch.Tag.nondeterministic_seeded in op.tags
         self.generator = names.index("generator") if "generator" in names else None
-        self.by_type: frozenset[type] = frozenset()  # numbers of these types need no place in the cache's key
+        self.by_type: frozenset[type] = frozenset()  # numbers of these types are not part of the cache key
         if (
             self.name.startswith(_NEED_FLOATS)
             or self.name == "pow"
             or self.name.removesuffix("_") in argument_checks.CHECKED_NUMBERS
         ):
-            pass  # sizes, integers to negative integer powers, which are an error, and others that may be
+            pass  # sizes, integers to negative integer powers (an error), and other numbers that may be one
         elif works_by_element(op) or self.name.startswith("_foreach"):
-            # An int that is no operand is part of the program: ``round(decimals=2)``.
+            # An int that is not an operand is part of the program: ``round(decimals=2)``.
             counts = any(str(argument.type) == "int" for argument in schema.arguments)
             self.by_type = frozenset((float, complex) if counts else (float, int, complex))
         elif self.name in _ARITHMETIC:
@@ -139,11 +143,11 @@ class OpInfo:
         self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
 
     def _note_kinds(self) -> None:
-        """Whether it is of a kind that recording treats in its own way."""
+        """Whether it is an operator that recording handles specially."""
         op = self.op
         self.metadata_only = self.name in _METADATA_ONLY
-        self.lifts = self.name in ("lift", "lift_fresh")  # hands over a tensor made from Python data
-        # They exchange storages under the tensor; running them is the only safe way.
+        self.lifts = self.name in ("lift", "lift_fresh")  # passes on a tensor created from Python data
+        # They exchange the storage of a tensor, so it is only safe to run them.
         self.set_like = self.name in {
             "set_",
             "set",
@@ -161,7 +165,7 @@ class OpInfo:
         self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
-        self.of_views = makes_views_by_others(op)  # a view of such is one that PyTorch does not know of
+        self.of_views = makes_views_by_decomposition(op)  # its result is a view that PyTorch does not track
         self.of_parts = private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
         self.communicates = op.namespace in _COMMUNICATION
@@ -183,7 +187,7 @@ class OpInfo:
 
 
 def _gradients_taken(op: OpOverload) -> list[str]:
-    """The gradients that the backward of an op of several inputs takes: without any it gives none."""
+    """The gradients that the backward of an op with several inputs computes; without any, it returns none."""
     schema = op._schema
     if len(schema.returns) == 1 or not schema.name.endswith("_backward"):
         return []

@@ -22,7 +22,8 @@ class OutputSpec:
         self.nbytes = nbytes  # of that storage
 
 
-Output = OutputSpec | int | None  # sizes, beside tensors, are numbers that metadata tells
+# Sizes that are returned beside tensors are numbers that metadata determines.
+Output = OutputSpec | int | None
 
 
 class Inferred:
@@ -39,7 +40,7 @@ class Inferred:
         from_cpu: bool,
     ) -> None:
         self.container = (
-            container  # makes the tuple or list the op returns, None for a bare tensor or nothing
+            container  # creates the tuple or list that the op returns, None for a bare tensor or nothing
         )
         self.outputs = outputs
         self.restructured = restructured  # inputs whose metadata the op changes in place

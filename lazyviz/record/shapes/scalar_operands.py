@@ -21,14 +21,14 @@ from ...torch_internals.private_api import OpOverload
 _INTEGERS = [torch.iinfo(dtype).max for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)]
 _FLOATS = [torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32)]
 _LIMITS = sorted([*_INTEGERS, *[limit + 1 for limit in _INTEGERS], *[2 * n + 1 for n in _INTEGERS], *_FLOATS])
-LARGEST_COMMON = 127  # fits every dtype of numbers
+LARGEST_COMMON = 127  # fits every number dtype
 _TAKE_NUMBERS = ("number", "Optional[number]", "List[number]", "Tensor", "List[Tensor]")
 
 
 def extent(number: int | float) -> int:
-    """How many dtypes are too small for ``number``, as a number below zero; 0 if none is.
+    """How many dtypes are too small for ``number``, as a negative count if it is negative; 0 if none is.
 
-    Numbers of one type and one extent fit the same dtypes.
+    Numbers of the same type and extent fit the same dtypes.
     """
     if number != number:
         return -len(_LIMITS) - 2
@@ -51,7 +51,7 @@ def fits(number: Any, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _operands(op: OpOverload) -> tuple[str, ...]:
-    """The arguments that a number may be an operand as."""
+    """The arguments that may be scalar operands."""
     return tuple(argument.name for argument in op._schema.arguments if str(argument.type) in _TAKE_NUMBERS)
 
 
@@ -72,7 +72,8 @@ def are_unusual(op: OpOverload, arguments: dict[str, Any], values: Sequence[Any]
         if not dtypes:
             named = arguments.get("dtype")
             dtypes = [named] if named is not None else [value.meta.dtype for value in values]
-            dtypes = [dtype for dtype in dtypes if dtype != torch.bool] or dtypes  # of others it is a mask
+            # For other types it is a mask.
+            dtypes = [dtype for dtype in dtypes if dtype != torch.bool] or dtypes
             dtypes = dtypes or [torch.get_default_dtype() if type(number) is float else torch.int64]
         if not all(fits(number, dtype) for dtype in dtypes):
             return True
@@ -80,7 +81,7 @@ def are_unusual(op: OpOverload, arguments: dict[str, Any], values: Sequence[Any]
 
 
 def ordinary(op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """A call's arguments with 1 for each number among the operands."""
+    """A call's arguments with 1 in place of each number among the operands."""
     names = _operands(op)
     positions = [argument.name for argument in op._schema.arguments]
     return (
@@ -90,7 +91,7 @@ def ordinary(op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def on_one_element(op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """A call's arguments with 1 for each size of what it makes."""
+    """A call's arguments with 1 in place of each size of its result."""
     names = [argument.name for argument in op._schema.arguments]
     if "size" not in names:
         return args, kwargs

@@ -20,13 +20,13 @@ from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from .tensor_iterator import Operand, output_stride
 
-Result = Any  # what an operator returns: a tensor, a tuple or list of them and None
+Result = Any  # the result of an operator: a tensor, or a tuple or list of tensors and None
 
 
 def corrected(
     op: OpOverload, name: str, arguments: dict[str, Any], tensors: Sequence[torch.Tensor], result: Result
 ) -> Result:
-    """``result`` of the shape rule of ``op``, laid out as the kernel would; called in the fake mode.
+    """``result`` of the shape rule of ``op``, with the kernel's layout; called in the fake mode.
 
     Args:
         arguments: the call's arguments by name, with fake tensors.
@@ -50,8 +50,8 @@ def corrected(
 
 
 def without_rule(name: str, arguments: dict[str, Any]) -> Result:
-    """What a kernel returns whose shape rule refuses what it takes; ``None`` if it is not known here."""
-    if name != "_grouped_mm":  # the rule takes bfloat16 only
+    """The results of a kernel whose shape rule rejects its inputs; ``None`` if they are not known here."""
+    if name != "_grouped_mm":  # the rule accepts only bfloat16
         return None
     left: Any = arguments["self"]
     right: Any = arguments["mat2"]
@@ -63,7 +63,8 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
 
 
 def as_answered(result: Result, answer: Result, inputs: Sequence[int]) -> Result:
-    """``result`` of a shape rule with the metadata of the kernel's ``answer``, but for what is an input's.
+    """``result`` of a shape rule with the metadata of the kernel's ``answer``, except for results that are
+    inputs.
 
     Args:
         inputs: the addresses of the fake inputs' storages.
@@ -78,7 +79,7 @@ def as_answered(result: Result, answer: Result, inputs: Sequence[int]) -> Result
 
 
 def like_answered(fake: Any, real: Any) -> Any:
-    """``fake``, or a fake tensor with the metadata of ``real`` if it has another."""
+    """``fake``, or a fake tensor with the metadata of ``real`` if these differ."""
     if fake is None or not isinstance(real, torch.Tensor) or real.layout != torch.strided:
         return fake
     if (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype):
@@ -87,28 +88,28 @@ def like_answered(fake: Any, real: Any) -> Any:
 
 
 def storage_nbytes(name: str, arguments: dict[str, Any], position: int, tensor: torch.Tensor) -> int:
-    """Bytes of the storage that the kernel leaves output number ``position`` on."""
+    """Bytes of the storage of output number ``position`` after the kernel has run."""
     nbytes = tensor.untyped_storage().nbytes()
     if name in _REDUCED_IN_PLACE and arguments.get("reduction", 1) != 0:
         # The losses of all elements are computed into the result's memory, which is then resized.
         shape = torch.broadcast_shapes(arguments["self"].shape, arguments["target"].shape)
         return max(nbytes, shape.numel() * tensor.element_size())
     if name in _MADE_LIKE_OPERAND:
-        # The result is made like the operand, then resized, which gives no memory back (Col2Im.cpp).
+        # The result is created like the operand and then resized, which frees no memory (Col2Im.cpp).
         return max(nbytes, arguments["self"].numel() * tensor.element_size())
     if name in ("_embedding_bag", "_embedding_bag_forward_only") and tensor.numel():
         if position == 1:
             return nbytes + tensor.element_size()  # one more offset than there are indices
-        if position == 2:  # as many as offsets, then one less if the last offset is the end
+        if position == 2:  # as many as offsets; one less if the last offset is the end
             return max(nbytes, arguments["offsets"].numel() * tensor.element_size())
     return nbytes
 
 
 _REDUCED_IN_PLACE = {"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"}
 _MADE_LIKE_OPERAND = {"col2im", "im2col"}
-# Pointwise by tag, but not computed by an iterator over their arguments.
+# Pointwise by tag, but not computed by a TensorIterator over their arguments.
 _NOT_ITERATED = {"clone", "_to_copy", "copy", "fill", "masked_fill", "alias_copy", "detach_copy"}
-_NOT_PROMOTED = {"where"}  # its condition stays boolean, and the rest has one dtype by then
+_NOT_PROMOTED = {"where"}  # its condition stays boolean; the others have one dtype at this point
 _NUMBERS = (int, float, bool, complex)
 
 
@@ -129,7 +130,9 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _promoted(tensors: Sequence[torch.Tensor], result: torch.Tensor) -> Sequence[torch.Tensor]:
-    """On the CPU an iterator copies operands of another dtype than the common one, which packs them."""
+    """On the CPU, a TensorIterator copies operands whose dtype is not the common one, which makes them
+    contiguous.
+    """
     if result.device.type != "cpu" or len({tensor.dtype for tensor in (*tensors, result)}) == 1:
         return tensors
     common = functools.reduce(
@@ -144,7 +147,7 @@ def _promoted(tensors: Sequence[torch.Tensor], result: torch.Tensor) -> Sequence
 
 
 def _iterated(tensors: Sequence[torch.Tensor], result: torch.Tensor, number: bool = False) -> torch.Tensor:
-    """The result of an iterator over ``tensors``; a ``number`` among them is one without dimensions to it."""
+    """The result of a TensorIterator over ``tensors``; a ``number`` counts as a zero-dimensional tensor."""
     if not tensors:
         return result
     operands: list[Operand] = [(tensor.shape, tensor.stride()) for tensor in tensors]
@@ -156,7 +159,7 @@ def _iterated(tensors: Sequence[torch.Tensor], result: torch.Tensor, number: boo
 
 
 def _like(arguments: dict[str, Any], result: Result) -> Result:
-    """A dense tensor's strides are kept, those of dimensions of size 1 too."""
+    """A dense tensor's strides are kept, including those of dimensions of size 1."""
     source = arguments["self"]
     memory_format = arguments.get("memory_format")
     if memory_format in (None, torch.preserve_format) and is_dense(source.shape, source.stride()):
@@ -195,7 +198,9 @@ def _format_of(argument: str) -> Callable[[dict[str, Any], Result], Result]:
 
 
 def _suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """``Tensor::suggest_memory_format``: what the strides look like (``is_channels_last_strides_2d``)."""
+    """``Tensor::suggest_memory_format``: the format that the strides suggest
+    (``is_channels_last_strides_2d``).
+    """
     memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if memory_format is None or not tensor.numel() or not tensor.stride(1):
         return torch.contiguous_format
@@ -209,7 +214,7 @@ def _suggested(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
-    """An iterator over the named arguments, in this order."""
+    """A TensorIterator over the named arguments, in this order."""
 
     def correct(arguments: dict[str, Any], result: Result) -> Result:
         given = [arguments.get(name) for name in names]
@@ -228,7 +233,7 @@ def _pow(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _ldexp(arguments: dict[str, Any], result: Result) -> Result:
-    """``self`` times a new contiguous tensor, the powers; integers become floating."""
+    """``self`` times a new contiguous tensor of powers; integers become floating."""
     source, exponent = arguments["self"], arguments["other"]
     common = torch.result_type(source, exponent)
     if not common.is_floating_point and not common.is_complex:
@@ -248,7 +253,7 @@ def _view(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _layer_norm(arguments: dict[str, Any], result: Result) -> Result:
-    """Where weights are wider than the input, so are the statistics that are kept."""
+    """If weights are wider than the input, so are the saved statistics."""
     source = arguments["input"]
     given = [arguments.get(name) for name in ("weight", "bias")]
     parameter = next((item for item in given if item is not None), None)
@@ -258,7 +263,9 @@ def _layer_norm(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
-    """Contiguous or channels last; statistics are kept in the dtype of parameters wider than the input."""
+    """Contiguous or channels last; the saved statistics have the dtype of parameters that are wider than the
+    input.
+    """
     source = arguments["input"]
     names = ("weight", "bias", "running_mean", "running_var")
     wider = any(arguments.get(name) is not None and arguments[name].dtype != source.dtype for name in names)
@@ -269,7 +276,7 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
-    """Channels last where the input has them so, on the CPU, whatever sizes are given beside it."""
+    """Channels last if the input is, on the CPU, whatever sizes are passed with it."""
     result = _layer_norm(arguments, result)
     if arguments["input"].device.type != "cpu":
         return result
@@ -277,14 +284,16 @@ def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _softmax_backward(arguments: dict[str, Any], result: Result) -> Result:
-    """Of the gradient's dtype, but on a GPU where softmax made single precision of half (SoftMax.cpp)."""
+    """The gradient's dtype, except on a GPU where softmax computed single precision from half
+    (SoftMax.cpp).
+    """
     gradient, dtype = arguments["grad_output"].dtype, arguments["input_dtype"]
     result = _in_format(result, torch.contiguous_format)
     return result.to(dtype if (gradient, dtype) == (torch.float32, torch.float16) else gradient)
 
 
 def _margin_loss(arguments: dict[str, Any], result: Result) -> Result:
-    """The loss of one sample is a number, though the target may have a dimension (LossMulti.h)."""
+    """The loss of one sample is zero-dimensional, though the target may have a dimension (LossMulti.h)."""
     source, losses = arguments["self"], result
     if isinstance(result, tuple):
         losses = result[0]
@@ -299,18 +308,18 @@ def _sort(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _mkldnn_rnn_backward(arguments: dict[str, Any], result: Result) -> Result:
-    """The gradients of the two biases are equal, and each has memory of its own.
+    """The gradients of the two biases are equal, and each has its own memory.
 
-    All are single precision, whatever the layer is; torch 2.11's rule does not say so.
+    All are single precision, whatever the layer's dtype is; torch 2.11's rule omits this.
     """
     result = tuple([item.to(torch.float32) for item in result])
     return (*result[:4], torch.empty_like(result[4]), *result[5:])
 
 
 def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
-    """cuDNN keeps channels last where the input or the weight has them so (ConvUtils.h).
+    """cuDNN keeps channels last if the input or the weight is channels last (ConvUtils.h).
 
-    A build without CUDA does not know that it would be chosen.
+    A build without CUDA does not know that cuDNN would be selected.
     """
     source, weight = arguments["input"], arguments["weight"]
     if source.device not in torch_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
@@ -326,9 +335,10 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _fourier(arguments: dict[str, Any], result: Result) -> Result:
-    """MKL leaves what it transforms innermost, around it the other dimensions in the order of their strides.
+    """MKL leaves the transformed dimensions innermost, and the others around them in the order of their
+    strides.
 
-    ``_exec_fft`` and what calls it (mkl/SpectralOps.cpp); torch 2.11's rule leaves dimensions unsorted.
+    ``_exec_fft`` and its callers (mkl/SpectralOps.cpp); torch 2.11's rule does not sort the dimensions.
     """
     source, dims = arguments["self"], list(arguments["dim"])
     if source.device.type != "cpu" or not dims:
@@ -336,13 +346,13 @@ def _fourier(arguments: dict[str, Any], result: Result) -> Result:
     if not torch.backends.mkl.is_available():
         return _in_format(result, torch.contiguous_format)
     strides = source.stride()
-    if not result.is_complex():  # all but the last are transformed before, by an operator of its own
+    if not result.is_complex():  # all but the last have been transformed before, by a separate operator
         if len(dims) > 1:
             strides = _transformed(source.shape, strides, _by_stride(dims[:-1], strides))
         dims = dims[-1:]
     elif source.is_complex():
         dims = _by_stride(dims, strides)
-    else:  # only half of the last one is computed, which has to be the first that MKL takes
+    else:  # only half of the last dimension is computed, so MKL must transform it first
         dims = [*_by_stride(dims[:-1], strides), dims[-1]]
     return _laid_out(result, _transformed(result.shape, strides, dims))
 
@@ -352,8 +362,10 @@ def _by_stride(dims: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 def _transformed(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """Strides of a result of ``shape`` whose ``dims`` MKL went over, in this order, in one of ``strides``."""
-    others = list(range(len(shape)))  # as std::partition leaves them, which decides between equal strides
+    """Strides of a result of ``shape`` whose ``dims`` MKL transformed in this order, in one pass, given
+    ``strides``.
+    """
+    others = list(range(len(shape)))  # in the order of std::partition, which decides between equal strides
     first, end = 0, len(others)
     while first < end:
         if others[first] in dims:
@@ -370,7 +382,7 @@ def _transformed(shape: Sequence[int], strides: Sequence[int], dims: Sequence[in
 
 
 def _max_pool3d(arguments: dict[str, Any], result: Result) -> Result:
-    """Of one sample by itself, too, in the memory format that its strides suggest."""
+    """A single sample, too, keeps the memory format that its strides suggest."""
     sample = arguments["self"]
     if sample.dim() != 4 or sample.device.type != "cpu":
         return result
@@ -381,7 +393,7 @@ def _max_pool3d(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _weights_if_wanted(arguments: dict[str, Any], result: Result) -> Result:
-    """The attention's weights are undefined where nobody wants them; the rule makes an empty tensor."""
+    """The attention weights are undefined if they are not requested; the rule creates an empty tensor."""
     return result if arguments.get("need_weights", True) else (result[0], None)
 
 

@@ -39,7 +39,9 @@ def _broadcast(shape: Sequence[int], own: Sequence[int], stride: Sequence[int]) 
 
 
 def _memory_order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """Dimensions from the innermost out: an insertion sort, since some pairs cannot be compared."""
+    """Dimensions from the innermost to the outermost: an insertion sort, because some pairs cannot be
+    compared.
+    """
     order = list(range(len(shape) - 1, -1, -1))
     for outer in range(1, len(order)):
         at = outer
@@ -54,7 +56,7 @@ def _memory_order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
 
 
 def _compare(left: int, right: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """1 if dimension ``left`` belongs outside of ``right``, -1 inside, 0 if no operand tells."""
+    """1 if dimension ``left`` belongs outside of ``right``, -1 if inside, 0 if no operand decides."""
     for stride in strides:
         if stride[left] == 0 or stride[right] == 0:
             continue
@@ -72,7 +74,7 @@ def _strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, 
     step = 1
     for dimension in order:
         result[dimension] = step
-        # A plain allocation counts empty dimensions as 1, the iterator's own layout does not.
+        # A plain allocation counts empty dimensions as 1, but the iterator's own layout does not.
         step *= max(shape[dimension], 1) if inverted else shape[dimension]
     return tuple(result)
 

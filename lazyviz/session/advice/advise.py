@@ -68,7 +68,7 @@ class Advice(Tabular):
         fitting = sum(bool(row.fits) for row in self.rows)
         return f"<Advice: {len(self.rows)} rows, {fitting} fit>"
 
-    _repr_pretty_ = Tabular._repr_pretty_  # IPython looks for it beside `__repr__`
+    _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -153,7 +153,7 @@ def advise(
         ValueError: no device, or sizes below 1.
     """
     if not devices or isinstance(devices, str):
-        raise ValueError("devices: a list of cards, such as ['A100-80GB', 'H100-80GB']")
+        raise ValueError("devices must be a list of GPUs, such as ['A100-80GB', 'H100-80GB']")
     if min(batch_size, world_size, *tensor_parallel_sizes, 2**30) < 1:
         raise ValueError("sizes must be at least 1")
     notes: list[str] = []
@@ -174,7 +174,7 @@ def advise(
             notes.append("No row uses tensor parallelism: the model has no plan for it, and none was given")
         layered = bool(blocks_of(example))
         if not layered:
-            notes.append("No row works layer by layer: the model has no list of equal layers")
+            notes.append("No row is sharded layer by layer: the model has no list of equal layers")
         strategies = strategies_for(
             world_size=world_size,
             sizes=tensor_parallel_sizes if shared is not None else (),

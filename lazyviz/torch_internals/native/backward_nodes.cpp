@@ -1,6 +1,6 @@
-// What a backward pass is about to call, without an object in Python for each node of autograd.
+// Autograd nodes that a backward pass is about to call, found without a Python object for each node.
 //
-// `record/backward_nodes.py` says what is found, and finds the same in Python.
+// `record/backward_nodes.py` documents the results, and computes the same in Python.
 
 #include <torch/csrc/python_headers.h>
 
@@ -23,23 +23,24 @@ using torch::autograd::Edge;
 using torch::autograd::FunctionPostHook;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using NodePointer = decltype(Edge::function);  // which pointer it is depends on the version
+using NodePointer = decltype(Edge::function);  // the pointer type depends on the version
 
-// Of a class of C++, whose nodes all have the same name; made once, since a node makes it anew each time.
+// The name of a C++ class, whose nodes all have the same name; cached, since a node creates it anew each time.
 PyObject* name_of(const Node& node) {
-  static std::unordered_map<const std::type_info*, PyObject*> names;  // null: of Python, whose classes share one type
+  // Null: a Python node, whose classes share one type.
+  static std::unordered_map<const std::type_info*, PyObject*> names;
   const std::type_info& type = typeid(node);
   const auto [found, is_new] = names.try_emplace(&type, nullptr);
-  // What describes a node of Python is not exported.
+  // The type of Python nodes is not exported.
   if (is_new && std::string_view(type.name()).find("PyNode") == std::string_view::npos) {
     found->second = PyUnicode_FromString(node.name().c_str());
   }
   return found->second != nullptr ? Py_NewRef(found->second) : PyUnicode_FromString(node.name().c_str());
 }
 
-// ---- Nodes whose results the engine adds to others'
+// ---- Nodes whose results the engine adds to those of other nodes
 
-// Calls `note` with the address of its node, once that has computed its gradients.
+// Calls `note` with the address of its node after the node has computed its gradients.
 class Note final : public FunctionPostHook {
  public:
   Note(const Node* node, PyObject* note) : node_(node), note_(Py_NewRef(note)) {}
@@ -57,7 +58,7 @@ class Note final : public FunctionPostHook {
     return outputs;
   }
 
-  // A compiler of backward passes has nothing to know of it.
+  // Compiled autograd needs no information about it.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
  private:
@@ -133,7 +134,7 @@ PyObject* is_calling(PyObject*, PyObject* mark) {
   END_HANDLE_TH_ERRORS
 }
 
-// ---- What is below some tensors
+// ---- Nodes below some tensors
 
 PyObject* below(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
@@ -146,10 +147,11 @@ PyObject* below(PyObject*, PyObject* args) {
   all->nodes = new std::vector<NodePointer>();
   all->notes = new std::vector<const FunctionPostHook*>();
 
-  // The graph keeps its nodes meanwhile: pointers to its own pointers do.
+  // The graph keeps its nodes alive meanwhile, and with them the pointers that point to them.
   struct Met {
     bool is_seen = false, adds = false;
-    std::vector<const NodePointer*> makers;  // of the gradient for each of its inputs, the first
+    // For each of its inputs, the first node that computes a part of the gradient.
+    std::vector<const NodePointer*> makers;
   };
   std::vector<NodePointer> roots;
   for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(sequence.get()); ++at) {

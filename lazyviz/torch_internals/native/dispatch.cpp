@@ -1,12 +1,11 @@
-// The way from PyTorch's dispatcher to the recorder, past PyTorch's own way into Python.
+// A direct path from PyTorch's dispatcher to the recorder, without PyTorch's path through Python.
 //
-// An op that a dispatch mode is to see goes through a good deal of Python on its way there: its types are
-// collected, the mode is looked up and called as a method, arguments and result are converted by general
-// code.  For an op that the compiled recorder (`recorder.pyx`) takes, a kernel at the mode's own
-// dispatch key does what is needed of that.  Whatever the recorder does not take goes on as if the kernel was
-// not there; so does every op while no recorder is active.
+// An op that a dispatch mode sees normally passes much Python code: its types are collected, the mode is looked up and
+// called as a method, and general code converts arguments and result. For an op that the compiled recorder
+// (`recorder.pyx`) handles, a kernel at the mode's own dispatch key does only what is needed. If the recorder does not
+// handle the op, or no recorder is active, the op continues as if this kernel did not exist.
 //
-// Compiled against the installed PyTorch; lazyviz works the same without it.
+// Compiled for the installed PyTorch; lazyviz works the same without it.
 
 #include <torch/csrc/python_headers.h>
 
@@ -52,7 +51,7 @@ using c10::DispatchKeySet;
 using c10::impl::TorchDispatchModeTLS;
 using torch::jit::Stack;
 
-// Of the compiled recorder: whether it records now, and an op call (`MISSED`: it is not for it).
+// From the compiled recorder: whether it is recording, and the handler of a call (`MISSED`: it does not handle it).
 using Ready = int (*)();
 using Record = PyObject* (*)(PyObject* op, PyObject* args, PyObject* kwargs);
 
@@ -63,16 +62,16 @@ PyTypeObject* mode_type = nullptr;
 bool active = false;
 
 constexpr DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
-// What stands above the mode's key is not to be passed again, as in PyTorch's own kernel for it.
+// Dispatch keys above the mode's key must not be visited again, as in PyTorch's own kernel for it.
 constexpr DispatchKeySet ABOVE = DispatchKeySet(DispatchKeySet::FULL) ^ (BELOW | DispatchKeySet(DispatchKey::Python));
 constexpr DispatchKeySet AFTER_SNAPSHOT(DispatchKeySet::FULL_AFTER, DispatchKey::PythonTLSSnapshot);
 
-// Kernels of ours; never freed, since they outlive the interpreter's modules.
+// Our kernels; never freed, since they outlive the interpreter's modules.
 torch::Library& library(const char* space, DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, space, key, __FILE__, __LINE__);
 }
 
-// Whether the recorder's mode is active and no other.
+// Whether the recorder's mode is the only active mode.
 bool is_ours() {
   return active && TorchDispatchModeTLS::stack_len() == 1 &&
       Py_TYPE(TorchDispatchModeTLS::get_stack_at(0)->ptr(getPyInterpreter())) == mode_type;
@@ -94,7 +93,7 @@ PyObject* checked(PyObject* object) {
   return object;
 }
 
-// What an integer stands for.
+// The object that an integer stands for.
 enum class Kind { number, dtype, layout, memory_format };
 
 Kind kind_of(const c10::Argument& argument) {
@@ -122,7 +121,7 @@ PyObject* of_integer(int64_t value, Kind kind) {
   }
 }
 
-// A value as Python sees it; what is not frequent by PyTorch's own conversion.
+// A value as a Python object; rare types are converted by PyTorch's own code.
 PyObject* to_python(const c10::IValue& value, Kind kind) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -159,7 +158,7 @@ class Kernel final : public c10::OperatorKernel {
     for (const c10::Argument& result : schema.returns()) types_.push_back(result.real_type());
   }
 
-  // Let go of what it refers to: for a kernel that is taken out again.
+  // Release the objects that it refers to: for a kernel that is removed.
   void release() {
     if (!Py_IsInitialized()) return;
     Gil gil;
@@ -173,8 +172,8 @@ class Kernel final : public c10::OperatorKernel {
     if (!dispatched(handle, stack)) handle.redispatchBoxed(keys & BELOW, stack);
   }
 
-  // PyTorch's own way to Python; false: there is nobody to call, since another thread has made what was pending real
-  // on the way here.
+  // PyTorch's own path to Python; false: there is no handler, because another thread has made the pending tensor real
+  // meanwhile.
   bool dispatched(const c10::OperatorHandle& handle, Stack* stack) {
     Gil gil;
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && !any_pending(stack)) return false;
@@ -182,7 +181,7 @@ class Kernel final : public c10::OperatorKernel {
     return true;
   }
 
-  // Record the call whose arguments are on the stack, and put its results there; false: it is not for the recorder.
+  // Record the call whose arguments are on the stack, and push its results; false: the recorder does not handle it.
   bool recorded(Stack* stack) {
     Gil gil;
     if (!ready()) return false;
@@ -199,7 +198,7 @@ class Kernel final : public c10::OperatorKernel {
     return true;
   }
 
-  // Call what was given for the operator with the call's dispatch keys and its arguments.
+  // Call the function registered for the operator with the call's dispatch keys and its arguments.
   void call(DispatchKeySet keys, Stack* stack) {
     Gil gil;
     const c10::IValue* values = arguments_on(stack);
@@ -251,7 +250,7 @@ class Kernel final : public c10::OperatorKernel {
     return args.release();
   }
 
-  // A dictionary, or null where there is nothing in it.
+  // A dictionary, or null if it would be empty.
   PyObject* named(const c10::IValue* values) {
     THPObjectPtr kwargs;
     for (size_t at = positional_; at < arguments_.size(); ++at) {
@@ -275,7 +274,7 @@ class Kernel final : public c10::OperatorKernel {
     }
   }
 
-  // `isinstance`, which asks the metaclass first.
+  // `isinstance`, which calls the metaclass first.
   static bool is_tensor(PyObject* object) {
     auto* cls = reinterpret_cast<PyTypeObject*>(THPVariableClass);
     return Py_TYPE(object) == cls || PyType_IsSubtype(Py_TYPE(object), cls);
@@ -295,7 +294,7 @@ class Kernel final : public c10::OperatorKernel {
   std::vector<c10::TypePtr> types_;
 };
 
-// The kernel of an operator that is no op of the user's program: a mark in a profiler's trace.
+// The kernel of an operator that is not part of the user's program: a mark in a profiler's trace.
 struct Mark final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
@@ -307,8 +306,8 @@ struct Mark final : c10::OperatorKernel {
   }
 };
 
-// A function made of others, which records what eager would run by a kernel in Python where `is_special` says so:
-// elsewhere PyTorch's own comes next, without a look from Python.
+// A composite operator, which records what eager mode would run with a Python kernel if `is_special` says so; otherwise
+// PyTorch's own kernel is next, without a check in Python.
 class Composite final : public c10::OperatorKernel {
  public:
   using Test = bool (*)(const c10::IValue* arguments);
@@ -331,7 +330,7 @@ class Composite final : public c10::OperatorKernel {
   Test is_special_;
 };
 
-// Of a tracer's tensor with unknown sizes: to ask for one is to assume it from then on.
+// For a tracer's tensor with unknown sizes: reading a size would fix it from then on.
 bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
 bool adds_a_bias_in_place(const c10::IValue* arguments) {
@@ -354,11 +353,11 @@ const std::unordered_map<std::string, Composite::Test> TESTS = {
 
 Kernel* detach = nullptr;
 
-// Called with a pending tensor whose memory is about to be read or written past the dispatcher.
+// Called with a pending tensor whose memory is about to be read or written without the dispatcher.
 PyObject* before_access = nullptr;
 thread_local bool at_access = false;
 
-// Whether a profiler is on; up to PyTorch 2.13 one function asks for that of the thread and that of all threads.
+// Whether a profiler is on; up to PyTorch 2.13, one function checks both this thread and all threads.
 template <typename State>
 auto is_profiling(int) -> decltype(State::getTLS() != nullptr) {
   return State::getTLS() != nullptr || State::getGlobal() != nullptr;
@@ -369,8 +368,8 @@ bool is_profiling(long) {
   return State::get() != nullptr;
 }
 
-// Whether a profiler asks, from the place in the code where an answer goes to: it notes which memory ops are given,
-// amid the call of an op, and touches none.
+// Whether a profiler asks, judged by the return address: during the call of an op, it notes the addresses of the op's
+// arguments, but does not access the memory.
 bool is_profiler(const void* place) {
 #if defined(__GNUC__) && !defined(_WIN32)
   if (!is_profiling<torch::profiler::impl::ProfilerStateBase>(0)) return false;
@@ -392,13 +391,13 @@ bool is_profiler(const void* place) {
 #define ASKED_FROM nullptr
 #endif
 
-// A pending tensor.  Autograd detaches the results that it saves by this method, past the dispatcher.
+// A pending tensor. Autograd detaches the results that it saves with this method, without the dispatcher.
 struct Pending final : c10::TensorImpl {
   using c10::TensorImpl::TensorImpl;
 
-  // What code in C++ asks before it takes a tensor's address, and hardly ever else: a pending tensor becomes real now.
+  // C++ code calls this before it takes a tensor's address, and rarely otherwise: a pending tensor becomes real now.
   bool has_storage() const override {
-    // One on an absent card (to C++ a meta tensor) has none to take.
+    // A tensor on an absent card (to C++, a meta tensor) has no address.
     if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access && !is_meta())) {
       if (!is_profiler(ASKED_FROM)) make_real();
     }
@@ -455,7 +454,7 @@ bool sizes(PyObject* tuple, c10::SmallVector<int64_t, 8>& into) {
   return true;
 }
 
-// `torch.Tensor._make_wrapper_subclass` for strided tensors: the same tensor, without a look at its arguments.
+// `torch.Tensor._make_wrapper_subclass` for strided tensors: the same tensor, without parsing arguments.
 PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t offset, PyObject* dtype, PyObject* device) {
   HANDLE_TH_ERRORS
   c10::SmallVector<int64_t, 8> size, strides;
@@ -466,7 +465,8 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   const size_t nbytes = at::detail::computeStorageNbytes(size, strides, type.itemsize(), offset);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
   storage.set_data_ptr_noswap(at::DataPtr{nullptr, place});
-  // Where it cannot become real (forgotten, on an absent card) whoever takes the address gets an error, not null.
+  // If it cannot become real (forgotten, or on an absent card), taking the address raises an error, instead of
+  // returning null.
   storage.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
   at::Tensor tensor;
   {
@@ -481,9 +481,9 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   END_HANDLE_TH_ERRORS
 }
 
-// --- what the recorder asks of PyTorch ---------------------------------------------------
+// --- PyTorch calls of the recorder --------------------------------------------------------
 
-// Without a way through Python; what is passed is known to be a tensor.  `recorder.pyx` has the same structure.
+// These do not call Python; the argument must be a tensor. `recorder.pyx` has the same structure.
 struct Quick {
   PyObject* (*make_wrapper)(PyObject*, PyObject*, PyObject*, int64_t, PyObject*, PyObject*);
   size_t (*implementation)(PyObject*);
@@ -516,8 +516,8 @@ size_t storage_address(PyObject* tensor) {
 
 int is_inference(PyObject* tensor) { return unpack(tensor).is_inference(); }
 
-// The bytes of the storage, if the tensor is a strided one in memory of the CPU that is its own and shows what
-// is in it; -1: it is not.
+// The bytes of the storage, if the tensor is a strided tensor that owns plain CPU memory, without conjugate or negative
+// bit; -1 otherwise.
 int64_t fixed_nbytes(PyObject* tensor) {
   constexpr DispatchKeySet SPECIAL({
       DispatchKey::Conjugate,
@@ -535,15 +535,15 @@ int64_t fixed_nbytes(PyObject* tensor) {
   return nbytes == 0 || own ? nbytes : -1;
 }
 
-// Whether a node of autograd calls, and its sequence number.
+// Whether an autograd node is calling, and its sequence number.
 int calling_node(uint64_t* sequence) {
-  const auto node = torch::autograd::get_current_node();  // which pointer it is depends on the version
+  const auto node = torch::autograd::get_current_node();  // the pointer type depends on the version
   if (!node) return 0;
   *sequence = node->sequence_nr();
   return 1;
 }
 
-// That of the next node.
+// The sequence number of the next node.
 uint64_t next_sequence() { return at::sequence_number::peek(); }
 
 int grad_mode() { return c10::GradMode::is_enabled(); }
@@ -552,14 +552,14 @@ int inference_mode() { return c10::InferenceMode::is_enabled(); }
 
 PyObject* default_dtype() { return reference(torch::getTHPDtype(c10::get_default_dtype_as_scalartype())); }
 
-// `_torch.alias`.
+// `private_api.alias`.
 PyObject* alias(PyObject* tensor) {
   HANDLE_TH_ERRORS
   return THPVariable_Wrap(unpack(tensor).variable_data());
   END_HANDLE_TH_ERRORS
 }
 
-// `constants.is_given`.
+// `constant_folding.is_given`.
 int is_given(PyObject* tensor) {
   const at::Tensor& asked = unpack(tensor);
   return asked.device().is_cpu() && !asked.requires_grad() &&
@@ -581,7 +581,7 @@ int has_layout(PyObject* tensor, PyObject* shape, PyObject* stride, int64_t offs
       are(asked.sizes(), shape) && are(asked.strides(), stride);
 }
 
-// The number in a tensor on the CPU, as its kernel reads it; a new reference.
+// The number in a CPU tensor, as its kernel reads it; a new reference.
 PyObject* number(PyObject* tensor) {
   HANDLE_TH_ERRORS
   constexpr DispatchKeySet SPECIAL({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
@@ -592,7 +592,7 @@ PyObject* number(PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-// Adds an int or a float to a tensor in place, past autograd, as `tensor.add_(number)` does; 0 with an exception.
+// Adds an int or a float to a tensor in place, below autograd, like `tensor.add_(number)`; 0 with an exception.
 int add_number(PyObject* tensor, PyObject* number) {
   HANDLE_TH_ERRORS
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -631,12 +631,12 @@ const Quick QUICK = {
     copy_number,
 };
 
-// --- functions that read memory, whoever holds them ----------------------------------------
+// --- functions that read memory -------------------------------------------------------------
 
 constexpr size_t MOST_FUNCTIONS = 8;
 constexpr int KINDS = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL | METH_NOARGS | METH_O;
 
-// Called with the number of the function, its positional arguments and those by name (or None).
+// Called with the number of the function, its positional arguments, and its keyword arguments (or None).
 PyObject* before_call = nullptr;
 std::vector<std::pair<PyMethodDef*, PyCFunctionWithKeywords>> watched_functions;
 std::vector<PyTypeObject*> watched_types;
@@ -690,14 +690,14 @@ PyObject* watch_calls(PyObject*, PyObject* args) {
   for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(types); ++at) {
     auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, at));
     if (original_new == nullptr) original_new = type->tp_new;
-    if (type->tp_new != original_new) continue;  // they have it in common
+    if (type->tp_new != original_new) continue;  // shared by all of them
     type->tp_new = new_watched;
     watched_types.push_back(type);
   }
   Py_RETURN_NONE;
 }
 
-// --- for Python --------------------------------------------------------------------------
+// --- Python interface ----------------------------------------------------------------------
 
 constexpr const char* READY = "lazyviz.ready";
 constexpr const char* RECORD = "lazyviz.record";

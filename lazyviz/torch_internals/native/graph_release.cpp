@@ -1,8 +1,8 @@
-// Frees a recorded graph that nobody refers to any more; see record/graph_release.py.
+// Frees a recorded graph that nothing refers to any more; see record/graph_release.py.
 //
-// That nobody does is found out as the garbage collector does: the references to the record's objects that come
-// from inside of it are counted.  No object has fewer references than those, so if the sums are equal each has
-// no other.  Whatever is not counted, such as what an unknown object holds, counts as a reference from outside.
+// This is detected as in the garbage collector: the references to the record's objects that come from inside the record
+// are counted. An object cannot have fewer references than these, so if the sums are equal, there are no others.
+// References that are not counted, such as those of an unknown object, count as references from outside.
 
 #include <Python.h>
 #include <structmember.h>
@@ -13,11 +13,11 @@
 
 namespace {
 
-// A class of which a record has many objects: the slots by which these refer to others of them.
+// A class that has many instances in a record, with the slots in which these refer to each other.
 struct Kind {
-  const char* marked;  // a slot that refers to no other of them, in which those that have been met are marked
-  std::vector<const char*> early;  // slots that are cut before code of the user's can run
-  std::vector<const char*> circular;  // slots that are cut before the object is let go
+  const char* marked;  // a slot that refers to no such instance, used to mark visited objects
+  std::vector<const char*> early;  // slots that are cleared before user code can run
+  std::vector<const char*> circular;  // slots that are cleared before the object is released
   std::vector<const char*> others;
   PyTypeObject* type = nullptr;
   Py_ssize_t mark = 0;  // its offset
@@ -85,14 +85,14 @@ const Kind* kind_of(PyObject* object) {
 }
 
 constexpr size_t AHEAD = 8;  // members
-constexpr size_t LARGEST = 256, CACHE_LINE = 64;  // bytes, about: of a member, and of what is fetched at once
-constexpr int DEEPEST = 50;  // container in a container, such as a list among an operator's arguments
+constexpr size_t LARGEST = 256, CACHE_LINE = 64;  // approximate bytes: of a member, and of one prefetch
+constexpr int DEEPEST = 50;  // nesting depth of containers, such as lists in an operator's arguments
 
-PyObject* const MET = reinterpret_cast<PyObject*>(&nodes);  // the mark: no object of Python's
+PyObject* const MET = reinterpret_cast<PyObject*>(&nodes);  // the mark: the address of no Python object
 
 struct Member {
   PyObject* object;
-  PyObject* unmarked;  // what is in the slot where it is marked
+  PyObject* unmarked;  // the original content of the slot that has the mark
 };
 
 class Record {
@@ -101,8 +101,8 @@ class Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
-  // Whether the references from outside are those of `holders`, and no weak ones.  Its members are marked from then
-  // on, until it is taken apart or spared; no code of Python's may run meanwhile.
+  // Whether all references from outside are those of `holders`, without weak ones. From then on, its members are marked
+  // until it is taken apart or spared; no Python code may run meanwhile.
   bool has_no_other_references(Py_ssize_t holders) {
     Py_TYPE(graph_)->tp_traverse(graph_, visit, this);
     for (size_t number = 0; number < members_.size() && is_free_; number++) {
@@ -120,8 +120,8 @@ class Record {
     for (const Member& member : members_) at(member.object, kind_of(member.object)->mark) = member.unmarked;
   }
 
-  // Cuts the circles, so that all of it goes; `holder` is the list that has the graph.  Each pass over the members
-  // waits for memory, so there are few.
+  // Breaks the reference cycles, so that everything is freed; `holder` is the list that has the graph. Each pass over
+  // the members waits for memory, so there are few passes.
   void take_apart(PyObject* holder) {
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
@@ -130,10 +130,10 @@ class Record {
       at(member, kind->mark) = members_[number].unmarked;
       for (Py_ssize_t slot : kind->early_cuts) cut(member, slot);
     }
-    // From here on code of the user's may run, such as a weak reference's callback.  The graph alone can have weak
-    // references: with it goes the last way to the rest.
+    // From here on, user code may run, such as the callback of a weak reference. Only the graph can have weak
+    // references, so once it is gone, the rest is unreachable.
     PyList_SetSlice(holder, 0, PyList_GET_SIZE(holder), nullptr);
-    // Members that come later are still kept here: what goes with one of them is never a long chain.
+    // Later members are still referenced here, so freeing one never starts a long chain of deallocations.
     for (size_t number = 0; number < members_.size(); number++) {
       ask_ahead(number);
       PyObject* member = members_[number].object;
@@ -151,7 +151,7 @@ class Record {
     }
   }
 
-  // Has the memory of a member that is to come fetched: most of what looking at one takes is waiting for it.
+  // Prefetches the memory of a later member: most of the time to visit a member is spent waiting for its memory.
   void ask_ahead([[maybe_unused]] size_t number) const {
 #if defined(__GNUC__)
     if (number + AHEAD >= members_.size()) return;
@@ -184,7 +184,7 @@ class Record {
     PyTypeObject* type = Py_TYPE(object);
     bool holds = type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type || type == reference_type ||
         type == shadow_type;
-    // What is held here alone holds from inside, too.
+    // A container that is referenced only from here belongs to the record, so its references count as inside.
     if (!holds || Py_REFCNT(object) != 1 || depth_ == DEEPEST) return 0;
     depth_++;
     int stopped = type->tp_traverse(object, visit, this);
@@ -205,15 +205,15 @@ class Record {
     return memory != nullptr && Py_TYPE(memory) == storages.type && at(memory, graph_of(storages)) == graph_;
   }
 
-  // Nobody has a weak reference to it, and no other graph's memory is to be told when its tensor dies.
+  // It has no weak references, and no other graph's memory is affected when its tensor dies.
   bool can_go(PyObject* value) const {
     return at(value, values.type->tp_weaklistoffset) == nullptr &&
         (at(value, tensor_of_value()) == Py_None || is_on_own_memory(value));
   }
 
   PyObject* graph_;
-  Py_ssize_t from_outside_;  // references to the graph and the members, less those that have been met
-  std::vector<Member> members_;  // the graph's nodes, values, storages and sequences of draws
+  Py_ssize_t from_outside_;  // references to the graph and the members, minus those that have been visited
+  std::vector<Member> members_;  // the graph's nodes, values, storages and draw sequences
   bool is_free_ = true;
   int depth_ = 0;
 };

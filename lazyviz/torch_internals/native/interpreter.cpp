@@ -1,8 +1,9 @@
-// A subgraph as a program of operator calls, which execute/replay/codegen.py makes and program_cache.py runs.
+// Interpreter for a subgraph as a program of operator calls, which execute/replay/codegen.py creates and
+// program_cache.py runs.
 //
-// It does what the Python code of execute/replay/python_codegen.py does, in the same order.  An operator is called through the
-// dispatcher with its arguments on a stack, as `torch.ops` does: what is the same in each run is converted
-// once, tensors stay in slots, and the interpreter has no part in it but for what is told after each node.
+// It does the same as the Python code of execute/replay/python_codegen.py, in the same order. An operator is called
+// through the dispatcher with its arguments on a stack, as in `torch.ops`. Arguments that are the same in each run are
+// converted once, tensors stay in slots, and the Python interpreter is only needed for what is noted after each node.
 
 #include <torch/csrc/python_headers.h>
 
@@ -42,21 +43,21 @@ using c10::IValue;
 using torch::jit::Stack;
 
 constexpr int32_t NONE = -1;
-PyObject* Refused = nullptr;  // what is not represented here
+PyObject* Refused = nullptr;  // raised for what cannot be represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
   PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *under_way;
 } names;
 
-struct Classes {  // as `connect` was told
+struct Classes {  // set by `connect`
   PyObject *tensor = nullptr, *parameter = nullptr;
   PyObject* class_setter = nullptr;  // the descriptor `object.__class__`
-  PyObject* stand_ins = nullptr;  // a dictionary: not empty once a card was planned that is not here
-  c10::DispatchKeySet above, lazy;  // what is above kernels, and what kernels are to see
+  PyObject* stand_ins = nullptr;  // a dictionary that is not empty once an absent card was planned
+  c10::DispatchKeySet above, lazy;  // the keys above kernels, and those that kernels see
 } classes;
 
-// The interpreter, which this thread leaves to others while kernels run, until something of Python's is needed.
+// The Python interpreter (GIL), which this thread releases while kernels run, until Python objects are needed.
 class Interpreter {
  public:
   Interpreter() = default;
@@ -77,11 +78,11 @@ class Interpreter {
 };
 
 using Clock = std::chrono::steady_clock;
-constexpr auto PATIENCE = std::chrono::milliseconds(1);  // between two looks for signals
+constexpr auto PATIENCE = std::chrono::milliseconds(1);  // between two checks for signals
 
 enum class Kind : uint8_t {
   Constant,
-  Copy,     // a list that an operator might keep, or change
+  Copy,  // a list that an operator might keep or change
   Number,   // in place of a tensor
   Slot,     // a tensor
   Slots,    // a list of them
@@ -90,7 +91,7 @@ enum class Kind : uint8_t {
 };
 
 template <typename Item>
-struct Part {  // of a list that has those of all nodes, one after another: a run reads it from end to end
+struct Part {  // a part of a list for all nodes, stored contiguously because a run reads it from beginning to end
   const Item *first, *last;
   const Item* begin() const { return first; }
   const Item* end() const { return last; }
@@ -111,8 +112,8 @@ Range<Item> added(std::vector<Item>& items, std::vector<Item>&& more) {
 
 struct Argument {
   Kind kind = Kind::Constant;
-  bool optional = false;  // None for a tensor that a kernel has left out
-  int32_t number = NONE;  // of a slot, or among the scalars
+  bool optional = false;  // None for a tensor that a kernel has omitted
+  int32_t number = NONE;  // number of a slot, or among the scalars
   Range<int32_t> slots;
   IValue constant;
 };
@@ -125,23 +126,23 @@ struct Node {
   explicit Node(c10::OperatorHandle op) : op(op) {}
   c10::OperatorHandle op;
   int32_t draw = NONE;
-  int32_t generator = NONE;  // the position of the argument that is one
-  std::optional<c10::OperatorHandle> with_generator;  // which has that argument, where `op` has none
+  int32_t generator = NONE;  // the position of the argument that is a generator
+  std::optional<c10::OperatorHandle> with_generator;  // the overload with that argument, if `op` has none
   int8_t grad_mode = NONE;
   bool list = false;  // its results are in one list
-  bool refused = false;  // what it writes cannot be put back if it fails
+  bool refused = false;  // its writes cannot be rolled back if it fails
   Range<Argument> arguments;
   Range<Result> results;
-  Range<int32_t> gone;  // slots that nobody needs after it
-  Range<int32_t> copied;  // slots of what is put back if it fails
+  Range<int32_t> gone;  // slots that are not needed after it
+  Range<int32_t> copied;  // slots that are restored if it fails
 };
 
 struct Lines {
-  std::vector<int32_t> given;  // slots of the tensors from outside
+  std::vector<int32_t> given;  // slots of the outside tensors
   std::vector<Node> nodes;
   std::vector<Argument> arguments;
   std::vector<Result> results;
-  std::vector<int32_t> slots;  // of lists of tensors, and those that are gone
+  std::vector<int32_t> slots;  // slots of tensor lists, and of freed tensors
 };
 
 struct Program {
@@ -151,7 +152,7 @@ struct Program {
   Lines* lines;
 };
 
-// ---- Making one
+// ---- Creating a program
 
 [[noreturn]] void refuse(const std::string& why) {
   PyErr_SetString(Refused, why);
@@ -190,7 +191,7 @@ IValue converted(const c10::FunctionSchema& schema, size_t position, PyObject* i
   return torch::jit::argumentToIValue(schema, position, item);
 }
 
-// The same for one that is most often a float.
+// The same for a value that is usually a float.
 IValue converted_number(const c10::FunctionSchema& schema, size_t position, PyObject* item) {
   if (PyFloat_CheckExact(item)) {
     double value = PyFloat_AS_DOUBLE(item);
@@ -210,7 +211,7 @@ IValue converted_number(const c10::FunctionSchema& schema, size_t position, PyOb
   return converted(schema, position, item);
 }
 
-// Whether no result shows the memory of the argument at `position`, which is a number.
+// Whether no result shares the memory of the argument at `position`, which is a number.
 bool is_only_read(const c10::OperatorHandle& op, size_t position) {
   return position > 0 && op.hasTag(at::Tag::pointwise) &&
       op.schema().arguments()[position].alias_info() == nullptr;
@@ -243,7 +244,7 @@ void set_slots(const c10::Argument& declared, PyObject* given, Argument& into, L
   }
 }
 
-// `arguments`: a tuple each of (position or name, kind, what is given).
+// `arguments`: one tuple each of (position or name, kind, content).
 void set_arguments(PyObject* given, Node& node, Lines& lines) {
   const auto& schema = node.op.schema();
   const auto& declared = schema.arguments();
@@ -289,7 +290,7 @@ void set_arguments(PyObject* given, Node& node, Lines& lines) {
   node.arguments = added(lines.arguments, std::move(arguments));
 }
 
-// `results`: a tuple each of (index, slot, number among the users, and among those for later).
+// `results`: one tuple each of (index, slot, number among the users, number among those for later).
 void set_results(PyObject* described, Node& node, Lines& lines) {
   const auto& returns = node.op.schema().returns();
   std::vector<Result> results;
@@ -319,7 +320,7 @@ int32_t generator_position(const c10::FunctionSchema& schema) {
   return NONE;
 }
 
-// Where the operator takes its generator, or which overload of it does, with the same other arguments.
+// The position of the operator's generator argument, or the overload that has one with otherwise the same arguments.
 void find_generator(Node& node) {
   node.generator = generator_position(node.op.schema());
   if (node.generator != NONE) return;
@@ -430,7 +431,7 @@ bool drop(PyObject* dictionary, PyObject* name) {
   return is_there == 0 || (is_there > 0 && PyDict_DelItem(dictionary, name) == 0);
 }
 
-// The class that the pending `tensor` is to have; borrowed.  See tensor.make_real.
+// The class that the pending `tensor` will have; borrowed. See `lazy_tensor.make_real`.
 PyObject* class_of(const at::Tensor& tensor, PyObject* attributes) {
   PyObject* kept = PyDict_GetItemWithError(attributes, names.of_class);
   if (kept != nullptr || PyErr_Occurred()) return kept;
@@ -439,7 +440,7 @@ PyObject* class_of(const at::Tensor& tensor, PyObject* attributes) {
   return is_marked && tensor.is_leaf() ? classes.parameter : classes.tensor;
 }
 
-// What `tensor.make_real` does, for tensors that are pending in the usual way.
+// The same as `lazy_tensor.make_real`, for tensors that are pending in the usual way.
 bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tensor, const at::Tensor& real) {
   PyObject* cls = class_of(tensor, attributes);
   if (cls == nullptr) return false;
@@ -448,18 +449,18 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
   impl->set_python_dispatch(false);
   try {
     tensor.set_data(real);
-  } catch (...) {  // it stays as it was
+  } catch (...) {  // it did not change
     impl->set_python_dispatch(true);
     throw;
   }
-  // Past the setter of pending tensors, for which it is the class they will have.
+  // Without the setter of pending tensors, for which it is the class that they will have.
   if (Py_TYPE(classes.class_setter)->tp_descr_set(classes.class_setter, object, cls) != 0) return false;
   if (!drop(attributes, names.value) || !drop(attributes, names.of_class)) return false;
   int is_parameter = PyObject_IsSubclass(cls, classes.parameter);
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
 }
 
-// What `eager.store_result` does for the tensor of one reference; 2 if it is real now.
+// The same as `eager.store_result` for the tensor of one reference; 2 if it is real now.
 int give_one(PyObject* ref, const at::Tensor& real) {
   THPObjectPtr object(PyObject_CallNoArgs(ref));
   if (!object) return -1;
@@ -468,12 +469,12 @@ int give_one(PyObject* ref, const at::Tensor& real) {
   int is_pending = attributes ? PyDict_Contains(attributes.get(), names.value) : -1;
   if (is_pending <= 0) return is_pending < 0 ? -1 : 1;
   const at::Tensor& tensor = THPVariable_Unpack(object.get());
-  if (!tensor.device().is_cpu() && PyDict_GET_SIZE(classes.stand_ins) != 0) return 0;  // it may be planned
+  if (!tensor.device().is_cpu() && PyDict_GET_SIZE(classes.stand_ins) != 0) return 0;  // it may only be planned
   if (tensor.is_conj() || tensor.is_neg() || real.is_conj() || real.is_neg()) return 0;
   return become_real(object.get(), attributes.get(), tensor, real) ? 2 : -1;
 }
 
-// What `eager.store_result` does; 0 if it is to be asked, -1 with an exception.
+// The same as `eager.store_result`; 0 if the Python function must be called, -1 with an exception.
 int give(PyObject* value, const at::Tensor& real) {
   if (!real.defined()) return 1;
   if (real.layout() != at::kStrided) return 0;
@@ -521,9 +522,9 @@ PyObject* connect(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// ---- The kernels' level
+// ---- The level of kernels
 
-struct Level {  // what `_torch.kernels_only` sets, of this thread
+struct Level {  // the thread-local state that `private_api.kernels_only` sets
   c10::impl::TorchDispatchModeTLS modes = c10::impl::TorchDispatchModeTLS::get_state();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   at::impl::TorchFunctionDisabledState functions = at::impl::PythonTorchFunctionTLS::get_disabled_state();
@@ -548,7 +549,7 @@ struct KernelsOnly {
   Level* outside;
 };
 
-// Entered or left already, it does nothing: who was stopped in between does it again.
+// Does nothing if already entered or left: after an interruption in between, the caller repeats it.
 PyObject* enter_level(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   auto& outside = reinterpret_cast<KernelsOnly*>(self)->outside;
@@ -576,11 +577,11 @@ void forget_level(PyObject* object) {
 
 // ---- Running it
 
-// What a program is called with; see codegen.generate.
+// The arguments of a program's call; see codegen.generate.
 struct Given {
   PyObject *tensors = nullptr, *scalars = nullptr, *draws = nullptr, *users = nullptr, *later = nullptr;
   PyObject *arrived = nullptr, *times = nullptr, *done = nullptr;
-  bool in_one_go = false;  // without a look for signals, nor for threads that wait for the interpreter
+  bool in_one_go = false;  // without checks for signals, or for threads that wait for the interpreter
 
   bool parse(PyObject* args) {
     return PyArg_ParseTuple(
@@ -605,9 +606,10 @@ class Run {
     return is_whole;
   }
 
-  // --- On a thread that never has the interpreter
+  // --- On a thread that never has the Python interpreter
 
-  // All that needs the interpreter, before; false with an exception or without: it cannot run so.
+  // Everything that needs the interpreter, done beforehand; false with an exception, or without one if it cannot run
+  // this way.
   bool prepare() {
     if (!take_generators() || !take_tensors() || !begin()) return false;
     held = slots;
@@ -619,7 +621,7 @@ class Run {
     return true;
   }
 
-  // Each draw has a generator of the run's own, since the program may use its own meanwhile.
+  // Each draw has its own generator, because the program may use its generators meanwhile.
   bool take_generators() {
     for (Py_ssize_t at = 0; at < PyList_GET_SIZE(draws); at++) {
       PyObject* generator = PyList_GET_ITEM(draws, at);
@@ -661,14 +663,14 @@ class Run {
 
   bool is_whole() const { return ends.size() == lines.nodes.size(); }
 
-  // Whose its results are, and where times are noted.
+  // The owners of its results, and where times are noted.
   void give_to(PyObject* users_now, PyObject* later_now, PyObject* times_now) {
     users = users_now;
     later = later_now;
     times = times_now;
   }
 
-  // What it refers to may be Python's: to be called where the interpreter is ours.
+  // Releases the objects of the run, which may be Python objects; call it only while holding the interpreter.
   void clear() {
     slots.clear();
     held.clear();
@@ -676,7 +678,7 @@ class Run {
     stack.clear();
   }
 
-  // False with an exception where one result could not be handed over; the next call goes on with the others.
+  // False with an exception if a result could not be handed over; the next call continues with the others.
   bool hand_over_all() {
     while (given_over < handed.size()) {
       const auto& [result, real] = handed[given_over++];
@@ -685,7 +687,7 @@ class Run {
     return true;
   }
 
-  // Sets the exception of the kernel that has failed, if one has.
+  // Sets the exception of the kernel that has failed, if any.
   void raise_failure() {
     if (!failure) return;
     auto raise = [&]() -> PyObject* {
@@ -696,7 +698,7 @@ class Run {
     raise();
   }
 
-  // Adds the ends of the nodes that have run to the times.
+  // Adds the end times of the nodes that have run.
   bool note_times() {
     if (ends.empty()) return true;
     THPObjectPtr bytes(
@@ -705,12 +707,12 @@ class Run {
     return bytes && THPObjectPtr(PyObject_CallMethod(times, "frombytes", "O", bytes.get()));
   }
 
-  // Whether the kernel of the node at hand has run, though what is to be noted of it has not been.
+  // Whether the kernel of the current node has run, though its results have not been noted yet.
   bool has_run = false;
-  // Whether it had begun to write what nobody can put back.
+  // Whether it had started a write that cannot be rolled back.
   bool is_midway = false;
 
-  // The values that are there, by the names that the Python code has for them.
+  // The existing values, by the names that they have in the Python code.
   PyObject* variables() const {
     PyObject* result = PyDict_New();
     for (size_t slot = 0; result != nullptr && slot < slots.size(); slot++) {
@@ -761,7 +763,7 @@ class Run {
       looked = now;
       if (PyErr_CheckSignals() != 0) return true;
     }
-    if (PyList_GET_SIZE(arrived) == 0) return false;  // a word that others write only once
+    if (PyList_GET_SIZE(arrived) == 0) return false;  // a word that other threads write only once
     interpreter.take();
     THPObjectPtr where(PyUnicode_FromFormat("after %zd of %zu ops", count(), lines.nodes.size()));
     return !where || !THPObjectPtr(PyObject_CallMethod(arrived, "handle", "O", where.get()));
@@ -784,8 +786,8 @@ class Run {
     return PyList_SetSlice(tensors, 0, PyList_GET_SIZE(tensors), nullptr) == 0;
   }
 
-  // The numbers that differ from run to run, while the interpreter is ours anyhow.  One that cannot be converted
-  // is left to its node, whose error it is.
+  // Convert the numbers that differ between runs, while we hold the interpreter anyway. A number that cannot be
+  // converted is left to its node, which raises the error.
   void convert_scalars() {
     numbers.resize(PyList_GET_SIZE(scalars));
     if (numbers.empty()) return;
@@ -829,7 +831,7 @@ class Run {
     try {
       execute(node);
     } catch (...) {
-      interpreter.take();  // to say what it was
+      interpreter.take();  // to name it in the error
       throw;
     }
     return true;
@@ -855,7 +857,7 @@ class Run {
     stack.clear();
   }
 
-  // What `write_rollback.guarded` does.
+  // The same as `write_rollback.guarded`.
   void call_guarded(const Node& node, const c10::OperatorHandle& op) {
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (int32_t slot : node.copied.of(lines.slots)) {
@@ -941,7 +943,7 @@ class Run {
     }
   }
 
-  // `keeps`: nodes that were recorded since the run began may need what the user has, too.
+  // `keeps`: nodes that were recorded since the run began may need the user's tensors as well.
   bool hand_over(const Result& result, const at::Tensor& real, bool keeps) {
     if (result.user == NONE && result.later == NONE) return true;
     interpreter.take();
@@ -981,24 +983,24 @@ class Run {
   const Program& program;
   const Lines& lines;
   std::vector<at::Tensor> slots;
-  std::vector<IValue> numbers;  // the scalars, converted; None once it was used
+  std::vector<IValue> numbers;  // the converted scalars; None after they have been used
   Stack stack;
   PyObject *tensors, *scalars, *draws, *users, *later, *arrived, *times, *done;
   bool in_one_go;
-  std::vector<double> ends;  // of nodes, in seconds; those that are not among the times yet
-  double since = 0;  // what to add to our clock's
+  std::vector<double> ends;  // of nodes, in seconds; those that are not in `times` yet
+  double since = 0;  // offset to our clock
   Clock::time_point looked;  // for signals
-  // Of a run without the interpreter: the generator of each draw; the tensors from outside, so that none of theirs loses its last reference
-  // there; results for others, and how many of them these have; what a kernel has raised.
+  // For a run without the interpreter: the generator of each draw; the outside tensors, so that none of them loses its
+  // last reference there; results for others, and how many of them have been handed over; the error of a kernel.
   std::vector<at::Generator> generators;
   std::vector<at::Tensor> held;
   std::vector<std::pair<const Result*, at::Tensor>> handed;
   size_t given_over = 0;
   std::exception_ptr failure;
-  Interpreter interpreter;  // the last: ours again before anything else goes
+  Interpreter interpreter;  // last, so that the interpreter is held again before other members are destroyed
 };
 
-PyObject* raised() {  // the exception that is set, as an object; cleared
+PyObject* raised() {  // the current exception, as an object; cleared
 #if PY_VERSION_HEX >= 0x030C0000
   return PyErr_GetRaisedException();
 #else
@@ -1011,7 +1013,7 @@ PyObject* raised() {  // the exception that is set, as an object; cleared
 #endif
 }
 
-// What a run comes to: None, or what stopped it; null with an exception if nothing was run.
+// The outcome of a run: None, or what stopped it; null with an exception if nothing was run.
 PyObject* outcome(Run& run) {
   bool is_whole = run.all();
   THPObjectPtr error(PyErr_Occurred() ? raised() : Py_NewRef(Py_None));
@@ -1023,8 +1025,8 @@ PyObject* outcome(Run& run) {
   return PyTuple_Pack(4, error.get(), variables.get(), has_run, midway);
 }
 
-// Calls `function`, whose warnings have come to Python when this returns.  One that Python makes an error leaves
-// that error set beside the result: what has run has run.
+// Calls `function`; its warnings have been passed to Python when this returns. If a warning becomes an error, that
+// error is set in addition to the result: what has run stays run.
 template <typename Function>
 PyObject* with_warnings(const Function& function) {
   PyObject* result = nullptr;
@@ -1038,7 +1040,7 @@ PyObject* with_warnings(const Function& function) {
   return result;
 }
 
-// The result of `with_warnings`, with the error that a warning has become, which comes after the nodes have run.
+// The result of `with_warnings`, with the error that a warning has become, which follows after the nodes have run.
 PyObject* settled(PyObject* result) {
   if (result == nullptr || !PyErr_Occurred()) return result;
   THPObjectPtr error(raised()), kept(result);
@@ -1056,9 +1058,9 @@ PyObject* run(PyObject* self, PyObject* args, PyObject*) {
   }));
 }
 
-// ---- In one go
+// ---- Uninterrupted runs
 
-// The level of kernels in C++, and the gradient mode around it.
+// The level of kernels in C++, and the surrounding gradient mode.
 class AtKernels {
  public:
   AtKernels() { to_kernels(); }
@@ -1074,18 +1076,18 @@ class AtKernels {
   bool grad_mode = c10::GradMode::is_enabled();
 };
 
-// Whether modes of PyTorch's own are active below ours: what they call may be Python's, or anything.
+// Whether PyTorch's own modes are active below ours: they may call Python, or anything else.
 bool sees_modes() {
   auto usual = c10::default_included_set | c10::autocast_dispatch_keyset |
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   return !(c10::impl::tls_local_dispatch_key_set().included_ - usual).empty();
 }
 
-// Runs the program and notes that it has run, and no code in Python runs in between: no signal's handler, whatever
-// it does, finds the one without the other.  Given are the tape's runs and the thread's number, a function that takes the
-// tensors (or returns None: the nodes have run already), the lists and the times as above, functions that note it, and a list that what `run` returns is added to.
-// Nothing else is noted of what was stopped: that is the caller's, and the tape's runs say meanwhile that one is under way.
-// NotImplemented: it cannot be run so here.
+// Runs the program and notes that it has run, without running Python code in between, so that a signal handler never
+// sees one without the other. Arguments: the tape's runs and the thread's number; a function that takes the tensors (or
+// returns None if the nodes have run already); the lists and the times as above; functions that note the run; and a
+// list that the result of `run` is appended to. Nothing else is noted for a run that was stopped: the caller does that,
+// and the tape's runs meanwhile show a run under way. NotImplemented: it cannot run this way here.
 PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   Given given;
   PyObject *runs, *thread, *take, *notes, *ran;
@@ -1120,22 +1122,22 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
     if (found.get() == Py_None && !note(names.under_way, nobody.get())) return nullptr;
     return found && PyList_Append(ran, found.get()) == 0 ? found.release() : nullptr;
   });
-  if (result == Py_None && PyErr_Occurred()) Py_CLEAR(result);  // a warning that is an error: it has run
+  if (result == Py_None && PyErr_Occurred()) Py_CLEAR(result);  // a warning that is an error: the nodes have run
   if (result != nullptr) PyErr_Clear();
   return result;
 }
 
-// ---- On a thread of its own
+// ---- Runs on a separate thread
 
-// The thread on which programs run while the interpreter goes on: one, which waits for the next.
+// The single thread on which programs run while the interpreter continues; it waits for the next run.
 class Worker {
  public:
   static Worker& get() {
-    if (worker == nullptr || worker->process != getpid()) worker = new Worker();  // a fork takes no threads along
+    if (worker == nullptr || worker->process != getpid()) worker = new Worker();  // a fork does not copy threads
     return *worker;
   }
 
-  // Has the thread end, once what it runs is over; the next run begins another one.
+  // Ends the thread after its current run; the next run starts another one.
   static void end() {
     if (worker == nullptr || worker->process != getpid()) return;
     {
@@ -1176,7 +1178,7 @@ class Worker {
   std::condition_variable arrives;
   std::function<void()> job;
   bool ends = false;
-  std::thread thread{[this] { serve(); }};  // the last: it uses the others
+  std::thread thread{[this] { serve(); }};  // last, because it uses the others
 };
 
 PyObject* end_worker(PyObject*, PyObject*) {
@@ -1194,17 +1196,17 @@ class Warnings : public c10::WarningHandler {
   std::vector<c10::Warning> all;
 };
 
-// A run on the worker's thread.  Between `start` and the time when `is_over` that thread alone touches the run.
+// A run on the worker thread. Between `start` and `is_over`, only that thread accesses the run.
 class AsyncRun {
  public:
   AsyncRun(const Program& program, const Given& given) : run(program, given) {}
 
   bool prepare() { return run.prepare(); }
 
-  // `self` is kept by the job until it has ended.  One at a time.
+  // The job keeps `self` alive until it has ended. One at a time.
   static void start(const std::shared_ptr<AsyncRun>& self) {
     std::fenv_t environment;
-    std::fegetenv(&environment);  // how denormal numbers are taken, too
+    std::fegetenv(&environment);  // including how denormal numbers are handled
     int threads = at::get_num_threads();
     Worker::get().submit([self, environment, threads] {
       std::fesetenv(&environment);
@@ -1218,7 +1220,7 @@ class AsyncRun {
     });
   }
 
-  // Waits that long, without the interpreter; whether it is over.
+  // Waits for that long, without the interpreter; returns whether the run is over.
   bool wait(std::chrono::milliseconds most) {
     Interpreter interpreter;
     interpreter.leave();
@@ -1246,14 +1248,13 @@ class AsyncRun {
 struct AsyncRunObject {
   PyObject_HEAD
   PyObject* program;
-  PyObject* cancelled;  // what its results raise where it was stopped, or null
+  PyObject* cancelled;  // the exception that its results raise if it was stopped, or null
   std::shared_ptr<AsyncRun>* async_run;
 };
 PyTypeObject* AsyncRunType = nullptr;
 
-// Begins to run the program on another thread.  Given are the tensors (the list is emptied), the scalars and the
-// times as for a run, and for each draw a generator of its own.
-// Returns what stands for the run, or None: it cannot run so.
+// Starts the program on another thread. Arguments: the tensors (the list is emptied), the scalars and the times as for
+// a run, and a separate generator for each draw. Returns a handle of the run, or None if it cannot run this way.
 PyObject* start_async(PyObject* self, PyObject* args) {
   Given given;
   if (!PyArg_ParseTuple(
@@ -1284,7 +1285,7 @@ PyObject* start_async(PyObject* self, PyObject* args) {
 
 AsyncRun& async_run_of(PyObject* self) { return **reinterpret_cast<AsyncRunObject*>(self)->async_run; }
 
-// Waits until it is over; a signal's handler that raises ends it between two nodes.  Returns what that has raised.
+// Waits until it is over; if a signal handler raises, the run ends between two nodes. Returns the exception.
 PyObject* wait_until_over(AsyncRun& async_run, PyObject* arrived) {
   PyObject* interrupt = nullptr;
   while (!async_run.wait(PATIENCE)) {
@@ -1301,12 +1302,12 @@ PyObject* wait_until_over(AsyncRun& async_run, PyObject* arrived) {
   return interrupt;
 }
 
-// Hands over the results of a run that is over; what stopped it, as `run` returns it.
+// Hands over the results of a finished run; returns what stopped it, like `run`.
 PyObject* results_of(AsyncRun& async_run, PyObject* states, PyObject* arrived, PyObject* interrupt) {
   Run& run = async_run.run;
   THPObjectPtr error;
   bool is_of_a_kernel = false;
-  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(states); at++) {  // where the generators are now
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(states); at++) {  // the current states of the generators
     PyObject* entry = PyList_GET_ITEM(states, at);
     THPObjectPtr state(PyObject_CallMethod(PyTuple_GET_ITEM(entry, 1), "get_state", nullptr));
     if (!state || PyObject_SetAttrString(PyTuple_GET_ITEM(entry, 0), "state", state.get()) != 0) return nullptr;
@@ -1331,8 +1332,8 @@ PyObject* results_of(AsyncRun& async_run, PyObject* states, PyObject* arrived, P
   return PyTuple_Pack(4, error.get(), variables.get(), Py_False, run.is_midway ? Py_True : Py_False);
 }
 
-// Waits until it is over, and hands over its results.  Given are `users`, `later`, `arrived` and the times, as for
-// a run, and before these a pair each of a sequence of draws and its generator; returns what `run` does.
+// Waits until it is over, and hands over its results. Arguments: `users`, `later`, `arrived` and the times, as for a
+// run, preceded by one pair for each draw sequence and its generator; returns the same as `run`.
 PyObject* join(PyObject* self, PyObject* args) {
   PyObject *states, *users, *later, *arrived, *times;
   if (!PyArg_ParseTuple(
@@ -1357,7 +1358,7 @@ PyObject* is_joined(PyObject* self, PyObject*) { return PyBool_FromLong(async_ru
 
 PyObject* is_over(PyObject* self, PyObject*) { return PyBool_FromLong(async_run_of(self).is_over()); }
 
-// Waits that many seconds at most; whether it is over.
+// Waits for at most that many seconds; returns whether it is over.
 PyObject* wait_for(PyObject* self, PyObject* seconds) {
   double most = PyFloat_AsDouble(seconds);
   if (PyErr_Occurred()) return nullptr;
@@ -1378,10 +1379,10 @@ PyObject* stop_async(PyObject* self, PyObject* error) {
 void forget_async(PyObject* object) {
   auto* self = reinterpret_cast<AsyncRunObject*>(object);
   PyTypeObject* type = Py_TYPE(object);
-  // In a forked child nobody ends it: what it refers to stays.
+  // In a forked child, the thread does not exist, so the objects that the run refers to are never released.
   if (self->async_run != nullptr && async_run_of(object).process == getpid()) {
     async_run_of(object).stop = true;
-    while (!async_run_of(object).wait(std::chrono::seconds(1))) {  // what it refers to is Python's
+    while (!async_run_of(object).wait(std::chrono::seconds(1))) {  // it refers to Python objects
     }
     async_run_of(object).run.clear();
     delete self->async_run;
@@ -1410,7 +1411,7 @@ PyType_Spec async_spec = {
     "lazyviz.torch_internals.native.interpreter.AsyncRun", sizeof(AsyncRunObject), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots_of_async};
 
-// Whether each of its draws can have a generator that it is given.
+// Whether each of its draws can use a generator that is passed to it.
 PyObject* takes_generators(PyObject* self, PyObject*) {
   for (const Node& node : reinterpret_cast<Program*>(self)->lines->nodes) {
     if (node.draw != NONE && node.generator == NONE) Py_RETURN_FALSE;

@@ -1,6 +1,6 @@
-// What is asked of all nodes of a subgraph at once, and noted on them; see execute/replay/node_passes.py, which does the same.
+// Passes over all nodes of a subgraph that read or update them; see execute/replay/node_passes.py, which does the same.
 //
-// The objects are of classes with slots, which are read and written here without a look-up.
+// The objects have classes with slots, which are read and written directly here.
 
 #include <Python.h>
 #include <structmember.h>
@@ -46,7 +46,7 @@ struct Slot {
 
   bool fits(PyObject* object) const { return PyObject_TypeCheck(object, type); }
 
-  PyObject** address(PyObject* object) const {  // of one that fits
+  PyObject** address(PyObject* object) const {  // `object` must be of the right class
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
   }
 
@@ -105,7 +105,7 @@ PyObject* connect(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Calls `visit` with each item of what may be any iterable, which is held meanwhile.
+// Calls `visit` with each item of any iterable, which is kept alive meanwhile.
 template <typename Visit>
 bool each(PyObject* items, Visit visit) {
   bool is_fast = PyList_CheckExact(items) || PyTuple_CheckExact(items);
@@ -123,9 +123,9 @@ void ask_for(const void* place) {
 #endif
 }
 
-// Calls `visit` with each node, which is to look at these slots of it, those in `lists` among them, and at its
-// results.  They lie about in memory, which takes longer to come than all that is done with them: each is asked
-// for some nodes before.
+// Calls `visit` with each node, which will read these slots of it, including those in `lists`, and its results. The
+// objects are scattered in memory, and waiting for it takes longer than processing them, so they are prefetched some
+// nodes ahead.
 template <typename Visit>
 bool each_node(
     PyObject* nodes, std::initializer_list<const Slot*> slots, std::initializer_list<const Slot*> lists, Visit visit) {
@@ -154,7 +154,7 @@ bool each_node(
   return true;
 }
 
-// Objects with a number each, in order of first appearance; borrowed.
+// Objects, numbered in order of first appearance; borrowed.
 class Numbers {
  public:
   explicit Numbers(Py_ssize_t expected) {
@@ -162,7 +162,7 @@ class Numbers {
     objects.reserve(expected);
   }
 
-  // The number of `object`, and whether it is a new one.
+  // The number of `object`, and whether it is new.
   std::pair<int, bool> of(PyObject* object) {
     Entry* entry = find(object);
     if (entry->object != nullptr) return {entry->number, false};
@@ -195,7 +195,7 @@ class Numbers {
     }
   }
 
-  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two, no more than half of them taken
+  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two; at most half of the entries are used
   std::vector<PyObject*> objects;
 };
 
@@ -227,7 +227,7 @@ PyObject* tuple_of(const std::vector<int>& numbers) {
   return tuple ? Py_NewRef(tuple.object) : nullptr;
 }
 
-// What is found of nodes that may be a subgraph.
+// The structure of nodes that may be a subgraph.
 struct Survey {
   PyObject* known;  // steps, by the shape cache's answer
   Survey(PyObject* known, Py_ssize_t nodes) : known(known), numbers(2 * nodes) {
@@ -241,7 +241,7 @@ struct Survey {
   PyObject* mode = nullptr;  // of the nodes before
   bool is_odd = false;
 
-  bool look_at_result(PyObject* node, PyObject* value) {
+  bool visit_result(PyObject* node, PyObject* value) {
     PyObject* by = maker.of(value);
     if (by != node) return by != nullptr;
     PyObject* shown = tensor.of(value);
@@ -251,8 +251,8 @@ struct Survey {
     return true;
   }
 
-  // Notes what the node brings of its own.
-  bool look_at_special(PyObject* node, PyObject* step) {
+  // Notes the node's own scalars and draws.
+  bool visit_special(PyObject* node, PyObject* step) {
     PyObject *draw = draws_of_step.of(step), *positions = args_of_step.of(step), *names = kwargs_of_step.of(step);
     PyObject *given = given_args.of(node), *named = given_kwargs.of(node);
     if (!draw || !positions || !names || !given || !named) return false;
@@ -266,7 +266,7 @@ struct Survey {
     });
   }
 
-  bool look_at_step(PyObject* node, PyObject* answer) {
+  bool visit_step(PyObject* node, PyObject* answer) {
     PyObject* step = PyDict_GetItemWithError(known, answer);
     if (step == nullptr) {
       if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, answer);
@@ -274,12 +274,12 @@ struct Survey {
     }
     PyObject* is_special = special_step.of(step);
     if (is_special == nullptr) return false;
-    if (is_special == Py_True && !look_at_special(node, step)) return false;
+    if (is_special == Py_True && !visit_special(node, step)) return false;
     steps.push_back(step);
     return true;
   }
 
-  bool look_at(PyObject* node) {
+  bool visit(PyObject* node) {
     PyObject *repeats = is_rematerialized.of(node), *failed = error.of(node), *own = inference_mode.of(node);
     PyObject *answer = entry.of(node), *during = phase.of(node), *whose = graph.of(node), *made = outputs.of(node);
     if (!repeats || !failed || !own || !answer || !during || !whose || !made) return false;
@@ -287,13 +287,13 @@ struct Survey {
     int will_repeat = PyObject_IsTrue(repeats);
     if (will_repeat < 0) return false;
     is_odd = will_repeat || failed != Py_None || own != mode;
-    if (is_odd || !look_at_step(node, answer)) return false;
+    if (is_odd || !visit_step(node, answer)) return false;
     phases.push_back(during);
     if (std::find(graphs.rbegin(), graphs.rend(), whose) == graphs.rend()) graphs.push_back(whose);
-    return each(made, [&](PyObject* value) { return look_at_result(node, value); });
+    return each(made, [&](PyObject* value) { return visit_result(node, value); });
   }
 
-  bool look_at_inputs(PyObject* node) {
+  bool visit_inputs(PyObject* node) {
     PyObject* given = inputs.of(node);
     return given != nullptr && each(given, [&](PyObject* value) {
       wiring.push_back(numbers.of(value).first);
@@ -319,23 +319,23 @@ PyObject* survey(PyObject*, PyObject* args) {
   if (!nodes) return nullptr;
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
   if (!all.scalars) return nullptr;
-  auto first = [&](PyObject* node) { return all.look_at(node); };
+  auto first = [&](PyObject* node) { return all.visit(node); };
   if (!each_node(nodes.object, {&is_rematerialized, &error, &phase, &entry, &outputs, &inputs}, {&outputs, &inputs}, first)) {
     if (all.is_odd) Py_RETURN_NONE;
     return nullptr;
   }
   auto made = static_cast<Py_ssize_t>(all.numbers.all().size());
-  return each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); }) ? all.found(made) : nullptr;
+  return each(nodes.object, [&](PyObject* node) { return all.visit_inputs(node); }) ? all.found(made) : nullptr;
 }
 
-// What is found of the storages of values.
+// The properties of the storages of values.
 struct Storages {
   explicit Storages(Py_ssize_t values) : places(values) {}
   Numbers places;
   std::vector<int> told, alive;
   std::vector<PyObject*> roles, continued;
 
-  bool look_at(PyObject* memory) {
+  bool visit(PyObject* memory) {
     auto [place, is_new] = places.of(memory);
     if (!is_new) return true;
     PyObject *users = live.of(memory), *part = role.of(memory), *end = dropped.of(memory), *out = external.of(memory);
@@ -360,7 +360,7 @@ int is_needed_beyond(const Slot& uses, PyObject* object, long count) {
   return all == -1 && PyErr_Occurred() ? -1 : all > count;
 }
 
-// The numbers of those of `objects` that are needed beyond so many times each.
+// The numbers of those `objects` that more nodes need than the given counts.
 bool needed_beyond(
     const Slot& uses, const std::vector<PyObject*>& objects, const std::vector<long>& counts, std::vector<int>& found) {
   for (size_t number = 0; number < objects.size(); number++) {
@@ -371,15 +371,15 @@ bool needed_beyond(
   return true;
 }
 
-// The storages of a subgraph's values, by number, and what is needed beyond it.
+// The storages of a subgraph's values, by number, and which of them are needed outside of it.
 struct Memory : Storages {
   explicit Memory(Py_ssize_t values) : Storages(values) { place_of_value.reserve(values); }
   std::vector<int> place_of_value, outside, later, beyond;
 
-  bool look_at_all(const std::vector<PyObject*>& values, size_t made, const int* wiring, size_t uses) {
+  bool visit_all(const std::vector<PyObject*>& values, size_t made, const int* wiring, size_t uses) {
     for (PyObject* value : values) {
       PyObject* memory = storage.of(value);
-      if (memory == nullptr || !look_at(memory)) return false;
+      if (memory == nullptr || !visit(memory)) return false;
       if (place_of_value.size() >= made) outside.push_back(places.of(memory).first);
       place_of_value.push_back(places.of(memory).first);
     }
@@ -400,7 +400,7 @@ PyObject* storages_of(PyObject*, PyObject* args) {
   std::vector<PyObject*> items(PySequence_Fast_ITEMS(values), PySequence_Fast_ITEMS(values) + PyList_GET_SIZE(values));
   Memory all(items.size());
   auto* numbers = reinterpret_cast<const int*>(PyBytes_AS_STRING(wiring));
-  if (!all.look_at_all(items, made, numbers, PyBytes_GET_SIZE(wiring) / sizeof(int))) return nullptr;
+  if (!all.visit_all(items, made, numbers, PyBytes_GET_SIZE(wiring) / sizeof(int))) return nullptr;
   Reference storages(list_of(all.places.all())), places(tuple_of(all.outside)), told(bytes_of(all.told)),
       roles(tuple_of(all.roles)), alive(tuple_of(all.alive)), continued(list_of(all.continued)),
       needed(tuple_of(all.later)), kept(tuple_of(all.beyond));
@@ -410,7 +410,7 @@ PyObject* storages_of(PyObject*, PyObject* args) {
       kept.object);
 }
 
-// What a subgraph's key consists of, as numbers and addresses.
+// The content of a subgraph's key, as numbers and addresses.
 struct Words {
   std::vector<int64_t> all;
 
@@ -423,10 +423,10 @@ struct Words {
   }
 };
 
-// Which storages from outside are the memory of others.
+// Which outside storages are the memory of others.
 bool add_continued(Words& words, const Memory& memory) {
   if (memory.continued.empty()) return true;
-  Reference origins(PyDict_New());  // the number of the first with each origin
+  Reference origins(PyDict_New());  // the number of the first storage with each origin
   if (!origins) return false;
   for (size_t place = 0; place < memory.places.all().size(); place++) {
     PyObject *one = memory.places.all()[place], *is_out = external.of(one), *before = continues.of(one);
@@ -443,7 +443,7 @@ bool add_continued(Words& words, const Memory& memory) {
   return true;
 }
 
-// The part of `words` that is of the values from outside; 0 where a form is not known, -1 with an exception.
+// Adds the words of the outside values; 0 if a form is unknown, -1 with an exception.
 int add_outside(Words& words, const std::vector<PyObject*>& values, size_t made, const Memory& memory, PyObject* forms) {
   for (size_t number = made; number < values.size(); number++) {
     PyObject *its = meta.of(values[number]), *on = storage.of(values[number]);
@@ -458,7 +458,7 @@ int add_outside(Words& words, const std::vector<PyObject*>& values, size_t made,
   return PyErr_Occurred() ? -1 : 1;
 }
 
-PyObject* glance(PyObject*, PyObject* args) {
+PyObject* fingerprint(PyObject*, PyObject* args) {
   PyObject *given, *known, *forms, *purpose;
   Py_ssize_t pending;
   if (!PyArg_ParseTuple(args, "OO!O!On", &given, &PyDict_Type, &known, &PyDict_Type, &forms, &purpose, &pending)) {
@@ -468,16 +468,16 @@ PyObject* glance(PyObject*, PyObject* args) {
   if (!nodes) return nullptr;
   Survey all(known, PySequence_Fast_GET_SIZE(nodes.object));
   if (!all.scalars) return nullptr;
-  if (!each(nodes.object, [&](PyObject* node) { return all.look_at(node); })) {
+  if (!each(nodes.object, [&](PyObject* node) { return all.visit(node); })) {
     if (!all.is_odd && !PyErr_ExceptionMatches(PyExc_KeyError)) return nullptr;
     PyErr_Clear();  // of an unknown step
     Py_RETURN_NONE;
   }
   size_t made = all.numbers.all().size();
-  if (!each(nodes.object, [&](PyObject* node) { return all.look_at_inputs(node); })) return nullptr;
+  if (!each(nodes.object, [&](PyObject* node) { return all.visit_inputs(node); })) return nullptr;
   const std::vector<PyObject*>& values = all.numbers.all();
   Memory memory(values.size());
-  if (!memory.look_at_all(values, made, all.wiring.data(), all.wiring.size())) return nullptr;
+  if (!memory.visit_all(values, made, all.wiring.data(), all.wiring.size())) return nullptr;
   bool is_whole = pending == PySequence_Fast_GET_SIZE(nodes.object);
   if (is_whole) {
     memory.later.clear();
@@ -533,7 +533,7 @@ PyObject* glance(PyObject*, PyObject* args) {
       storages.object, alive.object, needed.object, stay.object, is_whole ? Py_True : Py_False);
 }
 
-// Forgets what `node` has written of what shadows would hold.
+// Drops what `node` has written from the shadows.
 bool forget_shadows(PyObject* node) {
   PyObject *written = writes.of(node), *is_folded = folded.of(node);
   if (written == nullptr || is_folded == nullptr) return false;
@@ -718,16 +718,16 @@ PyObject* unlink_tensors(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"connect", connect, METH_VARARGS, "The classes of nodes, values, storages and steps."},
-    {"unfinished", unfinished, METH_O, "See sweeps.unfinished."},
-    {"begin", begin, METH_O, "See sweeps.begin."},
-    {"survey", survey, METH_VARARGS, "See sweeps.survey."},
-    {"glance", glance, METH_VARARGS, "See sweeps.glance."},
-    {"take", take, METH_VARARGS, "See sweeps.take."},
+    {"unfinished", unfinished, METH_O, "See node_passes.unfinished."},
+    {"begin", begin, METH_O, "See node_passes.begin."},
+    {"survey", survey, METH_VARARGS, "See node_passes.survey."},
+    {"fingerprint", fingerprint, METH_VARARGS, "See node_passes.fingerprint."},
+    {"take", take, METH_VARARGS, "See node_passes.take."},
     {"release_inputs", release_inputs, METH_VARARGS, "See node_passes.py."},
-    {"storages_of", storages_of, METH_VARARGS, "See sweeps.storages_of."},
-    {"note_done", note_done, METH_VARARGS, "See sweeps.note_done."},
-    {"note_unused", note_unused, METH_VARARGS, "See sweeps.note_unused."},
-    {"note_used", note_used, METH_O, "See sweeps.note_used."},
+    {"storages_of", storages_of, METH_VARARGS, "See node_passes.storages_of."},
+    {"note_done", note_done, METH_VARARGS, "See node_passes.note_done."},
+    {"note_unused", note_unused, METH_VARARGS, "See node_passes.note_unused."},
+    {"note_used", note_used, METH_O, "See node_passes.note_used."},
     {"unlink_tensors", unlink_tensors, METH_VARARGS, "See pending.unlink_tensors."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,11 +1,11 @@
 # cython: language_level=3, binding=True, boundscheck=False, wraparound=False
-"""The way of an ordinary op through the recorder, compiled.
+"""Compiled recorder: the fast path of an ordinary op.
 
-What :meth:`lazyviz.record.recorder.Recorder.record` does for an op whose answer is in the shape cache,
-call by call the same, on the same objects: the classes stay those of Python, whose slots are read
-and written where their member descriptors say they are.  Whatever is not ordinary (an unknown shape, a
-draw, a sync point, an absent card's choice of kernels, ...) is found out before anything has been changed, and left to
-the recorder.  lazyviz works the same without this module; the tests run both ways.
+It does the same as :meth:`lazyviz.record.recorder.Recorder.record` for an op whose answer is in the shape
+cache, call by call, on the same objects. The classes are still those of Python, whose slots are read and
+written at the offsets of their member descriptors. Anything that is not ordinary (an unknown shape, a draw, a
+sync point, the kernels of an absent card, ...) is detected before anything has been changed, and is left to
+the Python recorder. lazyviz works the same without this module; the tests run both ways.
 """
 
 from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
@@ -81,7 +81,7 @@ cdef extern from *:
     int instruction_of(PyFrameObject *)
 
 
-# As in `dispatch.cpp`, which says what each is.
+# Same layout as in `dispatch.cpp`, which documents the fields.
 ctypedef struct Quick:
     PyObject *(*make_wrapper)(PyObject *, PyObject *, PyObject *, int64_t, PyObject *, PyObject *) except NULL
     size_t (*implementation)(PyObject *) noexcept
@@ -100,7 +100,7 @@ ctypedef struct Quick:
     int (*add_number)(PyObject *, PyObject *) except 0
     PyObject *(*copy_number)(PyObject *, int64_t) except NULL
 
-SOURCE = ""  # set by the build: a digest of this file, by which a stale build is known
+SOURCE = ""  # set by the build: a digest of this file, by which a stale build is detected
 
 cdef object MISS = object()
 
@@ -109,14 +109,14 @@ cdef object MISS = object()
 
 
 cdef inline object taken(PyObject *raw):
-    """What C returned as a new reference."""
+    """An object that C returned as a new reference."""
     made = <object> raw
-    Py_XDECREF(raw)  # Cython has its own
+    Py_XDECREF(raw)  # Cython holds its own reference
     return made
 
 
 cdef inline object get(object item, Py_ssize_t at):
-    """The content of a slot, which has to be filled."""
+    """The content of a slot, which must not be empty."""
     return <object> (<PyObject **> (<char *> <void *> item + at))[0]
 
 
@@ -129,7 +129,7 @@ cdef inline void put(object item, Py_ssize_t at, object content) noexcept:
 
 
 cdef Py_ssize_t offset(type cls, str name) except -1:
-    """Where instances of ``cls`` have the slot ``name``."""
+    """The offset of the slot ``name`` in instances of ``cls``."""
     for base in cls.__mro__:
         member = base.__dict__.get(name)
         if type(member).__name__ == "member_descriptor":
@@ -137,13 +137,14 @@ cdef Py_ssize_t offset(type cls, str name) except -1:
     raise ImportError(f"{cls.__name__} has no slot {name}")
 
 
-# --- what the garbage collector sees ------------------------------------------------
+# --- visibility to the garbage collector ----------------------------------------------
 
 
-# What is recorded stays until its graph goes, and there is a lot of it: the collector would go over it several
-# times to find that out.  So it is not shown to the collector before the graph's owner is gone (`show`); what refers
-# to it is, and it refers to nothing of the user's that is not kept by the graph anyway.  Weak references with
-# a callback have to be shown: the collector takes them out of its lists without asking whether they are in one.
+# Recorded objects exist until their graph is freed, and there are many of them, so the collector would
+# traverse them several times for nothing. Therefore they are hidden from the collector until the graph's
+# owner is gone (`show`). Objects that refer to them are visible, and they refer to no user objects that the
+# graph does not keep alive anyway. Weak references with a callback must be visible, because the collector
+# removes them from its lists without checking whether they are in one.
 
 
 cdef inline object hidden(object item):
@@ -180,7 +181,7 @@ cdef void show_node(object node):
 
 
 def show(graph):
-    """Show what was recorded in ``graph`` to the garbage collector: nobody can ask for the graph any more."""
+    """Show the recorded objects of ``graph`` to the garbage collector: the graph has no owner any more."""
     for node in <list> get(graph, G_nodes):
         show_node(node)
         for value in get(node, N_inputs):
@@ -195,7 +196,7 @@ def show(graph):
 
 
 cdef class Maker:
-    """Makes instances of a class with slots, as its ``__init__`` leaves them, from one that it has made.
+    """Creates instances of a class with slots, in the state after ``__init__``, by copying a template.
 
     The garbage collector does not see them.
     """
@@ -228,7 +229,7 @@ cdef class Maker:
         return taken(raw)
 
 
-# --- what is asked of the rest of lazyviz; filled by :func:`connect` -------------------
+# --- objects of other lazyviz modules; filled by :func:`connect` ------------------------
 
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
@@ -240,7 +241,7 @@ cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object Shadow, ENTRY, MISSING, ref_cls, goes_on_without, nowhere, known_number, evaluate_number, number_in
+cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -267,7 +268,7 @@ cdef object OutputSpec
 
 
 def connect(**parts):
-    """Take over; ``parts`` are the objects that the names above stand for.
+    """Connect the module; ``parts`` are the objects for the names above. Returns the function to dispatch to.
 
     Returns the function to dispatch to.
 
@@ -278,13 +279,13 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
-    global Shadow, goes_on_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
-    goes_on_without, nowhere = parts["goes_on_without"], parts["NOWHERE"]
+    can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow = parts["Shadow"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
@@ -412,14 +413,14 @@ def _find_slots(parts):
 
 
 cdef class Op:
-    """What does not change between calls of one operator: of its ``OpInfo`` what is asked here."""
+    """The properties that all calls of one operator share: the needed fields of its ``OpInfo``."""
 
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
     cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
     cdef Py_ssize_t generator
-    cdef int made_of_others  # -1: nobody has asked
+    cdef int made_of_others  # -1: not determined yet
 
     def __init__(self, info):
         self.info = info
@@ -445,7 +446,7 @@ cdef class Op:
         self.generator = MOST_WORDS if info.generator is None else info.generator
 
 
-# --- what is asked of PyTorch where `dispatch.cpp` is not there -------------------------
+# --- replacements for PyTorch calls if `dispatch.cpp` is not available --------------------
 
 
 cdef PyObject *make_wrapper_in_python(
@@ -530,7 +531,7 @@ cdef int has_layout_in_python(
 
 cdef PyObject *number_in_python(PyObject *tensor) except NULL:
     Py_INCREF(None)
-    return <PyObject *> None  # `number_in` tells
+    return <PyObject *> None  # `number_in` decides
 
 
 in_python.make_wrapper = make_wrapper_in_python
@@ -550,7 +551,7 @@ in_python.number = number_in_python
 in_python.add_number = NULL  # and nobody asks for a copy
 
 
-cdef dict no_kwargs = {}  # of all nodes that have none: nobody writes into a node's
+cdef dict no_kwargs = {}  # shared by all nodes that have none, since nothing writes to it
 cdef dict ops = {}  # by id of the operator, which its OpInfo keeps alive
 
 
@@ -559,7 +560,7 @@ cdef struct Met:
     PyObject *op  # which `ops` has
 
 
-cdef Met[256] met_ops  # those met last, by address
+cdef Met[256] met_ops  # the most recent ones, by address
 
 
 cdef Op op_of(object func):
@@ -579,26 +580,27 @@ cdef Op op_of(object func):
     return op
 
 
-# --- what the shape cache answered --------------------------------------------------
+# --- answers of the shape cache -----------------------------------------------------
 
 
-# Its key, a tuple of all that an answer depends on, takes time to be made and hashed.  So the answers met last are
-# also found by words: the addresses of what is the same object whenever it is equal (metadata, dtypes, classes,
-# names), and numbers.  A call with anything else is asked for by its key.
+# The key of the shape cache, a tuple of everything that an answer depends on, is slow to create and hash. So
+# the most recent answers are also found by words: numbers, and the addresses of objects that are identical
+# whenever they are equal (metadata, dtypes, classes, names). A call with any other argument is looked up by
+# its key.
 cdef enum:
     MOST_WORDS = 96
     ANSWERS = 4096
 
 
 cdef struct Words:
-    int count  # -1: there is no way to tell the call in words
+    int count  # -1: the call cannot be expressed in words
     size_t[MOST_WORDS] items
 
 
 cdef struct Answer:
     int count
     size_t *words
-    PyObject *key  # keeps what the words are addresses of
+    PyObject *key  # keeps alive the objects whose addresses are in the words
     PyObject *inferred
 
 
@@ -636,7 +638,7 @@ cdef void add_number(Words *words, object number, type cls):
 
 
 cdef Answer *answer_to(Words *words) noexcept:
-    """The place of the answer; it is there if its words are these."""
+    """The entry for these words in the table; it has the answer if its words are equal."""
     cdef size_t hashed = words.count
     cdef int at
     for at in range(words.count):
@@ -665,7 +667,7 @@ cdef object remember(Answer *answer, Words *words, object key, object inferred):
 
 
 cdef tuple key_of(Op op, object dtype, bint grad_mode, tuple args, dict kwargs, list values):
-    """The shape cache's key, as ``Recorder.record`` makes it, of a call's translated arguments."""
+    """The shape cache's key of a call's translated arguments, as ``Recorder.record`` creates it."""
     cdef list key = [op.info, dtype, grad_mode]
     for item in args:
         add_to_key(key, item, op)
@@ -699,7 +701,7 @@ cdef object add_to_key(list key, object item, Op op):
 
 
 cdef object inferred_for(Op op, bint grad_mode, tuple args, dict kwargs, list values, Words *words):
-    """What is known of the call, or None."""
+    """The known answer for the call, or None."""
     cdef Answer *answer = NULL
     cdef PyObject *found
     cdef Py_ssize_t number, before
@@ -726,7 +728,7 @@ cdef object inferred_for(Op op, bint grad_mode, tuple args, dict kwargs, list va
         if inferred is None:
             return None
         global hit_count
-        hit_count -= 1  # it is going to be taken for one
+        hit_count -= 1  # it will be used as one
     else:
         inferred = <object> found
     if answer is not NULL:
@@ -738,7 +740,7 @@ cdef object inferred_for(Op op, bint grad_mode, tuple args, dict kwargs, list va
 
 
 def hits():
-    """How many answers were found in the shape cache here."""
+    """The number of shape cache hits in this module."""
     return hit_count
 
 
@@ -763,7 +765,7 @@ cdef int is_recording() noexcept:
 
 
 cdef object record_call(object func, object args, object kwargs):
-    """For ``dispatch.cpp``, which calls with the mode off the stack and no other on it."""
+    """For ``dispatch.cpp``, which calls with the mode off the stack and no other mode on it."""
     return record(func, args, kwargs)
 
 
@@ -776,7 +778,7 @@ cdef object view_is_being_made(object tensor):
     """``lazyviz.record.lazy_tensor.view_is_being_made``."""
     show_as_wrapper(tensor, False)
     ref = get(tensor._lazyviz, V_tensor)
-    while ref is not None and ref() is not tensor:  # another tensor may have the value, too
+    while ref is not None and ref() is not tensor:  # another tensor may have this value as well
         ref = get(ref, R_next)
     put(recording_state, RS_viewed, ref)
 
@@ -894,7 +896,7 @@ cdef object record(object func, tuple args, object kwargs):
             new_kwargs = {**new_kwargs, "dtype": get(inferred, I_dtype)}
     global hit_count
     hit_count += 1
-    # From here on things change.
+    # From here on, state changes.
     if op.counts_writes:
         count_writes(op.info, args, kwargs or {})
     cdef list recorded = get(graph, G_nodes)
@@ -919,10 +921,11 @@ cdef object record(object func, tuple args, object kwargs):
                 tape.generators.record(node, generator)
         result = outputs(node, graph, len(recorded), inferred, values, tensors)
     except BaseException:
-        show_node(node)  # what an exception keeps out of the graph nobody would show later
+        # Objects that an exception keeps out of the graph would never be shown to the collector.
+        show_node(node)
         raise
     recorded.append(node)
-    if args:  # the empty tuple is everybody's
+    if args:  # the empty tuple is shared
         hidden(new_args)
     hidden(values)
     hidden(get(node, N_outputs))
@@ -935,14 +938,14 @@ cdef object record(object func, tuple args, object kwargs):
 
 
 cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
-    """Whether a planned card has a say in what the call is: in its device, or in which kernels it is made of."""
+    """Whether a planned card affects the call: its device, or the kernels that it consists of."""
     if op.made_of_others < 0:
         op.made_of_others = is_made_of_others(func)
     return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
 
 
 cdef object number_of(object tensor):
-    """The number that a tensor holds, where that is known at once; else it is left to the recorder."""
+    """The number in a tensor, if it is known immediately; otherwise the recorder has to find out."""
     cdef PyObject *found
     if get(recording_state, RS_owner) != PyThread_get_thread_ident():
         return MISS
@@ -979,7 +982,7 @@ cdef object number_of(object tensor):
         if result is not None:
             return result
     if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
-        return MISS  # the user may have assumed it; a closer look may tell
+        return MISS  # the user may have assumed it; the Python code may find out
     evaluate_number(tape, value)
     if type(tensor) is LazyTensor:
         return MISS  # forgotten
@@ -988,7 +991,9 @@ cdef object number_of(object tensor):
 
 
 cdef object counted(object value):
-    """``lazyviz.record.constant_folding.number`` of what a number was added to once at most, as to a step counter."""
+    """``lazyviz.record.constant_folding.number`` for a value with at most one added number, such as a step
+    counter.
+    """
     cdef PyObject *known
     storage = get(value, V_storage)
     shadow = get(storage, S_shadow)
@@ -1029,7 +1034,7 @@ cdef object counted_first(object value):
 
 
 cdef bint adds_a_number(object node, object value) except -1:
-    """Whether ``node`` does nothing but add a number to ``value``, and all before it has run ahead."""
+    """Whether ``node`` only adds a number to ``value``, and all nodes before it have been folded."""
     cdef tuple args = get(node, N_args)
     cdef list inputs = get(node, N_inputs), outputs = get(node, N_outputs)
     if get(node, N_op) is not add_ or len(args) != 2 or type(args[1]) not in (int, float) or get(node, N_kwargs):
@@ -1046,14 +1051,17 @@ cdef bint adds_a_number(object node, object value) except -1:
     return True
 
 
-# Nodes that are looked at to find out whether a value is known: nearly always one of the first depends on data.
+# Nodes that are visited to find out whether a value is known: nearly always, one of the first depends on
+# data.
 cdef enum:
     MOST_ASKED = 64
 
 
 cdef bint is_unknown_value(object value) except -1:
-    """Whether :class:`lazyviz.record.constant_folding._Walk` would certainly not reach all that ``value`` depends on."""
-    cdef PyObject *stack[MOST_ASKED]  # nodes, which the record keeps
+    """Whether :class:`lazyviz.record.constant_folding._Walk` would certainly fail to reach all dependencies
+    of ``value``.
+    """
+    cdef PyObject *stack[MOST_ASKED]  # nodes, which the record keeps alive
     cdef int count = 0, at = 0
     writer = get(get(value, V_storage), S_writer)
     if writer is not None:
@@ -1101,7 +1109,7 @@ def is_unknown(values):
 
 
 cdef bint is_on_cpu(object inferred) except -1:
-    """Whether the first result is."""
+    """Whether the first result is one."""
     for spec in get(inferred, I_outputs):
         if type(spec) is OutputSpec:
             return get(get(spec, O_meta), M_device) == cpu
@@ -1109,9 +1117,10 @@ cdef bint is_on_cpu(object inferred) except -1:
 
 
 cdef bint sums_in_place(tuple args) except -1:
-    """``lazyviz.record.parity.gradient_accumulation.accumulates_in_place``, once the engine's node is known to be the one that adds.
+    """``lazyviz.record.parity.gradient_accumulation.accumulates_in_place``, once the engine's node is known
+    to be the one that adds.
 
-    No variable may hold the first argument: its references are counted.
+    No variable may hold the first argument, because its references are counted.
     """
     if len(args) != 2 or type(args[0]) is not LazyTensor:
         return False
@@ -1129,7 +1138,7 @@ cdef bint sums_in_place(tuple args) except -1:
 
 
 cdef object translate(object item, Op op, list values, list tensors, Words *words):
-    """The recorded form of one argument; collects tensors, and the call in words."""
+    """The recorded form of one argument; collects tensors, and the words of the call."""
     cdef type cls = type(item)
     cdef Py_ssize_t before
     cdef list entries
@@ -1158,7 +1167,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
             entries.append(entry)
         if cls is tuple:
             return PyList_AsTuple(entries)
-        return hidden(entries) if len(values) == before else entries  # of numbers: for good
+        return hidden(entries) if len(values) == before else entries  # for numbers, this is permanent
     elif item is not None and isinstance(item, Tensor):
         return MISS
     else:
@@ -1173,7 +1182,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
 
 
 cdef object outside(object tensor, Op op):
-    """The value of a real tensor whose memory nobody else writes."""
+    """The value of a real tensor whose memory nothing else writes."""
     cdef PyObject *found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
     if found is not NULL:
         value = <object> found
@@ -1195,14 +1204,14 @@ cdef object outside(object tensor, Op op):
     try:
         if op.is_view and found is not NULL and external.is_foreign(tensor):
             return MISS
-        value = meet(tensor, nbytes)
-    except Unexamined:  # which Python's recorder sees to
+        value = value_of_plain(tensor, nbytes)
+    except Unexamined:  # Python's recorder handles it
         return MISS
     return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
 
 
 cdef tuple new_outside(object tensor, object graph, object address, int64_t nbytes):
-    """The storage of plain memory on the CPU that is new to the record, and its name."""
+    """The storage of plain CPU memory that is new to the record, and its name."""
     storage = storages_.make()
     put(storage, S_id, next(storage_numbers))
     put(storage, S_nbytes, nbytes)
@@ -1222,7 +1231,7 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
     return storage, name
 
 
-cdef object meet(object tensor, int64_t nbytes):
+cdef object value_of_plain(object tensor, int64_t nbytes):
     """``lazyviz.record.external_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
@@ -1230,7 +1239,7 @@ cdef object meet(object tensor, int64_t nbytes):
     cdef dict known = get(table, T_storages)
     address = quick.storage_address(<PyObject *> tensor)
     cdef PyObject *found = PyDict_GetItem(known, address)
-    if nbytes < 0 and found is NULL:  # whose memory that is has to be asked
+    if nbytes < 0 and found is NULL:  # the owner of the memory has to be determined
         return MISS
     if nbytes < 0 or get(recording_state, RS_batch) is not None:
         return external.from_outside(tensor)
@@ -1264,12 +1273,12 @@ cdef object meet(object tensor, int64_t nbytes):
     return value
 
 
-# Of tensors on the CPU, by their addresses: what the last one there had, or NULL.
+# For CPU tensors, by address: the metadata of the last tensor there, or NULL.
 cdef PyObject* last_metas[1024]
 
 
 cdef object meta_of(object tensor):
-    """``ShapeCache.meta_of`` for one in plain memory on the CPU."""
+    """``ShapeCache.meta_of`` for a tensor in plain CPU memory."""
     cdef PyObject *raw = <PyObject *> tensor
     cdef PyObject **place = &last_metas[(<size_t> raw >> 5) & 1023]
     if place[0] is not NULL:
@@ -1342,11 +1351,11 @@ cdef void order(object node, list values, list written):
         put(node, N_after, hidden(after))
 
 
-# A set of objects that somebody else keeps, in the order in which they came.
+# A set of objects that are kept alive elsewhere, in insertion order.
 cdef struct Found:
     Py_ssize_t count, room  # a power of two
     PyObject **items
-    PyObject **table  # twice the room; each item's place follows from its address
+    PyObject **table  # twice the capacity; each item's position follows from its address
 
 
 cdef int make_room(Found *found) except -1:
@@ -1403,7 +1412,7 @@ def closure(targets):
         for node in <list> targets:
             if get(node, N_state) != "done":
                 collect(&found, node)
-        while at < found.count:  # each looks at those before it, which the record keeps
+        while at < found.count:  # each visits the earlier ones, which the record keeps alive
             node = <object> found.items[at]
             at += 1
             for value in <list> get(node, N_inputs):
@@ -1435,11 +1444,11 @@ cdef str DONE = "done", PENDING = "pending"
 cdef bint needs(object node, object other) except -1:
     """Whether ``other``, which comes before ``node``, has to run first."""
     state = get(other, N_state)
-    if state is DONE:  # the literals of all modules are one object
+    if state is DONE:  # equal literals of all modules are one object
         return False
     if state is PENDING:
         return True
-    return state != "done" and (state != "failed" or not goes_on_without(other, node))
+    return state != "done" and (state != "failed" or not can_run_without(other, node))
 
 
 def made_real(_, values):
@@ -1500,13 +1509,15 @@ cdef object drop_storage(object storage, dict known, bint recording):
         put(storage, S_address, nowhere)
 
 
-# --- where it comes from ------------------------------------------------------------
+# --- provenance ---------------------------------------------------------------------
 
 
 cdef object locate(
     object node, object graph, list values, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
 ):
-    """``lazyviz.record.provenance.module_scopes.Scopes.locate``; ``sequence`` is that of autograd's node that calls."""
+    """``lazyviz.record.provenance.module_scopes.Scopes.locate``; ``sequence`` is that of the calling autograd
+    node.
+    """
     cdef PyObject *found
     root = get(scopes, C_root)
     put(node, N_module, get(scopes, C_module))
@@ -1544,7 +1555,7 @@ cdef object locate(
 
 
 cdef object locate_sum(object node, object engine):
-    """``Scopes.locate_gradient`` where the engine adds to a parameter's gradient."""
+    """``Scopes.locate_gradient``, if the engine adds to a parameter's gradient."""
     put(node, N_phase, "backward")
     parameter = getattr(engine, "variable", None)
     if parameter is None:
@@ -1558,7 +1569,7 @@ cdef object locate_sum(object node, object engine):
 
 
 cdef object mark_stored_gradient(object value, object engine):
-    """``Scopes.mark_stored_gradient``, in a node of the engine that adds to a gradient or gives it away."""
+    """``Scopes.mark_stored_gradient``, in an engine node that adds to a gradient or passes it on."""
     storage = get(value, V_storage)
     if get(storage, S_role) is not None:
         return
@@ -1577,11 +1588,12 @@ cdef enum:
     MOST_NAMES = 20_000
 
 
-cdef dict gradient_names = {}  # by id of a parameter's name: that, its module's path and its gradient's name
+# By id of a parameter's name: the name, its module's path, and its gradient's name.
+cdef dict gradient_names = {}
 
 
 cdef tuple gradient_names_of(object name):
-    """What follows from a parameter's name, the same objects in every step."""
+    """What follows from a parameter's name: the same objects in every step."""
     cdef PyObject *found = PyDict_GetItem(gradient_names, <size_t> <void *> name)
     if found is not NULL:
         return <tuple> found
@@ -1592,14 +1604,15 @@ cdef tuple gradient_names_of(object name):
     return known
 
 
-# Of an instruction of a code object, which is kept for it: the user's line, or the phase that a library's code
-# belongs to.  What is there for another one with the same place in the table makes room.
+# For an instruction of a code object, which it keeps alive: the user's line, or the phase of library code. An
+# entry with the same position in the table is replaced.
 cdef struct Spot:
     PyObject *code
     int instruction
     PyObject *line
     PyObject *phase
-    PyObject *reader  # the line, where it is a library's that may be said to read a value; NULL: nobody has asked
+    # The line, if a library may be reported as the reader of a value there; NULL: not determined yet.
+    PyObject *reader
     bint outermost
 
 
@@ -1609,7 +1622,7 @@ cdef Spot[4096] spots
 cdef Spot *spot_of(object frame) except NULL:
     cdef PyCodeObject *raw = PyFrame_GetCode(<PyFrameObject *> frame)
     code = <object> raw
-    Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
+    Py_XDECREF(<PyObject *> raw)  # Cython holds its own reference
     cdef int instruction = instruction_of(<PyFrameObject *> frame)
     cdef size_t hashed = ((<size_t> raw >> 4) + <size_t> instruction) * <size_t> 0x9E3779B97F4A7C15
     cdef Spot *spot = &spots[hashed >> 52]
@@ -1628,12 +1641,13 @@ cdef Spot *spot_of(object frame) except NULL:
     Py_XDECREF(spot.reader)
     spot.code, spot.instruction, spot.reader = <PyObject *> code, instruction, NULL
     spot.line, spot.phase = <PyObject *> line, <PyObject *> phase
-    spot.outermost = kind is True and code.co_name == "<module>"  # not a library's that is being imported
+    # Not that of a library that is being imported.
+    spot.outermost = kind is True and code.co_name == "<module>"
     return spot
 
 
-# Running frames that called a module, each with the place where it was when it did.  Other frames whose place was
-# found when they were entered are in ``above``.
+# Running frames that called a module, each with its place at that time. ``above`` has other frames whose
+# place was found when they were entered.
 cdef PyFrameObject **calling = NULL
 cdef list calling_from = []
 cdef int most_calling = 0
@@ -1655,7 +1669,7 @@ cdef int begin_call(PyFrameObject *frame, tuple place) except -1:
 
 cdef int end_call(PyFrameObject *frame) except -1:
     cdef int at = calls_at(frame)
-    if at >= 0:  # another thread's may have come since
+    if at >= 0:  # a frame of another thread may have been added since
         del calling_from[at]
         memmove(&calling[at], &calling[at + 1], (len(calling_from) - at) * sizeof(PyFrameObject *))
     return 0
@@ -1669,7 +1683,7 @@ cdef inline int calls_at(PyFrameObject *frame) noexcept:
 
 
 cdef tuple place_of(PyFrameObject *raw, bint with_callers):
-    """``SourceFinder.place``, or ``find`` if there is no need of the callers; takes over the reference."""
+    """``SourceFinder.place``, or ``find`` if the callers are not needed; takes over the reference."""
     cdef Spot *spot
     cdef PyObject *entered
     cdef int count = 0, at
@@ -1678,7 +1692,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
     block = get(sources, F_block) if with_callers else None
     while raw is not NULL:
         frame = <object> raw
-        Py_XDECREF(<PyObject *> raw)  # Cython has its own reference
+        Py_XDECREF(<PyObject *> raw)  # Cython holds its own reference
         count += 1
         if with_callers and count > MOST_FRAMES:
             break
@@ -1728,13 +1742,13 @@ def leave(_, frame):
 
 
 cdef object reader_at(object frame, Spot *spot):
-    """The line of a library's code, if it may be said to read a value there."""
+    """The line of library code, if the library may be reported as the reader of a value there."""
     cdef int instruction = spot.instruction
     if spot.reader is not NULL:
         return <object> spot.reader
     code = frame.f_code
     line = sources._line(frame, code) if is_reader(code.co_filename) else None
-    # Another thread may have been given the place in the table meanwhile.
+    # Another thread may have taken the entry in the table meanwhile.
     if spot.code == <PyObject *> code and spot.instruction == instruction and spot.reader is NULL:
         Py_INCREF(line)
         spot.reader = <PyObject *> line
@@ -1779,7 +1793,7 @@ def find(_, frame):
 
 
 cdef bint is_among(object line, object lines) except -1:
-    """``line in lines``, of user's lines: equal ones have the same number, so that few need a look from Python."""
+    """``line in lines`` for user lines: equal lines have the same number, so few comparisons need Python."""
     for each in lines:
         if each is line:
             return True
@@ -1794,7 +1808,7 @@ cdef tuple latest = ()
 
 
 cdef tuple shared(list callers):
-    """The callers as a tuple: that of the op before, if it had the same, so that there are fewer to keep."""
+    """The callers as a tuple; the tuple of the previous op, if it is equal, so that fewer tuples exist."""
     global latest
     cdef Py_ssize_t count = len(callers), at
     if len(latest) == count:
@@ -1817,7 +1831,7 @@ def content_of(modules):
         for name in ("_modules", "_parameters", "_buffers"):
             held = (<dict> attributes).get(name) if type(attributes) is dict else None
             if type(held) is not dict:
-                held = getattr(module, name)  # TorchScript's are something else
+                held = getattr(module, name)  # TorchScript modules have other containers
                 content.append(len(held))
                 content += held.keys()
                 content += map(id, held.values())
@@ -1865,7 +1879,7 @@ def exchange(tuple changes, bint back):
 
 
 cdef bint holds_still(object known, object module) except -1:
-    """``Root.holds``, without a list of what is there."""
+    """``Root.holds``, without creating a list of its content."""
     cdef list references = known._modules, content = known._content
     cdef Py_ssize_t at = 0, count = len(content)
     if references[0]() is not module:
@@ -1894,7 +1908,9 @@ cdef bint holds_still(object known, object module) except -1:
 
 
 cdef bint enter_known_root(object scopes, object module, tuple led) except -1:
-    """``Scopes.enter_root`` for a module that was the outermost in this block before, and is as it was then."""
+    """``Scopes.enter_root`` for a module that was outermost before in this block and has not changed
+    since.
+    """
     cdef PyObject *found = PyDict_GetItem(get(scopes, C_known_roots), <size_t> <void *> module)
     if found is NULL:
         return False
@@ -1927,7 +1943,7 @@ def module_call_of(scopes, original):
                 put(scopes, C_callers, (line, *get(scopes, C_callers)))
             path = (<dict> get(scopes, C_paths)).get(<size_t> <void *> module)
             if path is None:
-                path = scopes.path_of_stranger(module)
+                path = scopes.path_of_unnamed(module)
             put(scopes, C_module, path)
             (<list> get(scopes, C_entered)).append((get(scopes, C_root), path))
             if phase == "other":
@@ -1943,11 +1959,11 @@ def module_call_of(scopes, original):
     return __call__
 
 
-# --- what it makes ------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------
 
 
 cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
-    """``Recorder._outputs``, but for what changes its arguments' metadata."""
+    """``Recorder._outputs``, except for ops that change the metadata of their arguments."""
     cdef list results = None, made = [], specs = get(inferred, I_outputs)
     cdef dict fresh = None
     result = None
@@ -2016,7 +2032,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
 
 
 cpdef object wrapper(object meta):
-    """A LazyTensor with this metadata, in memory without conjugate or negative bit; not yet tied to a value."""
+    """A LazyTensor with this metadata, without conjugate or negative bit, not yet tied to a value."""
     cdef uint64_t *keys
     shape, stride, dtype, device = get(meta, M_shape), get(meta, M_stride), get(meta, M_dtype), get(meta, M_device)
     below = stand_ins.get(device) if stand_ins else None
@@ -2058,7 +2074,7 @@ cdef object refer(object tensor, object value, object storage):
 
 
 def on_death(ref):
-    """``lazyviz.record.storage.on_tensor_death`` where that is all there is to do."""
+    """``lazyviz.record.storage.on_tensor_death`` in the simple case."""
     value = get(ref, R_value)
     storage = get(value, V_storage)
     graph = get(storage, S_graph)

@@ -75,7 +75,7 @@ def memory_snapshot(plan: Plan, *, eager: bool = False) -> dict[str, Any]:
         },
         "lazyviz": {
             "what": "projected without running: times are node numbers, addresses are simulated",
-            "timeline": "plain eager PyTorch" if eager or plan.verdict_of == "eager" else "lazyviz's own run",
+            "timeline": "plain eager PyTorch" if eager or plan.verdict_of == "eager" else "a lazyviz run",
             "device": plan.device,
             "recorded_device": str(plan.recorded_device),
             "peak_bytes": plan.eager_peak_bytes if eager else plan.peak_bytes,

@@ -51,8 +51,8 @@ def trace_events(nodes: Sequence[Node], plan: PlanLike, *, title: str) -> dict[s
         "displayTimeUnit": "ns",
         "otherData": {
             "made by": "lazyviz",
-            "time": "measured" if measured else "one microsecond a node: nothing has run",
-            "memory": "projected, of lazyviz's own run",
+            "time": "measured" if measured else "one microsecond per node: nothing has run",
+            "memory": "projected for a lazyviz run",
             "device": plan.device,
             "peak_bytes": plan.peak_bytes,
             "eager_peak_bytes": plan.eager_peak_bytes,

@@ -12,13 +12,13 @@ from .edge_labels import CHAR_WIDTH, SIZE, place_labels
 from .matching_rows import Group, match_rows
 from .sugiyama import LAYER_GAP, Placed, place
 
-# Room inside an open group: left and right, above (its title), below.
+# Padding inside an open group: left and right, above (its title), below.
 GROUP_PADDING = (12.0, 40.0, 12.0)
 LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
 LEAST_WIDTH = 216.0  # inside an open group
-BESIDE = 12.0  # at either side of words along an edge
+BESIDE = 12.0  # at both ends of text along an edge
 MOST_ENDS = 3  # of one line, in an open group
 MATCHING = ("forward", "backward")  # phases of lanes whose rows match
 STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
@@ -42,7 +42,7 @@ class Line:
 
     points: list[tuple[float, float]]
     label: str
-    at: tuple[float, float, str] | None  # middle of the label's base line and its words, if it is drawn
+    at: tuple[float, float, str] | None  # middle of the label's base line and its text, if it is drawn
     width: float = 1.0
     tip: bool = True  # whether its end is where the data arrives
 
@@ -63,15 +63,15 @@ def padding(box: Box) -> tuple[float, float, float]:
 
 
 def is_row(box: Box) -> bool:
-    """Whether the children stand side by side: lanes."""
+    """Whether the children are arranged side by side, like lanes."""
     return bool(box.children) and box.children[0].kind == "lane"
 
 
 def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed, list[tuple[float, float]]]:
-    """Lanes side by side, in several rows where ``room`` (pixels) is too narrow for one.
+    """Lanes side by side, in several rows if ``room`` (pixels) is too narrow for one.
 
-    Lanes of a row are as high as the highest; shorter rows are stretched to the widest.
-    Returns positions and the new sizes.
+    Lanes of a row are as high as the highest; shorter rows are widened to the widest. Returns positions and
+    the new sizes.
     """
     rows: list[list[int]] = []
     used = 0.0
@@ -241,13 +241,17 @@ def _match(
 
 
 def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
-    """Room at the left, the right, above and below; across, the title is at the left, until all is turned."""
+    """Padding at the left, the right, above and below; if transposed, the title is at the left until
+    the end.
+    """
     side, above, below = padding(box)
     return (above, below, side, side) if across else (side, side, above, below)
 
 
 def _turned(made: Arrangement) -> Arrangement:
-    """Across, all is laid out with widths for heights, and turned at the end."""
+    """If data flows across, everything is laid out with widths and heights exchanged, and transposed at the
+    end.
+    """
     frames = [Frame(each.box, each.y, each.x, each.height, each.width, each.open) for each in made.frames]
     lines = [
         Line(
@@ -272,7 +276,9 @@ def _lines(
     *,
     words: bool,
 ) -> list[Line]:
-    """Edges of one group: out of the boxes' flow side, straight through the layers they pass."""
+    """Edges of one group: they leave boxes in the flow direction, and are straight in the layers that they
+    pass.
+    """
     layers = scene.layers(box)
     flip = _up(box)
     level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
@@ -320,7 +326,7 @@ def _up(box: Box) -> bool:
 
 
 def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
-    """What each edge tells where data flows to the right: of each group the shape, at its first edge."""
+    """The label of each edge if data flows to the right: for each group, the shape at its first edge."""
     told: set[Box] = set()
     result: list[str] = []
     for (start, _), text in zip(box.edges, texts, strict=True):
@@ -331,7 +337,7 @@ def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
 
 
 def _gap(scene: Scene, box: Box, across: bool) -> float:
-    """Room between layers, across for the shapes on the edges."""
+    """Space between layers; if data flows across, for the shapes on the edges."""
     if not across:
         return LAYER_GAP
     shapes = _shapes(box, [scene.edge_text(values) for values in box.edges.values()])
@@ -343,14 +349,16 @@ def _wide(shape: str) -> float:
 
 
 def _beside(points: Sequence[tuple[float, float]], shape: str, *, flip: bool) -> tuple[float, float, str]:
-    """Where words are along the start of an edge, not yet turned, on the side that it does not bend to."""
+    """The position of text along the start of an edge, before transposing, on the side that it does not bend
+    to.
+    """
     (x, y), (next_x, _) = points[0], points[1]
     along = BESIDE / 2 + _wide(shape) / 2
     return (x + SIZE if next_x < x - 1 else x - 4.0), (y - along if flip else y + along), shape
 
 
 def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
-    """The lines of a group as they go on in open groups, from what makes a tensor to what reads it."""
+    """The lines of a group, continued in open groups, from the producer of a tensor to its reader."""
     flip = _up(box)
     result: list[Line] = []
     for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
@@ -367,14 +375,14 @@ def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Lin
 
 
 def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:
-    """What makes one of the tensors, or reads one, in ``box`` as far as that is open; at most three."""
+    """The producers or readers of the tensors in ``box``, as far as it is open; at most three."""
     level = [box]
     while any(frames[each].open and not is_row(each) for each in level):
         inner: list[Box] = []
         for each in level:
             ends = each.leaves if leaving else each.enters
             found = [child for child, noted in ends.items() if not ids.isdisjoint(noted)]
-            if not frames[each].open or is_row(each):  # lines do not run across lanes
+            if not frames[each].open or is_row(each):  # lines do not cross lanes
                 inner.append(each)
             else:
                 inner += found[:MOST_ENDS]
@@ -385,7 +393,7 @@ def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -
 def curve(points: Sequence[tuple[float, float]], *, across: bool = False) -> str:
     """An SVG path through ``points``: vertical at both ends of each segment.
 
-    ``across``: turned, with x and y exchanged.
+    ``across``: transposed, with x and y exchanged.
     """
 
     def told(x: float, y: float) -> str:

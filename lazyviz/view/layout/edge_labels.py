@@ -10,10 +10,10 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
-SIZE = 11.0  # of the words
+SIZE = 11.0  # of the text
 CHAR_WIDTH = 0.66  # of a character of a shape, by size: digits, "×" and units are wide
-ROOM = 5.0  # between words and lines
-SAMPLES = 8  # points of a curve that are looked at
+ROOM = 5.0  # between text and lines
+SAMPLES = 8  # points of a curve that are checked
 
 
 def place_labels(
@@ -27,11 +27,11 @@ def place_labels(
     *,
     flip: bool,
 ) -> list[tuple[float, float, str] | None]:
-    """The middle of each label's base line and its words, or None where there is no room, or nothing to say.
+    """The middle of each label's base line and its text, or None if there is no room or no text.
 
-    An op's own second line tells what leaves it, so only what leaves groups is labeled: once,
-    if all its edges carry the same, else where one edge alone arrives.  Where there is no room for shape
-    and bytes, the shape alone is written.
+    An op's own second line describes its results, so only results of groups are labeled: once, if all its
+    edges have the same label, otherwise at a reader with a single edge. If there is no room for shape and
+    bytes, only the shape is written.
 
     Args:
         lines: the edges as points, which curves join.
@@ -96,7 +96,7 @@ def _free(
 
 
 def _strokes(points: Sequence[Point]) -> list[Rect]:
-    """The line in short pieces, each as the rectangle around it."""
+    """The line divided into short pieces, each as the rectangle around it."""
     result: list[Rect] = []
     x, y = points[0]
     for nx, ny in points[1:]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 LAYER_GAP = 26.0  # between layers
 BOX_GAP = 18.0  # between boxes of a layer
 BEND_WIDTH = 8.0
-BEND_WEIGHT = 4.0  # bends move less than boxes, so that long edges stay straight
-RAIL_GAP = 8.0  # between a rail and what is at its left
+BEND_WEIGHT = 4.0  # bends have a lower weight than boxes, so that long edges stay straight
+RAIL_GAP = 8.0  # between a rail and its left neighbor
 MOST_RAILS = 12  # in one group
 PLACE_SWEEPS = 6
 ORDER_SWEEPS = 4
@@ -30,8 +30,8 @@ ORDER_SWEEPS = 4
 class Layers:
     """Layers of one group, first to last, each from left to right.
 
-    ``paths[i]`` is what edge ``i`` passes through: its boxes and the bends between them.  ``rails`` are
-    the bends of each rail, from the inmost to the outmost, which come last in their layers.
+    ``paths[i]`` has the nodes that edge ``i`` passes through: its boxes and the bends between them. ``rails``
+    are the bends of each rail, from the innermost to the outermost, which come last in their layers.
     """
 
     boxes: int
@@ -62,9 +62,9 @@ def layers_of(
 ) -> Layers:
     """Layers and orders for ``count`` boxes.
 
-    ``edges`` and ``order`` are pairs (before, after) with ``before < after``; those of
-    ``order`` are not drawn.  A layer holds at most ``widest`` boxes.  The boxes in ``close``
-    (tensors from outside, and what is made of nothing) move down to just above what reads them.
+    ``edges`` and ``order`` are pairs (before, after) with ``before < after``; those of ``order`` are not
+    drawn. A layer has at most ``widest`` boxes. The boxes in ``close`` (outside tensors, and ops without
+    inputs) move down to just above their readers.
     """
     layer = _assign(count, edges, order, widest, set(close))
     layers: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
@@ -77,7 +77,7 @@ def layers_of(
         start, end = edge
         between = range(layer[start] + 1, layer[end])
         if edge in skips:
-            paths.append([start, end])  # by way of the rail, below
+            paths.append([start, end])  # along the rail, below
             continue
         own = range(bends, bends + len(between))
         for at, bend in zip(between, own, strict=True):
@@ -86,7 +86,7 @@ def layers_of(
         paths.append([start, *own, end])
         usual.append(paths[-1])
     layers = _ordered(layers, usual, bends)
-    last: dict[int, int] = {}  # of each rail, by the box that it begins at: the layer that it ends above
+    last: dict[int, int] = {}  # for each rail, by the box where it begins: the layer above which it ends
     for start, end in skips:
         last[start] = max(last.get(start, 0), layer[end])
     rails: dict[int, list[int]] = {}
@@ -102,8 +102,8 @@ def layers_of(
 
 
 def _skips(edges: Sequence[tuple[int, int]], layer: Sequence[int]) -> set[tuple[int, int]]:
-    """Edges over several layers from boxes with a nearer reader, to boxes with a nearer maker."""
-    nearest: dict[int, int] = {}  # layers from a box to its first reader, and from its last maker
+    """Edges over several layers from boxes with a nearer reader, to boxes with a nearer producer."""
+    nearest: dict[int, int] = {}  # layers from a box to its first reader, and from its last producer
     closest: dict[int, int] = {}
     for start, end in edges:
         span = layer[end] - layer[start]
@@ -139,7 +139,7 @@ def _assign(
     }
     for box in range(count):
         if box in moved or box in results:
-            continue  # placed once its readers are, or what it is the result of
+            continue  # placed after its readers, or after its producer
         at = max((layer[b] + 1 for b in before[box] if b not in close or before[b]), default=0)
         if any(b in close and not before[b] for b in before[box]):
             at = max(at, 1)
@@ -155,7 +155,7 @@ def _assign(
 
 
 def _spread(layer: list[int], moved: set[int], widest: int) -> list[int]:
-    """Cut layers that are still too wide into several, of which what moved into them gets the last."""
+    """Divide layers that are still too wide into several; boxes that were moved into them go last."""
     by_layer: dict[int, list[int]] = {}
     for box in sorted(range(len(layer)), key=lambda box: box in moved):
         by_layer.setdefault(layer[box], []).append(box)
@@ -269,7 +269,9 @@ def place(
 
 
 def _shares(layers: Layers, count: int, *, flip: bool) -> list[float]:
-    """How far down in its layer each box is: results near their maker, tensors near their reader."""
+    """The vertical position of each box in its layer: results near their producer, tensors near their
+    reader.
+    """
     makers = {path[0] for path in layers.paths}
     readers = {path[-1] for path in layers.paths}
     share = [0.5] * count
@@ -281,12 +283,12 @@ def _shares(layers: Layers, count: int, *, flip: bool) -> list[float]:
 def _settle(
     layer: list[int], neighbors: list[list[int]], center: list[float], width: list[float], boxes: int
 ) -> None:
-    """Move a layer's boxes as near to their neighbors' middle as order and gaps allow.
+    """Move a layer's boxes as close to the middle of their neighbors as order and gaps allow.
 
-    The least squares answer, by pooling neighbors that push against one another.
+    This is the least-squares solution, found by pooling boxes that push against one another.
     """
     offset = 0.0
-    pools: list[list[float]] = []  # sum of weight * wish, weight, number of boxes
+    pools: list[list[float]] = []  # sum of weight * desired position, sum of weights, number of boxes
     offsets = []
     for position, i in enumerate(layer):
         if position:

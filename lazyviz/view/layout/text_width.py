@@ -13,17 +13,17 @@ _JOINER = "\u200d"
 
 
 def letters(text: str) -> list[str]:
-    """``text`` in graphemes: what must not be cut in two (nearly as Unicode's annex 29 says)."""
+    """``text`` in graphemes, which must not be split (nearly as in Unicode's annex 29)."""
     if text.isascii():
         return list(text)
     result: list[str] = []
-    flag = False  # half of a flag came last
+    flag = False  # the last one was half of a flag
     for char in text:
         half = _is_half_flag(char)
         joined = bool(result) and (
             unicodedata.category(char) in ("Mn", "Mc", "Me")
             or char in (_JOINER, "\ufe0f")
-            or "\U0001f3fb" <= char <= "\U0001f3ff"  # colours of skin
+            or "\U0001f3fb" <= char <= "\U0001f3ff"  # skin colors
             or result[-1].endswith(_JOINER)
             or (half and flag)
         )
@@ -51,7 +51,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, fits: int) -> str:
-    """``text`` in at most ``fits`` columns (3 or more), its end left out."""
+    """``text`` in at most ``fits`` columns (3 or more), truncated at its end."""
     fits = max(fits, 3)
     if width(text) <= fits:
         return text
@@ -60,7 +60,7 @@ def cut(text: str, fits: int) -> str:
 
 
 def _taking(parts: list[str], room: int) -> int:
-    """How many of the first letters take no more than ``room`` columns."""
+    """The number of leading letters that fit into ``room`` columns."""
     used = 0
     for count, letter in enumerate(parts):
         used += columns(letter)

@@ -10,12 +10,14 @@ from .boxes import chain
 from .plan_protocol import PlanLike
 from .scene import Scene, plural
 
-LISTED = 4  # nodes listed that forbid a split
-PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that the menu offers
+LISTED = 4  # listed nodes that prevent a split
+PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # in the menu
 
 
 def batch_lines(plan: PlanLike) -> list[str]:
-    """The batch and how it is cut, in a line; what forbids a cut in a second.  None if none was named."""
+    """The batch and its split, as a line; what prevents a split as a second line. None if no batch
+    was named.
+    """
     if plan.batch_size is None:
         return []
     samples = plural(plan.batch_size, "sample")
@@ -28,7 +30,7 @@ def batch_lines(plan: PlanLike) -> list[str]:
 
 
 def blockers(plan: PlanLike) -> list[tuple[str, str]]:
-    """The nodes that forbid a split: which and where, and why with what to do."""
+    """The nodes that prevent a split: name and place, and the reason with advice."""
     result = []
     for node, reason in zip(plan.split.blocked_by, plan.split.reasons):
         text = describe(Blocker(node, reason))
@@ -40,7 +42,7 @@ def blockers(plan: PlanLike) -> list[tuple[str, str]]:
 def batch_json(scene: Scene, recorded: int, split: int | str) -> dict[str, Any] | None:
     """The batch for the page; ``None`` if none was named.
 
-    ``recorded`` is the number of samples that Evaluate runs, ``split`` what it is told of pieces.
+    ``recorded`` is the number of samples that Evaluate runs, ``split`` the option for pieces.
     """
     plan = scene.plan
     if plan.batch_size is None:

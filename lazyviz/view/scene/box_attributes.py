@@ -18,7 +18,7 @@ MIXED = "mixed"
 
 
 class Facts:
-    """Facts of every box of a hierarchy; groups add up what is inside."""
+    """Facts about every box of a hierarchy; groups combine those of their content."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -53,18 +53,18 @@ class Facts:
                 self._modules[parent] = _common(before, module)
 
     def dtype(self, box: Box) -> str:
-        """``"float32"``, ``"mixed"`` for a group of several, ``""`` where nothing is made."""
+        """``"float32"``, ``"mixed"`` for a group with several dtypes, ``""`` if nothing is created."""
         if box not in self._dtypes:
             return ""
         dtype = self._dtypes[box]
         return MIXED if dtype is None else str(dtype).removeprefix("torch.")
 
     def module(self, box: Box) -> str:
-        """The path of the innermost module that holds all of ``box``, ``""`` if there is none."""
+        """The path of the innermost module that contains all of ``box``, ``""`` if there is none."""
         return self._modules.get(box, "")
 
     def held(self, alive: Iterable[AllocationLike]) -> dict[Box, dict[str, int]]:
-        """For each box its bytes in ``alive`` by category: of what its ops made, and of its weights."""
+        """For each box, its bytes in ``alive`` by category: results of its ops, and its weights."""
         result: dict[Box, dict[str, int]] = {}
         of_storage: dict[int, Box] = {}
         for box in self._hierarchy.boxes.values():
@@ -85,7 +85,7 @@ class Facts:
         return result
 
     def _module(self, node: Node) -> str:
-        """The module of an op; of an optimizer's that of the parameter it writes."""
+        """The module of an op; for an optimizer's op, that of the parameter that it writes."""
         if node.phase == "optimizer":
             names = [storage.name for storage in node.writes if storage.role == "parameter"]
             name = names[0] if len(names) == 1 else ""
@@ -96,7 +96,7 @@ class Facts:
 
 
 def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
-    """Integers and booleans do not make a group of one floating dtype a mixed one."""
+    """Integers and booleans do not make a group with one floating dtype mixed."""
     if one is None or other is None or one is other:
         return None if one is not other else one
     computes = [dtype for dtype in (one, other) if dtype.is_floating_point or dtype.is_complex]
@@ -104,7 +104,7 @@ def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype 
 
 
 def _common(one: str, other: str) -> str:
-    """The path that both begin with."""
+    """The common prefix of both paths."""
     parts = []
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:

@@ -16,7 +16,7 @@ FEW_GRADIENTS = 2  # of a weight and a bias, of which the weight's is told
 CARD = (190.0, 296.0)  # least and most width
 CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
 
-# Layer kinds by what the class is called, the first that fits.
+# Layer kinds by class name; the first match counts.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"Attention|Attn")),
     ("embedding", re.compile(r"Embedding")),
@@ -29,7 +29,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def layer_kind(box: Box) -> str:
-    """``"linear"``, ``"attention"``, ...; ``"block"`` of what is none of them."""
+    """``"linear"``, ``"attention"``, ...; ``"block"`` for any other class."""
     if box.phase == "optimizer":
         return "optimizer"
     facts = module_facts(box)
@@ -46,7 +46,7 @@ def count_text(count: int) -> str:
 
 
 def through_text(box: Box, shape: Callable[[Value], str]) -> str:
-    """Shapes of what flows in and out: ``"8×128 → 8×128×256"``; "" where it is not known."""
+    """Shapes of the data that flows in and out: ``"8×128 → 8×128×256"``; "" if unknown."""
     if box.phase == "optimizer":
         return ""
     first, last = box, box
@@ -78,7 +78,7 @@ def _gradients(box: Box) -> list[Value]:
 
 
 def _last(box: Box) -> Value | None:
-    """The last tensor that is made in ``box``."""
+    """The last tensor that is created in ``box``."""
     while box.children:
         ops = [child for child in box.children if child.kind not in ("input", "output", "sync")]
         if not ops:
@@ -88,7 +88,7 @@ def _last(box: Box) -> Value | None:
 
 
 def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
-    """What a module's card has beyond its name: kind, shapes, parameters, and its size."""
+    """The content of a module's card besides its name: kind, shapes, parameters, and its size."""
     if is_small_ops(box):
         return {"size": [round(width(box.label) * 8.6 + 48), CARD_HEIGHTS[0]]}
     facts = module_facts(box)

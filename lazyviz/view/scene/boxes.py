@@ -54,13 +54,13 @@ class Box:
         self.order: list[tuple[Box, Box]] = []
         self.enters: dict[
             Box, list[int]
-        ] = {}  # of a group: what reads tensors from outside it, and their ids
-        self.leaves: dict[Box, list[int]] = {}  # what makes tensors for outside
-        self.entry = False  # reads something made elsewhere in its lane
-        self.exit = False  # makes something read elsewhere in its lane
-        self.saves: dict[int, Value] = {}  # of a forward lane: by storage, what its backward lane reads
-        self.takes: Value | None = None  # the first tensor that comes in, weights aside
-        self.gives: Value | None = None  # the last that is read elsewhere in its lane
+        ] = {}  # for a group: the readers of outside tensors, with the tensors' ids
+        self.leaves: dict[Box, list[int]] = {}  # the ops whose results are read outside
+        self.entry = False  # reads a result from elsewhere in its lane
+        self.exit = False  # creates a result that is read elsewhere in its lane
+        self.saves: dict[int, Value] = {}  # for a forward lane: by storage, what its backward lane reads
+        self.takes: Value | None = None  # the first incoming tensor, other than weights
+        self.gives: Value | None = None  # the last result that is read elsewhere in its lane
 
     @property
     def is_group(self) -> bool:
@@ -72,11 +72,11 @@ class Box:
 
 @dataclass(slots=True)
 class Hierarchy:
-    """The tree of boxes, and the data flow it was made from.
+    """The tree of boxes, and the data flow from which it was built.
 
-    ``box_of[i]`` is the box of node ``i`` (``None`` for a hidden view), ``reads[i]`` the
-    values it reads with what made each (a node position, or ``None`` for one from outside),
-    seen through hidden views, ``behind[i]`` the views hidden behind it.
+    ``box_of[i]`` is the box of node ``i`` (``None`` for a hidden view). ``reads[i]`` has the values that it
+    reads, with the position of the node that created each (``None`` for an outside tensor), seen through
+    hidden views. ``behind[i]`` has the views hidden behind it.
     """
 
     graph: Graph
@@ -86,14 +86,14 @@ class Hierarchy:
     box_of_value: dict[int, Box]
     reads: list[list[tuple[int | None, Value]]]
     behind: dict[int, list[Node]]
-    drawn_of: tuple[object, ...] = ()  # tells the graph, as far as boxes depend on it
+    drawn_of: tuple[object, ...] = ()  # identifies the graph, as far as boxes depend on it
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
-    gradients: dict[Node, list[Node]] | None = None  # of each forward op; found when first asked for
+    gradients: dict[Node, list[Node]] | None = None  # for each forward op; computed on first use
     _readers: list[list[int]] | None = None
     _value_readers: dict[int, list[int]] | None = None
 
     def readers(self, index: int) -> list[int]:
-        """Positions of the drawn nodes that read what node ``index`` made."""
+        """Positions of the drawn nodes that read a result of node ``index``."""
         if self._readers is None:
             self._readers = [[] for _ in self.reads]
             for reader, reads in enumerate(self.reads):
@@ -133,7 +133,7 @@ class Hierarchy:
 
 
 def chain(box: Box) -> list[str]:
-    """Ids from the outermost group down to ``box``: the first of them that is drawn stands for it."""
+    """Ids from the outermost group down to ``box``: the first one that is drawn stands for it."""
     ids: list[str] = []
     current: Box | None = box
     while current is not None:
@@ -143,12 +143,12 @@ def chain(box: Box) -> list[str]:
 
 
 def refused_of(box: Box) -> RefusedOp | None:
-    """The op that ended the recording, of an error's box."""
+    """The op that ended the recording, for an error's box."""
     return box.key if isinstance(box.key, RefusedOp) else None
 
 
 def op_name(node: Node) -> str:
-    """``"addmm"``, ``"_foreach_add_"``, or ``"mylib::op"`` for one that is not ATen's."""
+    """``"addmm"``, ``"_foreach_add_"``, or ``"mylib::op"`` for operators of other libraries."""
     name: str = node.op._schema.name
     if name == RAN_AT_ONCE:
         return node.at_once
@@ -158,7 +158,7 @@ def op_name(node: Node) -> str:
 
 
 def name_of(box: Box) -> str:
-    """Its label with how often it is called or repeated: ``"h.0–5 × 6"``, ``"D · 2 calls"``."""
+    """Its label with the number of calls or repeats: ``"h.0–5 × 6"``, ``"D · 2 calls"``."""
     if box.calls > 1:
         return f"{box.label} · {box.calls} calls"
     return f"{box.label} × {box.repeats}" if box.repeats > 1 else box.label
@@ -178,7 +178,9 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
 
 
 def module_path(node: Node | RefusedOp) -> str:
-    """``"net.transformer.h.0.attn"``, as the user's variables call the model; "" outside of modules."""
+    """``"net.transformer.h.0.attn"``, beginning with the user's variable for the model; "" outside of
+    modules.
+    """
     return ".".join(part for part in (root_name(node.root), node.module) if part)
 
 
@@ -188,12 +190,12 @@ def place_name(node: Node) -> str:
 
 
 def known_path(node: Node) -> str:
-    """``"net.h.0"`` where a variable of the user's has the model, else the path in it: ``"h.0"``."""
+    """``"net.h.0"`` if a user's variable refers to the model, else the path in the model: ``"h.0"``."""
     return module_path(node) if has_variable(node.root) else node.module
 
 
 def module_facts(box: Box) -> ModuleFacts | None:
-    """What is known of the module that ``box`` is; of several alike, of the first."""
+    """What is known of the module that ``box`` represents; of several similar ones, of the first."""
     while box.children and box.repeats > 1 and not box.calls > 1 and box.children[0].name:
         box = box.children[0]
     if not box.name:
@@ -204,7 +206,7 @@ def module_facts(box: Box) -> ModuleFacts | None:
 
 
 def named(box: Box) -> dict[str, Any]:
-    """What a link to ``box`` needs, as JSON: words for it, and the ids that lead to it."""
+    """The data for a link to ``box``, as JSON: its text, and the ids that lead to it."""
     label = box.label
     if box.node is not None:
         label = f"{place_name(box.node)}: {op_name(box.node)}"

@@ -9,25 +9,25 @@ from ...graph.ir import Graph, Node
 from ...graph.modules import root_key
 from .boxes import Box
 
-MOST_CHILDREN = 2000  # of a group in which calls are brought together
-MOST_APART = 8  # calls of one module that had to stay apart, before the others are left as they are
+MOST_CHILDREN = 2000  # in a group whose calls are merged
+MOST_APART = 8  # calls of one module that had to stay separate, before the others are left unmerged
 MOST_CALLED = 64  # modules that are called several times, in one group
 
 
 class Calls:
-    """Which modules are entered anew, as the nodes of a graph are looked at in order."""
+    """The modules that are newly entered, while the nodes of a graph are visited in order."""
 
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
         self._entered: set[tuple[object, str]] = set()
 
     def pass_by(self, index: int) -> None:
-        """The node ``index`` is next; what was entered counts until :meth:`taken`."""
+        """Visit node ``index``; newly entered modules accumulate until :meth:`taken`."""
         for root, path in self._calls.get(index, ()):
             self._entered.add((root_key(root), path))
 
     def taken(self) -> set[tuple[object, str]]:
-        """Modules entered since the last time."""
+        """The modules entered since the last call."""
         entered, self._entered = self._entered, set()
         return entered
 
@@ -35,9 +35,10 @@ class Calls:
 def merge_calls(
     group: Box, reads: Sequence[Sequence[tuple[int | None, object]]], box_of: list[Box | None]
 ) -> None:
-    """Bring the calls of one module among the children of ``group`` together as one box with a part each.
+    """Merge the calls of one module among the children of ``group`` into one box, with one part for each
+    call.
 
-    Left as they are: calls between which something else has to run, as the steps of a recurrent cell.
+    Calls are not merged if something else has to run between them, like the steps of a recurrent cell.
     """
     children = group.children
     by_key: dict[object, list[int]] = {}
@@ -74,7 +75,7 @@ def merge_calls(
 def _flow(
     group: Box, reads: Sequence[Sequence[tuple[int | None, object]]], box_of: list[Box | None]
 ) -> list[set[int]]:
-    """For each child of ``group`` the children that read what it makes."""
+    """For each child of ``group``, the children that read its results."""
     place = {child: position for position, child in enumerate(group.children)}
     after: list[set[int]] = [set() for _ in group.children]
     for child, position in place.items():
@@ -99,7 +100,7 @@ def _nodes(box: Box) -> list[Node]:
 
 
 def _joined_without_a_cycle(after: list[set[int]], first: int, later: int) -> bool:
-    """Whether no way leads from the one to the other over a third."""
+    """Whether no path leads from the one to the other over a third."""
     for start, goal in ((first, later), (later, first)):
         stack = [each for each in after[start] if each != goal]
         seen = set(stack)
@@ -124,7 +125,7 @@ def _contract(after: list[set[int]], kept: int, gone: int) -> None:
 
 
 def _in_order(after: list[set[int]], places: set[int]) -> list[int]:
-    """The places so that data flows forward, else as they were."""
+    """The positions in an order in which data flows forward, otherwise unchanged."""
     before = dict.fromkeys(places, 0)
     for place in places:
         for following in after[place]:

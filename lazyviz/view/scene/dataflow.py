@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ...graph.ir import Graph, Node, Phase, Value
 from ...graph.modules import full_name
 
-# For each node the values it reads, each with the position of the node that made it.
+# For each node, the values that it reads, each with the position of the node that created it.
 Reads = list[list[tuple["int | None", Value]]]
 
-_KEPT = ("parameter", "buffer", "optimizer")  # roles of what outlives a step
+_KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
-# Only metadata, though the schema does not call them views.
+# These only change metadata, although the schema does not declare them as views.
 LIKE_VIEWS = {
     "aten::_conj",
     "aten::_reshape_alias",
@@ -23,7 +23,7 @@ LIKE_VIEWS = {
 
 
 def hidden_views(graph: Graph) -> list[bool]:
-    """Which nodes only view memory, and so hide behind their consumer."""
+    """The nodes that only view memory, and are therefore hidden behind their consumer."""
     by_op: dict[object, bool] = {}
     hidden = []
     for node in graph.nodes:
@@ -35,11 +35,11 @@ def hidden_views(graph: Graph) -> list[bool]:
 
 
 def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]]]:
-    """What each node reads, seen through hidden views; the views behind each."""
+    """The values that each node reads, seen through hidden views; and the views behind each node."""
     nodes = graph.nodes
     reads: Reads = []
     behind: dict[int, list[Node]] = {}
-    waiting: dict[int, list[Node]] = {}  # hidden views, by the id of the value they make
+    waiting: dict[int, list[Node]] = {}  # hidden views, by the id of their result
     writer: dict[int, int] = {}  # last node that wrote a storage in place
     origin: dict[int, tuple[int | None, Value]] = {}  # of hidden nodes
     for index, node in enumerate(nodes):
@@ -75,10 +75,10 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
 
 
 def steps_of(graph: Graph) -> list[int]:
-    """The training step of each node: a new one starts with the first forward op after a backward.
+    """The training step of each node: a new step starts with the first forward op after a backward pass.
 
-    Only one with a backward of its own is a step; what merely looks at the results of the last
-    step belongs to that.
+    Only ops with their own backward pass start a step; ops that only read results of the last step belong to
+    that one.
     """
     steps: list[int] = []
     step, after, begin = 0, False, 0
@@ -94,9 +94,10 @@ def steps_of(graph: Graph) -> list[int]:
 
 
 def _repeating(graph: Graph, steps: list[int]) -> list[int]:
-    """The same, if steps come again; several that differ, as of two models that train in turn, are one.
+    """The same if steps repeat; several that differ, as those of two alternately trained models, count as
+    one.
 
-    What an optimizer does does not count: it makes its state in the first step.
+    Ops of an optimizer are ignored, because it creates its state in the first step.
     """
     content: dict[int, list[object]] = {}
     for node, step in zip(graph.nodes, steps, strict=True):
@@ -118,10 +119,11 @@ def _repeating(graph: Graph, steps: list[int]) -> list[int]:
 
 
 def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
-    """The lane of each node: its phase, and forward for what makes the forward pass's inputs.
+    """The lane of each node: its phase, or forward for nodes that create inputs of the forward pass.
 
-    ``torch.randn`` is no part of the forward pass by itself, but what the model reads is drawn with it.
-    A parameter's first values, and moving them to a device, are not: that is making a model.
+    ``torch.randn`` by itself does not belong to the forward pass, but tensors that the model reads are drawn
+    with it. Initializing parameters and moving them to a device do not belong to it, because they create the
+    model.
     """
     nodes = graph.nodes
     lanes: list[Phase] = [node.phase for node in nodes]
@@ -208,7 +210,7 @@ def _is_copy(node: Node, counters: set[int]) -> bool:
 def crowded_lanes(
     graph: Graph, hidden: list[bool], steps: list[int], lanes: Sequence[Phase]
 ) -> set[tuple[int, str]]:
-    """The (step, phase) lanes with more loose ops than a picture can bear."""
+    """The (step, phase) lanes with too many loose ops for a picture."""
     loose: dict[tuple[int, str], int] = {}
     for index, node in enumerate(graph.nodes):
         if not node.root and not node.module and not hidden[index]:
@@ -220,9 +222,8 @@ def crowded_lanes(
 def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
     """For each optimizer op, the key and label of the update it is part of.
 
-    An op that writes parameters belongs to the update of those; one that only serves a
-    single update, from the same line (making or changing its state), belongs to that.
-    The rest is grouped by source line.
+    An op that writes parameters belongs to their update. An op that serves only one update, at the same line
+    (creating or changing its state), belongs to that update. The others are grouped by source line.
     """
     result: dict[int, tuple[object, str]] = {}
     serves: dict[int, tuple[object, str, object] | None] = {}  # by storage id; None: several updates

@@ -26,7 +26,7 @@ CONSTANT_CHARS = 160
 
 
 def source_json(source: SourceLine | None) -> dict[str, Any] | None:
-    """A source line for the page; of the file only its name, which is what the user knows it by."""
+    """A source line for the page; only the name of the file, by which the user knows it."""
     if source is None:
         return None
     file = source.short.rpartition(":")[0]
@@ -80,7 +80,8 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
 
 
 def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
-    """What our run holds during the node at ``position``, as JSON: by category, and the largest one by one.
+    """The storages that a lazyviz run holds during the node at ``position``, as JSON: by category, and the
+    largest ones individually.
 
     Raises ``IndexError`` if there is no such node.
     """
@@ -91,7 +92,8 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
         row["keeper"] = keeper(allocation)
     node = moment.node
     box = scene.near(node)
-    if box is None or box.phase != node.phase:  # a view whose reader is far off, as the gradient that is kept
+    # A view whose reader is far away, such as a gradient that is kept.
+    if box is None or box.phase != node.phase:
         box = _box_before(scene.hierarchy, node)
     return {
         "position": position,
@@ -106,7 +108,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
 
 
 def _communication(node: Node) -> list[list[str]]:
-    """Of a collective: in which group, how large it is and what this rank sends."""
+    """For a collective: its group, its size, and the bytes that this rank sends."""
     found = collective_of(node)
     if found is None:
         return []
@@ -251,7 +253,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
 
 
 def _flows(scene: Scene, nodes: Sequence[Node], box: Box) -> list[dict[str, Any]]:
-    """What crosses lanes to or from these nodes: saved activations, gradients, parameters."""
+    """The data that crosses lanes to or from these nodes: saved activations, gradients, parameters."""
     hierarchy = scene.hierarchy
     lane = _lane(box)
     whole = box.is_group
@@ -307,7 +309,7 @@ def _lane(box: Box) -> Box | None:
 
 
 def _near_lane(box: Box) -> Box:
-    """The ancestor of ``box`` that stands directly in its lane."""
+    """The ancestor of ``box`` that is a direct child of its lane."""
     current = box
     while current.parent is not None and current.parent.kind != "lane":
         current = current.parent
@@ -315,7 +317,7 @@ def _near_lane(box: Box) -> Box:
 
 
 def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
-    """The box of ``node``, or of what reads it if it is a hidden view."""
+    """The box of ``node``, or of its reader if it is a hidden view."""
     nodes = hierarchy.graph.nodes
     if not (0 <= node.index < len(nodes)) or nodes[node.index] is not node:
         return None
@@ -384,7 +386,7 @@ def _constant(argument: object) -> str:
 
 
 def lifetime_of(scene: Scene, box: Box) -> list[list[int]]:
-    """The positions [start, stop) at which what ``box`` makes is held; of a group, at which its ops run."""
+    """The positions [start, stop) at which results of ``box`` are held; for a group, at which its ops run."""
     if box.node is not None:
         return _lifetime(scene, [value.storage for value in box.node.outputs])
     if box.values:
@@ -393,7 +395,9 @@ def lifetime_of(scene: Scene, box: Box) -> list[list[int]]:
 
 
 def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
-    """The positions [start, stop) at which our run holds the largest of ``storages``; in pieces, several."""
+    """The positions [start, stop) at which a lazyviz run holds the largest of ``storages``; several in
+    pieces.
+    """
     if not storages:
         return []
     held = scene.plan.held(max(storages, key=lambda each: each.nbytes))
@@ -401,7 +405,7 @@ def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
 
 
 def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
-    """The positions [start, stop) from the first to the last of these nodes; in pieces, of each part."""
+    """The positions [start, stop) from the first to the last of these nodes; in pieces, for each part."""
     starts = [start for start, _ in scene.plan.split.ranges]
     ranges: dict[int, list[int]] = {}
     places = scene.places()

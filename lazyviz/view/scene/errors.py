@@ -27,7 +27,7 @@ def find_error(root: Box) -> Box | None:
 def makers_of(
     box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
 ) -> Iterator[tuple[Value, Box | None]]:
-    """The inputs of the refused op as they are before views, each with the box that it comes from."""
+    """The inputs of the refused op before views, each with the box that it comes from."""
     refused = refused_of(box)
     for value in refused.inputs if refused is not None else ():
         source = value
@@ -52,7 +52,7 @@ def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
 def open_error(
     box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
 ) -> list[Box]:
-    """Draw what the refused op was given from outside; gives the groups to open so that it is seen."""
+    """Draw the outside inputs of the refused op; returns the groups to open so that it is visible."""
     parent = box.parent
     assert parent is not None
     for value, maker in list(makers_of(box, graph, reads, box_of, box_of_value)):
@@ -83,9 +83,11 @@ def open_error(
 
 
 def error_json(box: Box, message: str) -> dict[str, Any]:
-    """What the card of the refused op says: its inputs' shapes, the sizes that do not fit marked, and why.
+    """The content of the refused op's card: its inputs' shapes, with the mismatched sizes marked, and the
+    reason.
 
-    ``given`` has for each input the id of its value, and its shape in parts, each with whether it clashes.
+    For each input, ``given`` has the id of its value, and its shape in parts, each with whether it
+    mismatches.
     """
     refused = refused_of(box)
     assert refused is not None

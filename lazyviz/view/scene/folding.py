@@ -6,18 +6,17 @@ import math
 
 from .boxes import Box
 
-MAX_PERIOD = 32  # longest sequence of boxes that is looked for again right after itself
+MAX_PERIOD = 32  # longest sequence of boxes that is searched for a repetition right after itself
 
 
 def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
     """The children of ``parent`` with each repeated sequence as one box.
 
-    Two or more equal groups in a row become one box that stands for them (``x 12``); a
-    sequence of several boxes, or of single ops, has to come three times, as a loop's does.
-    Opened, the box shows its members.
+    Two or more consecutive equal groups become one box that represents them (``x 12``). A sequence of several
+    boxes, or of single ops, must occur three times, as in a loop. When opened, the box shows its members.
     """
     children = parent.children
-    if parent.repeats > 1:  # folded already
+    if parent.repeats > 1:  # already folded
         return children
     hashes = [child.shape_hash for child in children]
     total = len(children)
@@ -33,7 +32,7 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
         result.append(_fold(parent, members, period, repeats))
         at += period * repeats
     if len(result) == 1 and result[0].repeats > 1 and parent.kind == "module" and parent.parent is not None:
-        # The whole group is one repeat: it is the fold.
+        # The whole group is one repetition, so it becomes the fold.
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
@@ -46,7 +45,9 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
 
 
 def show_one_step(root: Box) -> None:
-    """Of a loop's folded steps the first stands beside the others, which are one box: it is opened first."""
+    """The first of a loop's folded steps is separate from the others, which are one box: it is opened
+    first.
+    """
     if not any(child.kind == "step" for child in root.children):
         return
     fold = max(root.children, key=lambda box: box.ops / box.repeats)
@@ -68,7 +69,7 @@ def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
         if outer.key[0] in ("line", "update"):
             return outer.label
         if only_model:
-            return inner.label  # the one model of its lane needs no name
+            return inner.label  # the only model of its lane needs no name
     return join(outer.label, inner.label)
 
 
@@ -81,7 +82,9 @@ def join(outer: str, inner: str) -> str:
 
 
 def _best(hashes: list[int], children: list[Box], at: int) -> tuple[int, int]:
-    """The period and number of repeats that cover most from ``at`` on; ``(1, 1)`` if nothing repeats."""
+    """The period and number of repeats that cover most boxes from ``at`` on; ``(1, 1)`` if nothing
+    repeats.
+    """
     best = (1, 1)
     count = len(hashes)
     for period in range(1, min(MAX_PERIOD, (count - at) // 2) + 1):
@@ -118,7 +121,7 @@ def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
 
 
 def _fold_sequences(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
-    """A sequence that comes again: named after the modules in it, where they are others each time."""
+    """A repeated sequence: named after the modules in it, if these differ each time."""
     phase = members[0].phase
     fold = Box("step", "step", phase, parent)
     named = [at for at in range(period) if members[at].name and members[at].name != members[at + period].name]
@@ -139,13 +142,13 @@ def _fold_sequences(parent: Box, members: list[Box], period: int, repeats: int) 
 
 
 def _name_range(box: Box, first: Box, last: Box) -> None:
-    """``net.h.0–5`` of boxes that are modules."""
+    """``net.h.0–5`` for boxes that are modules."""
     if first.name and last.name:
         box.name, box.root = _range([first.name, last.name]), first.root
 
 
 def count(box: Box) -> None:
-    """Set what a group's children add up to."""
+    """Set the totals of a group's children."""
     box.ops = sum(child.ops for child in box.children)
     box.nbytes = sum(child.nbytes for child in box.children)
     box.syncs = sum(child.syncs for child in box.children)
@@ -153,7 +156,7 @@ def count(box: Box) -> None:
 
 
 def _range(labels: list[str]) -> str:
-    """``["h.0", ..., "h.11"]`` -> ``"h.0–11"``; one label for all stays as it is."""
+    """``["h.0", ..., "h.11"]`` -> ``"h.0–11"``; a label that all share is unchanged."""
     first, last = labels[0], labels[-1]
     if first == last:
         return first
@@ -173,9 +176,9 @@ def _range(labels: list[str]) -> str:
 
 
 def chunk(parent: Box, limit: int) -> list[Box]:
-    """The children of ``parent`` in consecutive runs, at most ``limit`` of them.
+    """The children of ``parent`` as at most ``limit`` consecutive runs.
 
-    Runs of runs, if need be: no group ends up with more than ``limit`` children.
+    If necessary, runs are nested, so that no group has more than ``limit`` children.
     """
     boxes = parent.children
     while len(boxes) > limit:

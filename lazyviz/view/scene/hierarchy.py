@@ -38,9 +38,9 @@ from .loops import name_loops
 from .names import Result, add_results, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
 
-MAX_CHILDREN = 64  # children of one group; more are cut into runs
+MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
-MAX_ENDS = 8  # tensors of which it is noted where in a group they come from or go to, for each box
+MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
 SHOWN_BOXES = 24  # a backward lane shows the parts that the forward pass shows up to this many boxes
@@ -56,7 +56,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
 
     ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
     """
-    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # which are never hidden
+    failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # these are never hidden
     drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views, id(graph.raised))
     if drawn is not None and drawn.drawn_of == drawn_of:
         return drawn
@@ -168,7 +168,9 @@ def _place_refused(
     latest: dict[tuple[Box, object], Box],
     child: Callable[[Box, Step, str, str], Box],
 ) -> None:
-    """A box for the op that ended the recording, after all others; ``step``: of several, the last."""
+    """A box for the op that ended the recording, after all others; ``step``: the last one, if there are
+    several.
+    """
     refused = graph.raised.refused if graph.raised is not None else None
     if refused is None:
         return
@@ -187,15 +189,15 @@ def _place_refused(
 
 
 def _may_take(known: Box, parent: Box, phase: str, sources: Sequence[Box]) -> bool:
-    """Whether a node of ``phase`` may go into ``known``: what it reads has to stand before or at that box."""
-    if phase == "forward":  # a module called again is drawn again
+    """Whether a node of ``phase`` may go into ``known``: its inputs must come before or be in that box."""
+    if phase == "forward":  # a module that is called again is drawn again
         return known is parent.children[-1]
     here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
     return all(box.position <= known.position for box in here)
 
 
 def _below(box: Box, ancestor: Box) -> Box | None:
-    """The child of ``ancestor`` that holds ``box``, if it does."""
+    """The child of ``ancestor`` that contains ``box``, if any."""
     current: Box | None = box
     while current is not None and current.depth > ancestor.depth + 1:
         current = current.parent
@@ -203,7 +205,7 @@ def _below(box: Box, ancestor: Box) -> Box | None:
 
 
 class Step(NamedTuple):
-    """One box on the way from the root to an op; ``name`` and ``call`` are of a module's."""
+    """One box on the path from the root to an op; ``name`` and ``call`` are set for modules."""
 
     key: object
     kind: Kind
@@ -223,7 +225,7 @@ def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bo
     parts = [*outer, *(node.module.split(".") if node.module else [])]
     key, name = root_key(node.root), ""
     for at, part in enumerate(parts):
-        # An item of a list or a sequence has only a number for a name.
+        # An item of a list or a sequence has only a number as its name.
         label = f"{parts[at - 1]}.{part}" if at and part.isdigit() else part
         name = f"{name}.{part}" if name else part
         call = (key, ".".join(parts[len(outer) : at + 1])) if at >= len(outer) - 1 else None
@@ -269,11 +271,12 @@ def _simplify(root: Box) -> None:
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
-        if box.phase == "optimizer":  # the parameters' shapes differ, what is done to them does not
+        if box.phase == "optimizer":  # the shapes of parameters differ, but not the ops on them
             parts = [child.node.op if child.node is not None else child.shape_hash for child in box.children]
             box.shape_hash = hash(tuple(parts))
         else:
-            alike = _NUMBER.sub("*", box.name)  # layers of one list are, two models of one class are not
+            # Layers of one list are equal, two models of one class are not.
+            alike = _NUMBER.sub("*", box.name)
             box.shape_hash = hash((alike, *(child.shape_hash for child in box.children)))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box, only_model=box.parent in one_model)
@@ -290,14 +293,14 @@ def _models(lane: Box) -> set[object]:
 
 
 def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
-    """Calls of one module are one box, and what the backward pass does for them, too."""
+    """Merge calls of one module into one box, and likewise their backward passes."""
     for box in _bottom_up(root):
         if box.phase != "optimizer" and box.kind in ("lane", "module") and len(box.children) > 1:
             merge_calls(box, reads, box_of)
 
 
 def _open_models(root: Box) -> list[Box]:
-    """Let lanes show what is inside their models, as long as that stays a short list; returns what is open.
+    """Let lanes show the content of their models as long as that is a short list; returns the opened groups.
 
     A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
     Inside a model the parts of its biggest modules take their place.  What the forward pass shows the parts
@@ -348,7 +351,7 @@ def _open_lane(lane: Box, shown: set[str]) -> list[Box]:
         for part in chosen.children:
             part.parent = group
             named = part.kind == "module" and not is_small_ops(part)
-            # A number says nothing without what it counts.
+            # A number needs the name of what it counts.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
@@ -363,7 +366,7 @@ def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str]) -> int:
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
-    """A box for each tensor from outside where it is first read, and for named results."""
+    """A box for each outside tensor at its first reader, and for named results."""
     box_of_value: dict[int, Box] = {}
     first: dict[int, tuple[Box, Value]] = {}
     wanted: dict[tuple[Box, Box, str], list[Value]] = {}  # (group, consumer in it, role) -> values
@@ -391,7 +394,8 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                     at = at.parent
                 wanted.setdefault((group, at, role), []).append(value)
     before: dict[Box, dict[Box, list[Box]]] = {}
-    # After a sync point its results come from outside: what has no name is called as the op that made it.
+    # After a sync point, its results are outside tensors: unnamed ones are named after the op that created
+    # them.
     ran = [node for node in graph.nodes if node.state == "done"] if graph.sync_points else []
     maker_of = {storage.id: op_name(node) for node in ran for storage in node.made}
     for (group, at, role), values in wanted.items():
@@ -403,7 +407,7 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                 or maker_of.get(part[0].storage.origin.id, role)
             )
             if group.name and role in ("parameter", "buffer"):
-                label = label.rpartition(".")[2]  # the module's own name is around it
+                label = label.rpartition(".")[2]  # the module's own name is in the box around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
             box = Box("input", label, group.phase, group)
             box.key = role
@@ -422,7 +426,7 @@ def _plural(role: str) -> str:
 
 
 def _cut_and_number(root: Box) -> None:
-    """Cut groups that are too long, then set parents, positions and depths anew."""
+    """Divide groups that are too long, then set parents, positions and depths again."""
     stack = [root]
     while stack:
         box = stack.pop()
@@ -447,8 +451,8 @@ def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
                     and maker.key in ("parameter", "buffer")
                     and not _within(reader, maker.parent)
                 ):
-                    # A weight that every pass of a loop reads is drawn with the first: it does not flow
-                    # from one pass to the others.
+                    # A weight that every iteration of a loop reads is drawn with the first: it does not flow
+                    # from one iteration to the others.
                     continue
             else:
                 maker = hierarchy.box_of[producer]
@@ -501,7 +505,7 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
 
 
 def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
-    """``value`` goes into the group around ``box`` to it, or out of the group from it."""
+    """``value`` enters the group around ``box`` towards it, or leaves the group from it."""
     assert box.parent is not None
     ends = (box.parent.leaves if leaving else box.parent.enters).setdefault(box, [])
     if len(ends) < MAX_ENDS and value.id not in ends:
@@ -509,7 +513,9 @@ def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
 
 
 def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:
-    """What goes into a group first and out of it last, as it is seen there: ``views`` may stand between."""
+    """The first tensor that enters a group, and the last that leaves it, as seen there: there may be
+    ``views`` in between.
+    """
     if not views:
         for box in left:
             box.gives = value
@@ -532,7 +538,7 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
 
 
 def _order_syncs(syncs: list[Box]) -> None:
-    """A sync point stands after all that was recorded before it, and before all after it."""
+    """A sync point comes after everything that was recorded before it, and before everything after it."""
     for sync in syncs:
         group = sync.parent
         if group is None:
@@ -545,7 +551,7 @@ def _order_syncs(syncs: list[Box]) -> None:
 
 
 def _name(hierarchy: Hierarchy, opened: Sequence[Box]) -> None:
-    """Ids, and which groups are open from the start: models, and of several steps the longest run."""
+    """Ids, and the groups that are open at first: models, and the longest repetition of several steps."""
     groups = 0
     stack = [hierarchy.root]
     while stack:

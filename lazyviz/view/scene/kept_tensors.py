@@ -15,11 +15,11 @@ MOST = 24  # pairs of boxes, the largest first
 def kept_json(scene: Scene) -> list[dict[str, Any]]:
     """The largest tensors kept for the backward pass, summed by the boxes of the first picture.
 
-    Each pair has the ids of boxes from the outermost one to its maker's and to its reader's (``from``,
-    ``to``), and its bytes under the plan that is shown, also in words.
+    Each pair has the ids of boxes from the outermost one to the producer's and to the reader's box (``from``,
+    ``to``), and its bytes under the displayed plan, also as text.
     """
     if scene.plan.split.pieces > 1:
-        return []  # each piece keeps its own, and frees it before the next one
+        return []  # each piece keeps its own tensors, and frees them before the next one
     opened = {box.id for box in scene.opened()}
     hierarchy = scene.hierarchy
     behind = {view.index: at for at, views in hierarchy.behind.items() for view in views}
@@ -44,7 +44,7 @@ def kept_json(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _drawn(box: Box | None, opened: set[str]) -> Box | None:
-    """The outermost box around ``box``, or itself, that is closed in the first picture."""
+    """The outermost closed box around ``box``, or itself, in the first picture."""
     found = box
     while box is not None and box.parent is not None:
         if box.parent.id in opened:

@@ -48,7 +48,7 @@ def _together(names: list[str]) -> str:
 
 
 def _shared(names: list[str]) -> str:
-    """The path that all names begin with, which is left out; nothing of a single name."""
+    """The path that all names begin with, which is omitted; empty for a single name."""
     parts: list[str] = []
     for same in zip(*(name.split(".")[:-1] for name in names)):
         if len(set(same)) > 1:
@@ -69,7 +69,7 @@ def _class(box: Box) -> str:
 
 
 def _is_layer(box: Box) -> bool:
-    """Whether ``box`` is a module, drawn by itself, with no module of the user's in it."""
+    """Whether ``box`` is a module, drawn as one box, that contains no user-defined module."""
     if box.kind != "module" or not box.name or box.phase == "optimizer":
         return False
     if box.repeats > 1 and box.calls == 1:
@@ -107,12 +107,14 @@ def _row(scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key by which ``layers.10`` comes after ``layers.9``."""
+    """A key that sorts ``layers.10`` after ``layers.9``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]
 
 
 def _ending(path: str, room: int) -> str:
-    """The path without as many of its first parts as it takes to fit: what tells layers apart comes last."""
+    """The path without as many of its first parts as necessary to fit, because the last parts distinguish
+    layers.
+    """
     rest = path
     while len(rest) > room and "." in rest:
         rest = rest.partition(".")[2].removeprefix("*.")

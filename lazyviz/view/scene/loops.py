@@ -58,7 +58,7 @@ def _nodes(box: Box) -> Iterator[Node]:
 
 
 def _line_in(node: Node, file: str) -> SourceLine | None:
-    """The line in ``file`` that ran the node: its own, or the outermost that called it."""
+    """The line in ``file`` that ran the node: its own, or the outermost caller."""
     sources: Sequence[SourceLine] = [*([node.source] if node.source is not None else []), *node.callers]
     return next((source for source in reversed(sources) if source.file == file), None)
 

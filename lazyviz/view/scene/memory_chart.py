@@ -20,14 +20,14 @@ from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 
 CHART_POINTS = 240
-MOST_PHASES = 64  # stretches of one phase that are told apart on the axis
+MOST_PHASES = 64  # sections of one phase that are distinguished on the axis
 LISTED = 40  # allocations listed for one moment
 
 
 def verdict(plan: PlanLike) -> tuple[str, str]:
     """The verdict's attribute value (``fits``, ``too-big``, ``unknown``) and its text.
 
-    What is needed is more than the tensors' peak where a CUDA allocator and context are counted
+    The needed bytes exceed the tensors' peak if a CUDA allocator and context are counted
     (:func:`needed_for`).
     """
     need = format_bytes(plan.needed_bytes)
@@ -43,7 +43,7 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
     over = plan.needed_bytes - plan.capacity_bytes
     if probably:
         return "too-big", f"Probably too big{cut}: {words}"
-    if over <= 0:  # enough memory, but not in one piece
+    if over <= 0:  # enough memory, but fragmented
         return "too-big", f"Too big{cut}, in fragments: {words}" if cut else f"Too big in fragments: {words}"
     return "too-big", f"Too big by {format_bytes(over)}{cut}: {words}"
 
@@ -85,14 +85,14 @@ def needed_for(plan: PlanLike) -> str:
 
 
 def _borrowed(plan: PlanLike) -> str:
-    """What a plan for another device than the tensors' does not know."""
+    """What is unknown in a plan for another device than that of the tensors."""
     if not plan.borrowed:
         return ""
     return f"Recorded on {plan.recorded_device}; {plan.device} may choose kernels that save other tensors."
 
 
 def _pieces(split: SplitPlan) -> list[list[Any]]:
-    """Where pieces begin in the chart, and what they are called; "" where whole nodes go on."""
+    """The positions at which pieces begin in the chart, with their names; "" where whole nodes continue."""
 
     def name(piece: int) -> str:
         alike = split.pieces - SHOWN
@@ -104,9 +104,10 @@ def _pieces(split: SplitPlan) -> list[list[Any]]:
 
 
 def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """The memory chart: the whole run's points, the peak, what is alive there, and the verdict.
+    """The memory chart: the points of the whole run, the peak, the storages that are alive there, and the
+    verdict.
 
-    ``measured`` is what runs held, as ``(node_index, bytes)`` in the order in which the nodes ran.
+    ``measured`` has the bytes that runs held, as ``(node_index, bytes)`` in the order in which the nodes ran.
     """
     plan = scene.plan
     count = len(plan.timeline)
@@ -173,9 +174,10 @@ def stretches(scene: Scene) -> list[tuple[str, int]]:
 
 
 def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | None = None) -> dict[str, Any]:
-    """Up to 240 points of the chart from position ``start`` to before ``stop``, each its range's peak.
+    """Up to 240 points of the chart from position ``start`` to before ``stop``, each with its range's peak.
 
-    ``bytes`` has a list for each category that :func:`memory_json` names, ``ops`` what runs at each point.
+    ``bytes`` has a list for each category that :func:`memory_json` names, ``ops`` has what runs at each
+    point.
     """
     plan = scene.plan
     timeline = plan.timeline
@@ -210,7 +212,9 @@ def spans(start: int, stop: int) -> list[range]:
 
 
 def _way_to(scene: Scene, node: Node) -> str:
-    """Ids from the outermost group to the box of ``node``; of a hidden view, to the next op that is drawn."""
+    """Ids from the outermost group to the box of ``node``; for a hidden view, to that of the next
+    drawn op.
+    """
     following = scene.hierarchy.box_of[node.index : node.index + 16]
     box = next((box for box in following if box is not None), None)
     return " ".join(chain(box)) if box is not None else ""
@@ -219,7 +223,7 @@ def _way_to(scene: Scene, node: Node) -> str:
 def range_json(
     scene: Scene, start: int, stop: int, measured: Sequence[tuple[int, int]] = ()
 ) -> dict[str, Any]:
-    """The points of a part of the run, and what is made there: the largest allocations with their shares."""
+    """The points of a part of the run, and its allocations: the largest ones, with their shares."""
     plan = scene.plan
     made = plan.made(start, stop)
     total = sum(each.nbytes for each in made)
@@ -238,9 +242,9 @@ def range_json(
 
 
 def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | None] | None:
-    """What was measured at each position of the plan's timeline; ``None`` if that is of another run.
+    """The bytes measured at each position of the plan's timeline; ``None`` if they belong to another run.
 
-    A node that runs in several pieces has several positions; what ran again counts the last time.
+    A node that runs in several pieces has several positions; of repeated runs, the last one counts.
     """
     if not measured or plan.batch_size != plan.recorded_batch_size:
         return None
@@ -270,7 +274,7 @@ def comparison(
 ) -> str:
     """Text that compares the measured with the projected peak; "" if nothing was measured.
 
-    ``in_parts``: it ran in several parts, as sync points have it.
+    ``in_parts``: it ran in several parts, because of sync points.
     """
     if not measured:
         return ""
@@ -289,7 +293,7 @@ def comparison(
     projected = plan.tensor_peak_bytes if alone else plan.peak_bytes
     more = peak - projected
     words = "as projected"
-    if abs(more) > projected / 2000:  # a few bytes are no difference
+    if abs(more) > projected / 2000:  # a few bytes do not count as a difference
         side = "above" if more > 0 else "below"
         share = abs(more) / max(projected, 1)
         words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"
@@ -321,7 +325,9 @@ def alive_json(scene: Scene, allocations: Sequence[AllocationLike]) -> list[dict
 
 
 def alive_name(allocation: AllocationLike) -> str:
-    """A weight's name or the module that made it, with the name of its model; "" outside of modules."""
+    """A weight's name, or the module that created the tensor, with the name of its model; "" outside of
+    modules.
+    """
     if name := getattr(allocation, "name", ""):
         return full_name(name)
     node = allocation.node

@@ -20,18 +20,18 @@ COUNTED = ("flops", "time")
 
 
 def number_text(number: float) -> str:
-    """``0.12345`` -> ``"0.1235"``, at most four digits that count."""
+    """``0.12345`` -> ``"0.1235"``, with at most four significant digits."""
     return f"{number:.4g}"
 
 
 def span_text(span: Span) -> str:
-    """``"0.12"``, and of a group of boxes with several ``"0.12 to 3.4"``."""
+    """``"0.12"``, or ``"0.12 to 3.4"`` for a group of boxes with several numbers."""
     least, most = map(number_text, span)
     return least if least == most else f"{least} to {most}"
 
 
 class Numbers:
-    """The numbers of one graph's boxes, found when they are first asked for."""
+    """The numbers of one graph's boxes, computed on first use."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -51,7 +51,7 @@ class Numbers:
         return next(reversed(list(self.annotations)), None)
 
     def of(self, box: Box, plan: PlanLike) -> dict[str, list[Any]]:
-        """By key the least, the most and the words of what is known of ``box``, as JSON."""
+        """By key, the minimum, the maximum and the text of the numbers of ``box``, as JSON."""
         result: dict[str, list[Any]] = {}
         for key in COUNTED:
             number = self.sums(key, plan).get(box) if key in self.asked else None
@@ -62,19 +62,19 @@ class Numbers:
         return result
 
     def notes_of(self, box: Box) -> dict[str, Span]:
-        """By name what annotations say of ``box``."""
+        """By name, the annotations of ``box``."""
         found = ((name, self.spans(name).get(box)) for name in self.annotations)
         return {name: span for name, span in found if span is not None}
 
     def notes_json(self) -> list[list[Any]]:
-        """The annotations there are: name, least, most, and these in words."""
+        """The annotations: name, minimum, maximum, and these as text."""
         return [
             [each.name, each.least, each.most, number_text(each.least), number_text(each.most)]
             for each in self.annotations.values()
         ]
 
     def spans(self, name: str) -> Mapping[Box, Span]:
-        """The boxes with a number under ``name``: their own, or the least and the most inside."""
+        """The boxes with a number under ``name``: their own, or the minimum and the maximum inside."""
         given = self.annotations[name]
         known = self._notes.get(name)
         if known is None or known[0] is not given:
@@ -82,7 +82,7 @@ class Numbers:
         return known[1]
 
     def sums(self, key: str, plan: PlanLike) -> Mapping[Box, float]:
-        """FLOPs of boxes, or the seconds that a plan projects for them; of what is not known, nothing."""
+        """FLOPs of boxes, or the seconds that a plan projects for them; unknown ones are omitted."""
         basis: object = plan.time if key == "time" else plan.batch_size
         known = self._sums.get(key)
         if known is None or (known[0] is not basis and known[0] != basis):
@@ -106,7 +106,7 @@ class Numbers:
         return result
 
     def _box_at(self, index: int) -> Box | None:
-        """The box of a node, or the one that it hides behind."""
+        """The box of a node, or the one that it is hidden behind."""
         box = self._hierarchy.box_of[index]
         if box is not None:
             return box
@@ -153,7 +153,7 @@ def _is_module(box: Box) -> bool:
 
 
 def _boxes_by_module(boxes: Iterable[Box], names: Collection[str]) -> dict[str, list[Box]]:
-    """By name the boxes of modules; in a lane without one, that of its only part, which stands for it."""
+    """By name, the boxes of modules; in a lane without one, that of its only part, which represents it."""
     own: dict[tuple[str, Box | None], list[Box]] = {}
     parts: dict[tuple[str, Box | None], list[Box]] = {}
     for box in boxes:

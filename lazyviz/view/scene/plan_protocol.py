@@ -33,7 +33,7 @@ class AllocationLike(Protocol):
 
 
 class PlanLike(Protocol):
-    """What the picture needs of a plan.  Sizes are bytes."""
+    """The parts of a plan that pictures need. Sizes are bytes."""
 
     @property
     def peak_bytes(self) -> int: ...

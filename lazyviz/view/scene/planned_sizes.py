@@ -1,4 +1,4 @@
-"""Planned sizes: bytes and FLOPs of what was recorded, for the batch that a plan is of."""
+"""Planned sizes: recorded bytes and FLOPs, converted to the batch of a plan."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .plan_protocol import PlanLike
 
 
 def grows(value: Value) -> bool:
-    """Whether a dimension of ``value`` is the batch's."""
+    """Whether a dimension of ``value`` is the batch dimension."""
     return any(isinstance(size, str) for size in value.symbolic_shape)
 
 
 def growing_storages(graph: Graph, plan: PlanLike) -> set[int]:
-    """Ids of the storages that have another size in the plan's batch than they were recorded with."""
+    """Ids of the storages whose size in the plan's batch differs from the recorded size."""
     if plan.batch_size == plan.recorded_batch_size:
         return set()
     made = (value for node in graph.nodes for value in node.outputs)
@@ -29,19 +29,19 @@ def growing_storages(graph: Graph, plan: PlanLike) -> set[int]:
 
 
 def planned(nbytes: int, plan: PlanLike) -> int:
-    """What ``nbytes`` that hold the recorded batch are for the plan's."""
+    """``nbytes`` with the recorded batch, converted to the plan's batch."""
     size, recorded = plan.batch_size, plan.recorded_batch_size
     return nbytes * size // recorded if size and recorded else nbytes
 
 
 def node_flops(node: Node, plan: PlanLike) -> int:
-    """Work of ``node``: what reads or makes the batch does it for each sample."""
+    """The work of ``node``: a node that reads or creates the batch works on each sample."""
     spread = any(grows(value) for value in (*node.inputs, *node.outputs))
     return planned(node.flops, plan) if spread else node.flops
 
 
 def box_bytes(hierarchy: Hierarchy, plan: PlanLike, growing: set[int]) -> dict[Box, int]:
-    """What the ops of each box allocate; of a tensor from outside, or of a result, its size."""
+    """The bytes that the ops of each box allocate; for an outside tensor or a result, its size."""
     result: dict[Box, int] = {}
 
     def size(nbytes: int, storage: int) -> int:

@@ -11,14 +11,14 @@ from .boxes import Box, Hierarchy, chain, op_name, place_name
 
 Kind = Literal["producer", "consumer", "saved", "gradient"]
 
-MOST = 48  # boxes of one kind that are named
+MOST = 48  # boxes of one kind that are listed
 
 
 def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
-    """The other ends of what flows into and out of ``box``, as JSON: kind, chain of boxes and words.
+    """The other ends of the data flow into and out of ``box``, as JSON: kind, chain of boxes and text.
 
-    What the forward pass makes and the backward pass reads is ``saved``; the ops that a backward op
-    differentiates, and the other way about, are ``gradient``.
+    Tensors that the forward pass creates and the backward pass reads are ``saved``; the ops that a backward
+    op differentiates, and vice versa, are ``gradient``.
     """
     found: dict[Kind, dict[Box, dict[int, int]]] = {
         "producer": {},
@@ -52,7 +52,7 @@ def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
 
 
 def _relations_of_node(hierarchy: Hierarchy, node: Node, note: Callable[..., None]) -> None:
-    """Tell ``note`` of what the node reads, who reads it, and its partners in the other pass."""
+    """Call ``note`` with the inputs of the node, its readers, and its partners in the other pass."""
     for producer, value in hierarchy.reads[node.index]:
         made = hierarchy.box_of[producer] if producer is not None else hierarchy.box_of_value.get(value.id)
         saved = producer is not None and _saved(hierarchy.graph.nodes[producer], node)
@@ -67,7 +67,7 @@ def _relations_of_node(hierarchy: Hierarchy, node: Node, note: Callable[..., Non
 
 
 def partners(hierarchy: Hierarchy, node: Node) -> Iterable[Node]:
-    """The op that a backward op differentiates; of a forward op those that differentiate it."""
+    """The op that a backward op differentiates; for a forward op, those that differentiate it."""
     if node.forward is not None:
         nodes = hierarchy.graph.nodes
         at = node.forward.index
@@ -92,7 +92,7 @@ def _within(other: Box, box: Box) -> bool:
 
 
 def _end(other: Box, box: Box) -> Box:
-    """The end that is named: of a group that stands beside ``box``, or in another lane, the group."""
+    """The end that is listed: for a group beside ``box``, or in another lane, the group."""
     if not box.is_group:
         return other
     around = set()

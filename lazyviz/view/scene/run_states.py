@@ -39,7 +39,7 @@ class States:
         self._alarms: list[str] = []
         self._counts: dict[Box, _Count] = {}
         self._running: Node | None = None
-        self._touched: set[Box] = set()  # groups and ops, since they were last told
+        self._touched: set[Box] = set()  # groups and ops, since they were last reported
 
     def share(self, box: Box) -> float:
         """The share of a box's ops that have run."""
@@ -50,7 +50,7 @@ class States:
         return count.ops[DONE] / max(sum(count.ops), 1) if count is not None else 0.0
 
     def of(self, box: Box) -> tuple[str, float | None, str | None] | None:
-        """State, seconds if known, and alarm of a box; ``None`` of one that nothing runs in."""
+        """State, seconds if known, and alarm of a box; ``None`` for a box without ops."""
         self._begin()
         if box.node is not None:
             index = box.node.index
@@ -69,20 +69,20 @@ class States:
         return state, count.seconds or None, alarm
 
     def follow(self, ended: Iterable[Node], running: Node | None) -> None:
-        """``ended`` have run since the last time, and ``running`` is at hand."""
+        """The nodes ``ended`` have run since the last call, and ``running`` is the current one."""
         self._begin()
         graph = self._hierarchy.graph
         nodes = self._nodes
         for node in (*ended, *([self._running] if self._running is not None else ())):
             if node.index < len(nodes) and nodes[node.index] is node:
-                # In pieces, a node that has run for one is not done before it has for all.
+                # In pieces, a node that has run for one piece is not done until it has run for all.
                 self._note(node, DONE if node.state == "done" else RUNNING)
         self._running = running if running is not None and getattr(running, "graph", graph) is graph else None
         if self._running is not None and self._running.state != "done":
             self._note(self._running, RUNNING)
 
     def look(self) -> None:
-        """Look at every node: a run has ended, or what ran was not followed."""
+        """Visit every node: a run has ended, or was not followed."""
         self._begin()
         self._running = None
         codes, seconds = self._codes, self._seconds
@@ -93,7 +93,7 @@ class States:
                 self._note(node, code)
 
     def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
-        """What has changed since the last time, of boxes that are in one of ``groups``: by id.
+        """The changes since the last call, for boxes in any of ``groups``: by id.
 
         State, seconds, alarm, and the share of the ops inside that have run.
         """

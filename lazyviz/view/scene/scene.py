@@ -27,8 +27,8 @@ from .planned_sizes import box_bytes, growing_storages, planned
 from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane
-MOST_VALUES = 8  # tensors of an edge of which the page knows where they go in open groups
-STACKED = 6  # boxes of the optimizer that stand below one another, so that its lane is narrow
+MOST_VALUES = 8  # tensors of an edge whose ends in open groups are known to the page
+STACKED = 6  # boxes of the optimizer that are stacked, so that its lane is narrow
 BARRED = ("module", "step", "op")  # kinds of boxes with a bar
 PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
 
@@ -39,7 +39,9 @@ def shape_text(shape: Sequence[object]) -> str:
 
 
 def shape_of(value: Value, graph: Graph) -> tuple[int | str, ...]:
-    """Its shape in a picture of ``graph``: ``("B", 128)`` only where that graph's own batch is named."""
+    """The displayed shape in a picture of ``graph``: ``("B", 128)`` only if that graph's own batch is
+    named.
+    """
     node, nodes = value.node, graph.nodes
     own = node is not None and node.index < len(nodes) and nodes[node.index] is node
     return value.symbolic_shape if own or graph.batch else value.meta.shape
@@ -53,7 +55,7 @@ def value_text(value: Value, graph: Graph) -> str:
 def values_text(
     values: Sequence[Value], graph: Graph, size: Callable[[int, Value], int] = lambda nbytes, _: nbytes
 ) -> str:
-    """Shape and size of what flows along an edge; ``size``: bytes for those of a value as recorded."""
+    """Shape and size of the data along an edge; ``size``: bytes, given those of a value as recorded."""
     if not values:
         return ""
     if len(values) == 1:
@@ -64,7 +66,7 @@ def values_text(
 
 
 def edge_width(values: Sequence[Value]) -> float:
-    """How wide a line is, in pixels, by the bytes that flow along it."""
+    """The width of a line, in pixels, for the bytes that flow along it."""
     sizes = {value.storage.id: value.nbytes for value in values}
     return round(min(1 + 0.5 * math.log2(1 + sum(sizes.values()) / 2**20), 5.0), 1)
 
@@ -80,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def _widest(box: Box, opened: bool) -> int:
-    """Boxes side by side in one layer; ``opened``: from the start, as the frame of a model."""
+    """Boxes side by side in one layer; ``opened``: open at first, like the frame of a model."""
     if box.kind != "lane":
         return LANE_WIDEST if opened else 5
     return 1 if box.phase == "optimizer" and len(box.children) <= STACKED else LANE_WIDEST
@@ -101,7 +103,8 @@ class Scene:
         self.graph = graph
         self.plan = plan
         self.by = by
-        # Boxes are the same under every plan: `drawn`, made earlier, is used as long as it is still right.
+        # Boxes are the same under every plan: the earlier ones in `drawn` are reused as long as they are
+        # valid.
         self.hierarchy: Hierarchy = build_hierarchy(graph, views=views, drawn=drawn)
         self._views = 0
         self._layers: dict[str, Layers] = {}
@@ -173,7 +176,7 @@ class Scene:
         return values_text(values, self.graph, self.planned)
 
     def box(self, box: Box) -> dict[str, Any]:
-        """One box as JSON; flags that are off are left out."""
+        """One box as JSON; false flags are omitted."""
         result: dict[str, Any] = {
             "id": box.id,
             "kind": box.kind,
@@ -210,7 +213,9 @@ class Scene:
         return result | self.card(box) | self.colouring(box) | self.progress(box)
 
     def colouring(self, box: Box) -> dict[str, Any]:
-        """What ``box`` is coloured by: ``bytes`` that its ops allocate, ``held`` of those at the peak, ..."""
+        """The values that ``box`` can be colored by: ``bytes`` that its ops allocate, ``held`` ones at the
+        peak, ...
+        """
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
         held_by = self.held()
@@ -236,14 +241,14 @@ class Scene:
         return self._held[1]
 
     def made(self, box: Box) -> int:
-        """Bytes that the ops of ``box`` allocate in the plan's batch; of a tensor from outside its size."""
+        """Bytes that the ops of ``box`` allocate in the plan's batch; for an outside tensor, its size."""
         growing, sizes = self._sizes()
         if not growing:
             return box.nbytes or sum(value.nbytes for value in box.values)
         return sizes.get(box, 0)
 
     def planned(self, nbytes: int, value: Value) -> int:
-        """What ``nbytes`` of ``value``, or of its storage, are in the plan's batch."""
+        """``nbytes`` of ``value``, or of its storage, converted to the plan's batch."""
         return planned(nbytes, self.plan) if value.storage.id in self._sizes()[0] else nbytes
 
     def _sizes(self) -> tuple[set[int], dict[Box, int]]:
@@ -261,7 +266,9 @@ class Scene:
         return self._facts.held(self.plan.at(position).alive)
 
     def card(self, box: Box) -> dict[str, Any]:
-        """What a closed box has beside its name, as :mod:`.cards` says; the same under every plan."""
+        """The content of a closed box besides its name, see :mod:`.box_contents`; the same under
+        every plan.
+        """
         known = self._cards.get(box)
         if known is None:
             known = self._cards[box] = self._card(box)
@@ -287,7 +294,9 @@ class Scene:
         return width, height
 
     def progress(self, box: Box) -> dict[str, Any]:
-        """How far a run is in ``box``: ``state`` unless it is pending; ``share``, ``seconds``, ``alarm``."""
+        """The progress of a run in ``box``: ``state`` unless it is pending; ``share``, ``seconds``,
+        ``alarm``.
+        """
         told = self.states.of(box)
         if told is None:
             return {}
@@ -316,7 +325,7 @@ class Scene:
             source, reader = box.sync.source, box.sync.reader
             own = self.graph.place.cell if self.graph.place is not None else None
             line = []
-            if source is not None:  # a box is narrow: of its own cell, or of a file, the line alone
+            if source is not None:  # a box is narrow: in its own cell, or in a file, only the line
                 line = [f"line {source.line}" if source.cell == own or not source.in_cell else str(source)]
             return " · ".join([*line, *places(None, reader), f"ran {plural(box.sync.ops, 'op')}"])
         if box.kind == "lane":
@@ -340,7 +349,7 @@ class Scene:
         return node.index < len(nodes) and nodes[node.index] is node
 
     def near(self, node: Node) -> Box | None:
-        """The box of ``node``, or the one that it hides behind."""
+        """The box of ``node``, or the one that it is hidden behind."""
         box = self.hierarchy.box_of[node.index]
         if box is None:
             behind = (at for at, views in self.hierarchy.behind.items() if node in views)
@@ -348,7 +357,7 @@ class Scene:
         return box
 
     def opened(self) -> list[Box]:
-        """Groups that are open from the start, outermost first: lanes and what holds them."""
+        """Groups that are open at first, outermost first: lanes and the groups that contain them."""
         result = [self.hierarchy.root]
         for box in result:  # grows while it is read
             result += [c for c in box.children if c.kind == "lane" or c.id in self.hierarchy.opened]

@@ -7,7 +7,7 @@ from .boxes import Box, op_name
 from .folding import count
 
 LEAST = 4  # ops in a row that are folded
-SMALL = 1 / 500  # of the largest tensor that the graph makes
+SMALL = 1 / 500  # share of the largest tensor that the graph creates
 KEY = "small"
 
 
@@ -17,10 +17,10 @@ def is_small_ops(box: Box) -> bool:
 
 
 def fold_small_ops(root: Box, graph: Graph) -> None:
-    """Fold runs of small ops that stand beside something larger.
+    """Fold runs of small ops that are next to something larger.
 
-    The children of a group are in an order in which all data flows forward, so that a run of them
-    is one box without making a cycle.  Losses, ops with a name of the user's and those that failed stay.
+    The children of a group are in an order in which all data flows forward, so that merging a run of them
+    never makes a cycle. Losses, ops with a user-defined name, and failed ops are not folded.
     """
     largest = max((storage.nbytes for storage in graph.storages if not storage.external), default=0)
     stack = [root]
@@ -36,7 +36,7 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
 
 
 def _counts_steps(box: Box) -> bool:
-    """Whether all that is done in ``box`` is to numbers that an optimizer counts its steps with."""
+    """Whether ``box`` only updates numbers with which an optimizer counts its steps."""
     stack = [box]
     while stack:
         current = stack.pop()

@@ -25,7 +25,7 @@ _NOTHING = {"text": "", "title": "", "seconds": [], "bounds": "", "phases": [], 
 
 
 def why_unknown(plan: PlanLike) -> str:
-    """Why nothing is projected for ``plan``, in a few words; "" if a time may be."""
+    """Why nothing is projected for ``plan``, as a short text; "" if a time may be projected."""
     if plan.split.pieces > 1:
         return "time: of one piece only"
     if plan.batch_size != plan.recorded_batch_size:
@@ -36,14 +36,14 @@ def why_unknown(plan: PlanLike) -> str:
 
 
 def projected(scene: Scene) -> Projection | None:
-    """The time of the plan that is shown, where its positions are those of the projection."""
+    """The time of the displayed plan, if its positions are those of the projection."""
     return None if why_unknown(scene.plan) else scene.plan.time
 
 
 def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[str, Any]:
     """The time of positions ``start`` to before ``stop`` as JSON: the points', the phases' and their sum.
 
-    ``bounds`` has a letter for each point, the first of what bounds most of its time.
+    ``bounds`` has a letter for each point, the first of the bound that applies most of its time.
     """
     plan = scene.plan
     time = projected(scene)
@@ -75,7 +75,7 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
 
 
 def known_text(time: Projection) -> str:
-    """How a time is known, and what share of it measurements cover."""
+    """The source of a time, and the share of it that is based on measurements."""
     text = f"{_HOW[time.known]} (±{RANGE[time.known]:.0%}); "
     text += f"{time.coverage:.0%} of it in kernels with measurements"
     if time.unknown:

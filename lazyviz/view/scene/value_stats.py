@@ -15,7 +15,7 @@ def values_of(node: Node, position: int) -> dict[str, Any]:
 
 
 def values_json(summary: Summary) -> dict[str, Any]:
-    """Facts as pairs of words; what is wrong with a value as its kind."""
+    """Facts as pairs of texts; a problem with a value as its kind."""
     facts = [
         [name, _number(value)]
         for name, value in (("least", summary.least), ("largest", summary.largest), ("mean", summary.mean))

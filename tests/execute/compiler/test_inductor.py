@@ -123,7 +123,7 @@ def test_another_batch_of_a_whole_training_step_needs_no_new_code(inductor):
     assert hits == [False, False, True, True, True]
 
 
-def test_sizes_that_follow_no_product_of_the_batch_are_compiled_anew_and_never_wrong(inductor):
+def test_sizes_that_follow_no_product_of_the_batch_are_recompiled_and_never_wrong(inductor):
     def run(size):
         x = torch.arange(float(size))
         with lazyviz.lazy(backend="inductor") as graph:
@@ -513,7 +513,7 @@ def test_cancelling_a_compilation_loses_nothing(inductor, monkeypatch):
     assert y.tolist() == [2, 2, 2]
 
 
-def test_whoever_follows_a_run_is_told_what_is_being_compiled_and_for_how_long(inductor, monkeypatch):
+def test_progress_says_what_is_being_compiled_and_for_how_long(inductor, monkeypatch):
     code = inductor._code
     monkeypatch.setattr(inductor, "_code", lambda *args: time.sleep(1.4) or code(*args))
     x = torch.ones(3)
@@ -672,7 +672,7 @@ def test_a_loss_in_memory_of_the_size_of_all_its_elements_is_compiled(inductor):
 
 
 @pytest.mark.parametrize("drops", [False, True])
-def test_convolutions_keep_one_layout_and_hand_out_the_one_recorded(inductor, drops, monkeypatch):
+def test_convolutions_keep_one_layout_and_return_the_recorded_one(inductor, drops, monkeypatch):
     torch.manual_seed(0)
     made, layouts = inductor._compiled, []
     monkeypatch.setattr(inductor, "_compiled", lambda *args: layouts.append(args[-1]) or made(*args))

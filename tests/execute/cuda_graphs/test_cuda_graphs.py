@@ -234,7 +234,7 @@ def test_ops_with_numbers_that_change_run_by_themselves(graphs):
     assert any("an argument that changes between runs" in why for why in last.fallbacks)
 
 
-def test_a_number_that_changes_later_is_captured_anew_once(graphs):
+def test_a_number_that_changes_later_is_recaptured_once(graphs):
     def schedule(number, optimizer):
         optimizer.param_groups[0]["lr"] = 0.1 if number < 3 else 0.01 * number
 
@@ -513,7 +513,7 @@ def test_the_backend_says_what_it_lacks():
     assert not registry.is_loaded("cudagraphs")
 
 
-def test_strides_that_a_kernel_makes_otherwise_than_recorded_are_handed_out_as_they_are(graphs, monkeypatch):
+def test_strides_that_a_kernel_returns_unlike_recorded_are_returned_as_they_are(graphs, monkeypatch):
     record = cuda_graphs_backend.Layout
 
     class Otherwise(record):

@@ -144,7 +144,7 @@ def test_what_waits_for_the_gpu_runs_by_itself_and_nothing_is_broken_by_it():
     assert report.fallbacks and 0 < report.share < 1
 
 
-def test_an_op_that_nobody_knows_to_wait_is_found_out(monkeypatch):
+def test_an_op_that_waits_without_a_tag_is_detected(monkeypatch):
     from lazyviz.execute.cuda_graphs import partition
 
     monkeypatch.setattr(partition, "_INDEXED_WRITES", set())  # so that CUDA has to refuse it

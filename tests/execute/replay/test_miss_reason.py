@@ -66,7 +66,7 @@ def test_another_layer_in_a_training_step_is_what_is_named(layer, words):
     assert reason.endswith(words) and "test_miss_reason.py" in reason
 
 
-def test_tensors_wired_otherwise_are_still_told():
+def test_tensors_connected_in_another_way_are_still_reported():
     def program(crossed):
         left, right = X @ W, X * 2
         both = (right if crossed else left) + 1
@@ -77,7 +77,7 @@ def test_tensors_wired_otherwise_are_still_told():
     assert reason.startswith("add_2 at ") and reason.endswith("it has other inputs")
 
 
-def test_of_two_programs_in_turn_each_is_compared_with_itself():
+def test_of_two_alternating_programs_each_is_compared_with_itself():
     model, image = nn.Linear(4, 8), nn.Conv2d(1, 2, 3)
 
     def one(rows):
@@ -122,7 +122,7 @@ def test_a_program_of_other_ops_is_the_first_of_its_kind():
         ((X,), (X.double(),), "[4] float64 cpu, was [4] float32 cpu"),
     ],
 )
-def test_what_is_other_about_the_same_op_is_told(first, second, words):
+def test_a_difference_in_the_same_op_is_reported(first, second, words):
     def program(x, dim=0, swapped=(0, 1), reduction="mean"):
         return x.sum(dim), x.transpose(*swapped).clone(), F.mse_loss(x, x * 2, reduction=reduction), x + 1
 
@@ -130,7 +130,7 @@ def test_what_is_other_about_the_same_op_is_told(first, second, words):
     assert words in miss(program, *second)
 
 
-def test_metadata_that_reads_alike_is_told_apart():
+def test_metadata_with_equal_text_is_distinguished():
     plain = Form((2,), (1,), torch.float32, torch.device("cpu"), 0)
     assert (
         forms_differ(plain, plain._replace(flags=1))

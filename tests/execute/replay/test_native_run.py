@@ -98,7 +98,7 @@ def test_others_do_not(program, counted):
     assert not counted
 
 
-def test_no_read_of_a_graph_that_somebody_follows(counted):
+def test_no_native_run_of_a_graph_with_subscribers(counted):
     told = []
     program = Program()
     with lazyviz.lazy() as graph:

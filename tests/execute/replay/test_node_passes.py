@@ -34,7 +34,7 @@ def training():
 
 def surveyed(sweep, nodes):
     """What ``sweep`` finds of ``nodes``, whose steps are known."""
-    assert replays.steps.look_at(tape, nodes).key is not None
+    assert replays.steps.structure_of(tape, nodes).key is not None
     return Survey(*sweep.survey(nodes, replays.steps._known))
 
 

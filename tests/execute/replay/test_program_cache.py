@@ -385,7 +385,7 @@ def test_why_ops_of_two_modes_are_not_recognized():
 
 def test_few_ops_are_recognized_when_they_come_again():
     if not node_passes.active:
-        pytest.skip("the look that they are known by is compiled")
+        pytest.skip("the fingerprint pass is compiled only")
     reports, source = [], torch.ones(2)
     for _ in range(5):
         source += 1
@@ -462,7 +462,7 @@ def test_a_miss_names_the_op_its_line_and_both_shapes():
     assert reason.endswith("[3, 5] float32 cpu, was [3, 4] float32 cpu")
 
 
-def test_numbers_are_read_anew_and_zero_has_a_sign():
+def test_numbers_are_read_again_and_zero_has_a_sign():
     def run(scale, zero, steps):
         with lazyviz.lazy() as graph:
             x = torch.full((2,), zero) * scale

@@ -89,7 +89,7 @@ def test_a_tensor_that_is_there_counts_once_and_what_is_cached_serves(program, p
     assert found.capacity_bytes == 2**33 + 60 * MIB
 
 
-def test_pieces_that_are_too_small_serve_nobody(program, plan):
+def test_free_blocks_that_are_too_small_are_not_reused(program, plan):
     w = weight(program, 40 * MIB, 2**30)
     program.op([w], 30 * MIB)
     held = segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE), (2 * MIB, TAKEN), (20 * MIB, FREE))
@@ -123,7 +123,7 @@ def test_what_is_freed_leaves_its_own_place(program, plan):
     assert found.reserved_bytes == 60 * MIB
 
 
-def test_what_has_run_already_is_made_anew_in_the_plan(program, plan):
+def test_ops_that_have_run_already_run_again_in_the_plan(program, plan):
     x = program.op([], 40 * MIB)
     program.op([x], 20 * MIB)
     program.graph.nodes[0].state = "done"

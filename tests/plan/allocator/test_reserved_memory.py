@@ -30,7 +30,7 @@ def test_the_cpu_reserves_nothing(step):
     assert step.plan(device="cpu").reserved_bytes is None
 
 
-def test_a_card_holds_the_tensors_in_segments_and_a_workspace_beside_them(step):
+def test_a_gpu_holds_the_tensors_in_segments_and_a_workspace(step):
     plan = step.plan(device="RTX-3060")
     assert plan.fits
     assert plan.reserved_bytes % (2 * MIB) == 0
@@ -116,7 +116,7 @@ def test_a_card_s_range_is_never_zero_wide_and_has_a_level(step):
     )
 
 
-def test_the_picture_s_words_tell_what_is_needed_from_the_peak_of_tensors(step):
+def test_the_text_of_a_picture_distinguishes_needed_bytes_from_the_peak_of_tensors(step):
     plan = step.plan(device="RTX-3060")
     needs, peak = format_bytes(plan.needed_bytes), format_bytes(plan.peak_bytes)
     assert needs != peak

@@ -91,7 +91,7 @@ def _agree(placement, spec) -> bool:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit"])
-def test_dtensor_places_values_alike_where_it_answers(name):
+def test_dtensor_has_the_same_placements_where_it_answers(name):
     graph = recorded(name)
     analysis = analyze(graph.nodes, {value: Shard(dim) for value, dim in graph.ir.batch.items()})
     propagator = DTensor._op_dispatcher.sharding_propagator

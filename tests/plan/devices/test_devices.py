@@ -80,7 +80,7 @@ def test_every_card_is_listed_even_one_that_does_not_answer(monkeypatch):
         (pynvml.NVML_ERROR_UNKNOWN, "does not respond"),
     ],
 )
-def test_a_missing_or_failing_driver_is_a_state_in_words(monkeypatch, error, words):
+def test_a_missing_or_failing_driver_is_reported_as_text(monkeypatch, error, words):
     FakeNvml(monkeypatch, init_error=error)
     found = devices()
     assert words in found.cuda_state
@@ -133,7 +133,7 @@ def test_one_lost_card_does_not_hide_the_others(monkeypatch):
     assert [device.state == "ready" for device in devices()[:2]] == [False, True]
 
 
-def test_a_driver_that_fails_at_its_end_reaches_nobody(monkeypatch):
+def test_a_driver_that_fails_on_shutdown_raises_nothing(monkeypatch):
     FakeNvml(monkeypatch)
 
     def fail():
@@ -158,7 +158,7 @@ def test_what_only_looks_like_a_number_is_no_card(monkeypatch, number):
     assert devices().cuda_state.startswith("driver present, no GPU visible")
 
 
-def test_what_other_processes_hold_is_told(monkeypatch):
+def test_memory_of_other_processes_is_reported(monkeypatch):
     FakeNvml(monkeypatch, count=1)
     process = types.SimpleNamespace
     running = [process(pid=os.getpid(), usedGpuMemory=100), process(pid=1, usedGpuMemory=250)]
@@ -270,7 +270,7 @@ def test_live_memory_without_a_driver_is_none(monkeypatch):
     live.close()
 
 
-def test_a_driver_without_a_card_is_a_state_in_words(monkeypatch):
+def test_a_driver_without_a_gpu_is_reported_as_text(monkeypatch):
     FakeNvml(monkeypatch, count=0)
     assert devices().cuda_state == "driver present, no GPU visible"
 

@@ -45,7 +45,7 @@ def test_at_the_peak_it_is_what_the_plan_lists(training_step):
     assert moment.by_category == plan.by_category
 
 
-def test_bytes_are_told_by_module_and_by_the_line_that_made_them(training_step):
+def test_bytes_are_reported_by_module_and_by_the_allocating_line(training_step):
     moment = make_plan(training_step).at(1)
     assert moment.by_module == {"fc": 1500, "act": 300}
     assert moment.activations_by_module == {"fc": 400}

@@ -10,7 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
 
-from ..foreseen import check_autocast, unfolds_in_bfloat16
+from ..remedy_checks import check_autocast, unfolds_in_bfloat16
 
 CARD = "RTX-3060"
 

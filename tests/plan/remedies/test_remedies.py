@@ -14,7 +14,7 @@ from lazyviz.plan.liveness.allocation_trace import program_of
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.remedies.remedy import KINDS, cheapest
 
-from ..foreseen import check_autocast, unfolds_in_bfloat16
+from ..remedy_checks import check_autocast, unfolds_in_bfloat16
 
 
 class Block(nn.Module):
@@ -340,7 +340,7 @@ def test_autocast_is_not_offered_to_what_uses_it_already():
     assert not [each for each in autocast_step("both", enabled=True).remedies if each.kind == "autocast"]
 
 
-def test_a_block_without_backward_is_told_to_turn_autograd_off():
+def test_a_block_without_backward_gets_the_advice_to_disable_autograd():
     def step(grad):
         torch.manual_seed(0)
         model = Layers([Block(32) for _ in range(3)], recomputed=False).eval()

@@ -94,7 +94,7 @@ def test_seconds_are_calls_products_and_traffic():
     assert (ones.bound, product.bound, view.bound) == ("memory", "compute", "launch")
 
 
-def test_a_report_says_projected_beside_measured_seconds():
+def test_a_report_has_projected_and_measured_seconds():
     _keep(RATES)
     model = nn.Linear(64, 64)
     with lazyviz.lazy() as graph:

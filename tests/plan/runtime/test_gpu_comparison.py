@@ -39,7 +39,7 @@ def _record(device="A100-40GB", batch=8, steps=1, named=False):
     return graph
 
 
-def test_the_last_of_several_steps_is_told_apart():
+def test_the_last_of_several_steps_is_distinguished():
     two = _record(steps=2)
     step = last_step(two.nodes)
     assert [node.phase for node in step].count("optimizer") * 2 == [n.phase for n in two.nodes].count(
@@ -62,7 +62,7 @@ def test_every_card_is_in_the_table_the_fastest_that_fits_first():
     assert text.count("fits") == sum(each.fits for each in table.cards)
 
 
-def test_what_cannot_be_told_is_refused(tmp_path):
+def test_unanswerable_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="needs a batch"):
         on_cards(_record().plan(), ["L4-24GB"], epoch=10)
     with pytest.raises(ValueError, match="did you mean"):

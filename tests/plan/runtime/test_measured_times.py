@@ -32,7 +32,7 @@ def step():
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_a_report_has_each_op_beside_its_measured_time():
+def test_a_report_has_each_op_with_its_measured_time():
     train = step()
     with lazyviz.lazy() as graph:
         train()

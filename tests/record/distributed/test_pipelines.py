@@ -114,7 +114,7 @@ def test_the_first_stage_finds_its_own_shapes():
     assert "gradients sent between pipeline stages" in graph.plan().explain()
 
 
-def test_a_later_stage_has_to_be_told_its_shapes():
+def test_a_later_stage_needs_given_shapes():
     with pytest.raises(lazyviz.AbsentDeviceError, match="input_args") as caught:
         with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=2):
             step("Schedule1F1B", 2, told=False)

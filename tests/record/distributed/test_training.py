@@ -319,7 +319,7 @@ def test_parameters_that_no_rank_uses_get_no_gradient(device):
     assert graph.plan().communication["all_reduce"]
 
 
-def test_counts_of_the_program_itself_are_not_taken_to_be_alike():
+def test_counts_of_the_program_itself_are_not_assumed_equal():
     with lazyviz.lazy(mesh=(4,)):
         count = torch.ones(3, dtype=torch.int32)
         torch.distributed.all_reduce(count)

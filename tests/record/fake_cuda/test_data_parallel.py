@@ -139,7 +139,7 @@ def test_an_error_in_a_replica_is_pytorchs():
     assert torch.nn.parallel.parallel_apply.__module__ == "torch.nn.parallel.parallel_apply"
 
 
-def test_gpus_work_beside_each_other():
+def test_gpus_work_concurrently():
     """Four GPUs with a quarter of the batch each take less than one with all of it."""
 
     def time_of(devices):

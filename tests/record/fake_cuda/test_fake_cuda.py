@@ -72,7 +72,7 @@ def test_what_is_replaced_is_put_back_after_a_block_that_fails():
     assert torch.Generator is generator
 
 
-def test_a_property_of_the_card_that_nobody_knows_is_an_error_with_its_name():
+def test_an_unknown_property_of_the_gpu_is_an_error_with_its_name():
     with (
         lazyviz.lazy(device="H100-80GB"),
         pytest.raises(lazyviz.AbsentDeviceError, match="multi_processor_count of H100"),

@@ -163,7 +163,7 @@ def on_a_gpu(message):
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_what_is_refused_is_refused_in_pytorchs_words(program):
+def test_refusals_have_pytorchs_messages(program):
     with pytest.raises(Exception) as expected:
         program(torch.ones(4, 3))
     with lazyviz.lazy(device="A100-80GB"), pytest.raises(Exception) as actual:

@@ -171,7 +171,7 @@ def test_what_is_kept_for_the_backward_pass_has_a_range():
     assert "what cuDNN saves for the backward pass" in plan.explain()
 
 
-def test_tensors_on_other_devices_are_refused_in_pytorchs_words():
+def test_tensors_on_other_devices_are_refused_with_pytorchs_message():
     with lazyviz.lazy(device="A100-40GB"):
         x = torch.randn(5, 2, 3, device="cuda")
         with pytest.raises(RuntimeError, match="not at the same device, found input tensor at cuda:0 and"):
@@ -217,7 +217,7 @@ class Nothing(torch.autograd.Function):
         return None
 
 
-def test_gradients_are_given_to_whoever_asks_for_them():
+def test_requested_gradients_are_returned():
     with lazyviz.lazy(device="A100-40GB"):
         x = torch.randn(5, 2, 3, device="cuda", requires_grad=True)
         frozen = nn.LSTM(3, 4).cuda().requires_grad_(False)
@@ -230,7 +230,7 @@ def test_gradients_are_given_to_whoever_asks_for_them():
     assert all(p.grad.shape == p.shape for p in model.parameters())
 
 
-def test_a_second_backward_is_refused_in_pytorchs_words():
+def test_a_second_backward_is_refused_with_pytorchs_message():
     with lazyviz.lazy(device="A100-40GB"):
         model, x = nn.LSTM(3, 4).cuda(), torch.randn(5, 2, 3, device="cuda", requires_grad=True)
         (first,) = torch.autograd.grad(model(x)[0].sum(), x, create_graph=True)

@@ -68,7 +68,7 @@ def test_replaced_attributes_show_in_subclasses_each_time_and_are_as_before_afte
             len(derived())
 
 
-def test_what_somebody_else_has_put_there_since_is_not_passed_over(classes):
+def test_later_patches_by_others_are_kept(classes):
     base, _ = classes
     patches = Patches()
     install(patches, base)
@@ -140,7 +140,7 @@ def test_attributes_of_a_module_are_replaced_and_put_back():
         assert vars(module) == before
 
 
-def test_code_is_made_once_for_a_function_and_anew_when_that_has_changed():
+def test_code_is_created_once_for_a_function_and_again_after_it_changed():
     def function(x):
         return x + 1
 

@@ -186,7 +186,7 @@ def test_resizing_to_the_same_size_is_nothing():
     assert torch.equal(y, x * 2)
 
 
-def test_memory_exchanged_between_blocks_is_read_anew():
+def test_memory_exchanged_between_blocks_is_read_again():
     x, other = torch.ones(2), torch.zeros(2)
     with lazyviz.lazy():
         with pytest.raises(RuntimeError):

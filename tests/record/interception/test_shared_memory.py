@@ -750,7 +750,7 @@ def state_of(model, optimizer):
 
 
 @pytest.mark.parametrize("make", OWN.values(), ids=OWN)
-def test_weights_that_nobody_else_has_are_recorded_like_any_others(make, tmp_path):
+def test_weights_without_another_holder_are_recorded_like_any_others(make, tmp_path):
     def run(block):
         model = make(tmp_path)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -887,14 +887,14 @@ def test_a_step_with_arrays_of_all_weights_is_one_sync_point():
     assert len(graph.sync_points) == 3 and len(shown) == 20
 
 
-def test_the_sync_point_names_the_tensor_who_shows_it_and_what_helps():
+def test_the_sync_point_names_the_tensor_its_memory_holder_and_the_workaround():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shown = model[2].weight.detach().numpy()
     with lazyviz.lazy() as graph:
         three_steps(model, optimizer)
     assert {point.cause for point in graph.sync_points} == {
-        "write to 2.weight, whose memory a NumPy array shows; "
+        "write to 2.weight, whose memory a NumPy array shares; "
         "drop the array, or give it a copy (.numpy().copy())"
     }
     assert shown.shape == (2, 8)

@@ -11,7 +11,7 @@ import lazyviz
 from ...bits import difference
 
 
-def both_ways(program):
+def check_parity(program):
     expected = program()
     with lazyviz.lazy() as graph:
         result = program()
@@ -38,7 +38,7 @@ SPECTRA = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_spectra_without_gradient_are_computed_without_vectors(name, dtype):
     matrix = numbers(7, 7, dtype=dtype)
-    graph = both_ways(lambda: SPECTRA[name](matrix))
+    graph = check_parity(lambda: SPECTRA[name](matrix))
     assert not graph.sync_points
 
 
@@ -51,7 +51,7 @@ def test_spectra_with_gradient_keep_what_it_needs(name):
             result.abs().sum().backward()
         return result, matrix.grad
 
-    both_ways(program)
+    check_parity(program)
 
 
 @pytest.mark.parametrize("gradients", [(False, False), (True, False), (False, True)])
@@ -65,7 +65,7 @@ def test_one_matrix_for_a_batch_is_multiplied_as_in_eager(gradients):
             product.sum().backward()
         return product, left.grad, right.grad, type(product.grad_fn).__name__
 
-    graph = both_ways(program)
+    graph = check_parity(program)
     assert not graph.sync_points
 
 
@@ -75,7 +75,7 @@ def test_one_matrix_for_a_batch_with_out_is_multiplied_as_in_eager():
         torch.matmul(numbers(9, 33, 65), numbers(1, 65, 17), out=out)
         return out, torch.matmul(numbers(4, 4), numbers(4, 4), out=torch.zeros(4, 4))
 
-    both_ways(program)
+    check_parity(program)
 
 
 def test_quantiles_out_of_range_are_an_error_as_in_eager():
@@ -93,10 +93,10 @@ CHECKS_ITSELF = torch.__version__ < "2.13"
 def test_quantiles_of_a_known_or_outside_q_are_deferred():
     values, q = numbers(5), torch.tensor([0.25, 0.5])
     for function in (torch.quantile, torch.nanquantile):
-        graph = both_ways(lambda function=function: (function(values, q), function(values, 0.1)))
+        graph = check_parity(lambda function=function: (function(values, q), function(values, 0.1)))
         # torch 2.11 checks a tensor of q itself, where it sees a mode, by operators.
         assert {point.cause for point in graph.sync_points} <= ({"equal"} if CHECKS_ITSELF else set())
-    graph = both_ways(lambda: torch.quantile(values, q * 2))
+    graph = check_parity(lambda: torch.quantile(values, q * 2))
     assert graph.sync_points[0].cause == "quantile checks its q"
     assert len(graph.sync_points) == 1 + CHECKS_ITSELF
 
@@ -112,7 +112,7 @@ def test_another_dispatch_mode_is_seen_as_in_eager():
             return torch.linalg.svdvals(numbers(4, 4)), numbers(3, 4, 4) @ numbers(1, 4, 4)
 
     seen: list[str] = []
-    both_ways(program)
+    check_parity(program)
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
 
@@ -122,7 +122,7 @@ def test_vmap_and_grad_are_seen_as_in_eager():
         gradient = torch.func.grad(lambda matrix: torch.linalg.svdvals(matrix).sum())
         return torch.vmap(torch.linalg.svdvals)(batch), torch.vmap(gradient)(batch)
 
-    both_ways(program)
+    check_parity(program)
 
 
 def test_a_rank_is_written_to_out():
@@ -131,9 +131,9 @@ def test_a_rank_is_written_to_out():
         torch.linalg.matrix_rank(numbers(4, 4), out=out)
         return out, torch.linalg.matrix_rank(numbers(2, 4, 4), tol=0.1, out=torch.zeros(2, dtype=torch.int64))
 
-    both_ways(program)
+    check_parity(program)
 
 
 def test_tensor_split_reads_pending_indices():
-    graph = both_ways(lambda: torch.tensor_split(numbers(7), torch.arange(100).sum().reshape(1) - 4948))
+    graph = check_parity(lambda: torch.tensor_split(numbers(7), torch.arange(100).sum().reshape(1) - 4948))
     assert [point.cause for point in graph.sync_points] == ["tensor_split reads its indices"]

@@ -12,7 +12,7 @@ import lazyviz
 from ...bits import difference
 
 
-def both_ways(program, *make_inputs):
+def check_parity(program, *make_inputs):
     expected = program(*[make() for make in make_inputs])
     inputs = [make() for make in make_inputs]
     with lazyviz.lazy() as graph:
@@ -70,7 +70,7 @@ def gradients_of_gradients(function):
 
 @pytest.mark.parametrize("function", [lambda x: x.cumprod(0), torch.matrix_exp, torch.linalg.det])
 def test_a_second_gradient_has_eager_bits(function):
-    both_ways(gradients_of_gradients(function), seeded(5, 5))
+    check_parity(gradients_of_gradients(function), seeded(5, 5))
 
 
 @pytest.mark.parametrize("decompose", [torch.linalg.eig, torch.linalg.eigh])
@@ -89,7 +89,7 @@ def test_a_gradient_that_depends_on_the_phase_is_the_error_of_eager(decompose):
 @pytest.mark.parametrize("name", CASES)
 def test_its_gradient_has_eager_bits(name):
     program, *inputs = CASES[name]
-    graph = both_ways(program, *inputs)
+    graph = check_parity(program, *inputs)
     assert [point.cause for point in graph.sync_points] == [f"{name} reads values"]
 
 
@@ -98,7 +98,7 @@ def test_recording_goes_on_after_such_a_gradient():
         x.relu().prod(0).sum().backward()
         return x.grad * 2
 
-    graph = both_ways(program, seeded(6, 7))
+    graph = check_parity(program, seeded(6, 7))
     assert graph.nodes[-1].op is torch.ops.aten.mul.Tensor
 
 
@@ -131,7 +131,7 @@ def test_weighted_and_smoothed_cross_entropy():
         loss = F.cross_entropy(logits, targets, weight, label_smoothing=0.1)
         return loss.detach(), torch.autograd.grad(loss, logits)
 
-    graph = both_ways(program, seeded(50, 7))
+    graph = check_parity(program, seeded(50, 7))
     assert "cross_entropy" in graph.sync_points[0].cause
 
 
@@ -139,7 +139,7 @@ def test_other_cross_entropy_is_deferred():
     def program(logits):
         return torch.autograd.grad(F.cross_entropy(logits, torch.arange(7), label_smoothing=0.1), logits)
 
-    assert not both_ways(program, seeded(7, 7)).sync_points
+    assert not check_parity(program, seeded(7, 7)).sync_points
 
 
 def sums_of(program):
@@ -162,7 +162,7 @@ def test_the_engine_adds_gradients_in_place():
     assert sums_of(program) == ["aten.add_.Tensor"] * 2
 
 
-def test_a_gradient_that_somebody_holds_is_not_added_to():
+def test_a_gradient_with_another_reference_is_not_added_to():
     kept = []
 
     class Keep(torch.autograd.Function):
@@ -217,7 +217,7 @@ def test_under_checkpointing_its_saved_tensors_are_made_once():
         torch.manual_seed(0)
         return gradients(product)(x), torch.rand(2)
 
-    both_ways(program, seeded(4, 6))
+    check_parity(program, seeded(4, 6))
 
 
 def test_formulas_outside_of_the_block_while_something_is_pending():

@@ -113,7 +113,7 @@ def test_once_backward_has_freed_what_it_saved_only_the_variable_is_left():
     graph.evaluate()
 
 
-def test_looking_at_a_function_s_variables_keeps_none_of_them_alive():
+def test_inspecting_a_function_s_variables_keeps_none_of_them_alive():
     x = torch.ones(4)
     with lazyviz.lazy():
         y = x * 2

@@ -18,7 +18,7 @@ from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
 from ...bits import difference
-from ...both_ways import both
+from ...eager_and_lazy import both
 
 
 class Attention(nn.Module):
@@ -177,7 +177,7 @@ def test_numbers_that_are_taken_for_tensors(number, dtype):
         lambda x: torch.ops.aten.copy_.default(x, None),
     ],
 )  # fmt: skip
-def test_what_kernels_refuse_fails_at_its_line_in_their_words(program):
+def test_kernel_errors_are_raised_at_their_line_with_the_kernels_message(program):
     with pytest.raises(Exception) as eager:
         program(torch.ones(2, 3))
     with pytest.raises(type(eager.value)) as lazy, lazyviz.lazy():

@@ -44,7 +44,7 @@ def test_learning_rates_do_not_miss_the_cache():
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
-def test_integers_that_are_structure_are_told_apart(groups):
+def test_structural_integers_are_distinguished(groups):
     both(lambda x: F.group_norm(x, groups), torch.randn(4, 8, 3))
 
 
@@ -85,7 +85,7 @@ def test_views_know_the_size_of_their_storage():
         lambda: torch.ones(2, dtype=torch.int64).mean(),
     ],
 )
-def test_a_wrong_shape_fails_at_recording_with_eagers_own_words(program):
+def test_a_wrong_shape_fails_at_recording_with_eagers_message(program):
     with pytest.raises(Exception) as eager:
         program()
     with pytest.raises(type(eager.value)) as lazy, lazyviz.lazy():

@@ -286,10 +286,10 @@ def test_measured_times_of_all_pieces_are_not_shown_as_those_of_one(cut, tmp_pat
     cut.evaluate()
     cut.save(tmp_path / "trace.json")
     found = json.loads((tmp_path / "trace.json").read_text())
-    assert found["otherData"]["time"].startswith("one microsecond a node")
+    assert found["otherData"]["time"].startswith("one microsecond per node")
 
 
-def test_model_explorer_is_told_the_pieces_and_the_most_of_each_node(cut, tmp_path):
+def test_model_explorer_gets_the_pieces_and_the_maximum_of_each_node(cut, tmp_path):
     plan = cut.plan()
     cut.save(tmp_path / "graph.json", "model-explorer")
     (graph,) = json.loads((tmp_path / "graph.json").read_text())["graphs"]

@@ -57,7 +57,7 @@ def test_without_a_legend_the_bars_have_no_scale(graph, tmp_path):
     assert len(without) < len(with_it)
 
 
-def test_what_cannot_be_a_figure_is_refused_in_words(graph, tmp_path):
+def test_invalid_figures_are_refused_with_a_message(graph, tmp_path):
     with pytest.raises(ValueError, match="unknown part 'forwards' in show; these parts can be shown"):
         graph.save(tmp_path / "a.svg", show=["forwards"])
     with pytest.raises(ValueError, match="unknown direction 'RL'; it is one of TB, LR"):

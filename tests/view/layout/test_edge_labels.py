@@ -36,11 +36,11 @@ def test_edges_that_carry_different_tensors_are_labeled_where_they_alone_arrive(
     assert found[1] is None
 
 
-def test_what_leaves_an_op_is_told_by_the_op():
+def test_an_ops_results_are_described_by_the_op():
     assert [at is not None for at in labeled(["a", "a", "b"], [False, True, True])] == [False, False, True]
 
 
-def test_words_of_an_edge_stand_on_the_side_where_no_line_passes():
+def test_edge_labels_are_on_the_side_where_no_line_passes():
     found = labeled(["8×128 · 4.00 KiB", "8×128 · 4.00 KiB", ""], [True, True, True])
     assert found[0][0] < 100.0, "another edge leaves to the right"
 
@@ -51,12 +51,12 @@ def test_where_there_is_no_room_for_the_bytes_the_shape_alone_is_written():
     assert labeled(["", "", "8×128 · 4.00 KiB"], [True, True, True], bounds=(50.0, 260.0))[2][2] == "8×128"
 
 
-def test_words_that_would_reach_out_of_the_group_are_not_written():
+def test_edge_labels_that_would_extend_beyond_the_group_are_omitted():
     assert labeled(["x" * 80, "", ""], [True, True, True], bounds=(0.0, 200.0))[0] is None
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_words_of_edges_touch_no_line_no_box_and_no_other_words(seed):
+def test_edge_labels_touch_no_line_no_box_and_no_other_label(seed):
     count, edges, sizes = random_group(seed)
     flip = seed % 2 == 1
     layers = layers_of(count, edges)

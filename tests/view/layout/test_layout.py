@@ -159,7 +159,7 @@ def middles(placed, sizes):
     return [placed.x[i] + width / 2 for i, (width, _) in enumerate(sizes)]
 
 
-def test_the_skips_of_a_unet_run_beside_a_straight_chain_the_inner_nearer():
+def test_the_skips_of_a_unet_run_next_to_a_straight_chain_the_inner_nearer():
     chain = [(i, i + 1) for i in range(6)]
     skips = [(0, 6), (1, 5)]
     sizes = [(float(120 + 20 * (i % 3)), 40.0) for i in range(7)]

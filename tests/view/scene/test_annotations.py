@@ -86,7 +86,7 @@ def test_a_view_that_is_not_drawn_tells_its_number_where_it_is_read(step):
     assert graph.scene().numbers.spans("v")[scene.hierarchy.box_of[reader]] == (7.0, 7.0)
 
 
-def test_two_models_of_one_class_are_told_apart(step):
+def test_two_models_of_one_class_are_distinguished(step):
     G, D = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with lazyviz.lazy("cpu:1GiB") as graph:
         y = D(G(torch.ones(2, 4)))
@@ -165,7 +165,7 @@ def test_an_annotation_is_replaced_and_taken_away(step):
     assert list(graph.ir.annotations) == ["b"]
 
 
-def test_the_page_is_told_at_once_and_what_is_displayed_again_knows_it(step):
+def test_the_page_is_notified_at_once_and_a_second_display_has_the_state(step):
     graph, net = step
     sent: list = []
     widget = graph.widget()
@@ -194,7 +194,7 @@ def test_details_name_it(step):
     assert ["norm", "0.125"] in sent[-1]["details"]["facts"]
 
 
-def test_flops_and_projected_time_are_told_when_they_are_asked_for(step):
+def test_flops_and_projected_time_are_sent_on_request(step):
     graph, _ = step
     sent: list = []
     answers = Answers(graph, sent.append, lambda: None)

@@ -49,7 +49,7 @@ def test_a_card_has_class_shapes_parameters_and_what_is_held_at_the_peak(drawn):
     assert sum(made.values()) == card["held"]
 
 
-def test_kinds_of_layers_are_told_apart(drawn):
+def test_kinds_of_layers_are_distinguished(drawn):
     _, told, _ = drawn
     kinds = {name: card["layer"] for name, card in told.items()}
     assert kinds == {

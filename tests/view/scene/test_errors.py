@@ -137,7 +137,7 @@ def test_an_error_that_the_program_catches_is_none():
     assert kept.sum() == 4
 
 
-def test_any_other_error_has_its_words_and_its_line():
+def test_any_other_error_has_its_message_and_its_line():
     graph, _ = refused(lambda: [torch.ones(2) + 1, {}["missing"]])
     raised = graph.graph.raised
     assert raised.message == "KeyError: 'missing'" and raised.refused is None

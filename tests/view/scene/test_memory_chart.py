@@ -54,7 +54,7 @@ def test_messages_stay_small_however_long_the_run_is(long):
     assert len(json.dumps(range_json(long, 0, len(long.plan.timeline)))) < 60_000
 
 
-def test_what_was_measured_stands_beside_the_projection(long):
+def test_measurements_are_shown_with_the_projection(long):
     timeline = long.plan.timeline
     same = memory_json(long, list(timeline))
     assert same["points"]["held"] == [timeline[position][1] for position in same["points"]["at"]]

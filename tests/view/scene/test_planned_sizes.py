@@ -32,7 +32,7 @@ def told(scene: Scene) -> list[tuple[str, str, int, list[str]]]:
     ]
 
 
-def test_another_batch_is_told_as_if_it_had_been_recorded():
+def test_another_batch_is_described_as_if_it_had_been_recorded():
     small, large = recorded(16), recorded(64)
     asked = Scene(small.ir, small.plan(batch_size=64))
     assert told(asked) == told(Scene(large.ir, large.plan()))

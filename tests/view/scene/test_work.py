@@ -31,7 +31,7 @@ def test_work_is_what_pytorchs_counter_counts():
     assert format_flops(537_000_000) == "537 MFLOP" and format_flops(12) == "12 FLOP"
 
 
-def test_arguments_are_told_by_name_and_defaults_left_out():
+def test_arguments_are_listed_by_name_without_defaults():
     conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
     x = torch.randn(1, 3, 8, 8)
     with lazyviz.lazy() as graph:

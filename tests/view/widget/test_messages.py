@@ -47,7 +47,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("name", list(LazyWidget.class_traits(sync=True)))
-def test_a_page_sets_no_trait_and_is_told_what_it_is(name, graph, sent):
+def test_a_page_sets_no_trait_and_gets_its_state(name, graph, sent):
     widget = graph.widget()
     before = traits_of(widget)
     for value in (None, "running", 7, -1, {}, {"groups": []}, ["x"], "<script>", "IPY_MODEL_0" * 2):

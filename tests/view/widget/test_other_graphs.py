@@ -37,7 +37,7 @@ def test_another_batch_of_one_graph_changes_what_grows_with_it_alone():
     assert max(grown) > 0
 
 
-def test_a_graph_beside_itself_differs_nowhere():
+def test_a_graph_compared_with_itself_has_no_differences():
     graph, _keep = step()
     scene = Scene(graph.ir, graph.plan())
     assert all(one == other and not alone for one, other, alone in differences(scene, scene).values())

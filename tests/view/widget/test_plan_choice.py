@@ -126,7 +126,7 @@ def test_size_and_pieces_stay_when_the_device_changes_and_the_largest_batch_is_t
     assert found["most"] == made.graph.plan(device="RTX-3060").max_batch_size > 300
 
 
-def test_a_long_search_for_the_largest_batch_is_told_as_it_goes_on(recorded, shown, monkeypatch):
+def test_a_long_search_for_the_largest_batch_reports_its_progress(recorded, shown, monkeypatch):
     made = shown(recorded(device="RTX-3060").graph)
     monkeypatch.setattr(plan_choice, "SEARCH_SECONDS", 0.0)
     told = []

@@ -33,7 +33,7 @@ def test_lines_add_up_to_what_the_graph_allocates_and_with_the_rest_to_the_peak(
     assert sum(fact.get("ops", 0) for fact in facts["lines"].values()) == len(step.nodes)
 
 
-def test_an_op_of_the_backward_pass_is_noted_at_its_forward_line_beside(step, plan, code):
+def test_an_op_of_the_backward_pass_is_also_listed_at_its_forward_line(step, plan, code):
     facts = code.facts_json(plan)["lines"]
     backward = [node for node in step.nodes if node.forward is not None]
     assert facts["0:1"]["gradients"] == len(backward) and "gradients" not in facts["0:2"]

@@ -271,7 +271,7 @@ def test_search_finds_ops_modules_and_lines(made):
     assert made.sent[0]["hits"] == []
 
 
-def test_revealing_a_deep_op_sends_all_groups_on_the_way_and_the_lanes_beside(made):
+def test_revealing_a_deep_op_sends_all_groups_on_the_path_and_the_other_lanes(made):
     say(made, "reveal", "n1")
     message = made.sent[0]
     assert message["chain"][-1] == "n1"
@@ -368,7 +368,7 @@ def test_orders_about_running_that_make_no_sense_are_ignored(made):
     assert ["absent", "needs the package absent"] in made.widget.choices["backends"]
 
 
-def test_boxes_of_groups_that_the_page_has_are_told_and_no_others(step, monkeypatch):
+def test_only_boxes_of_groups_that_the_page_has_are_sent(step, monkeypatch):
     monkeypatch.setattr(module, "bundle", lambda name: "")
     monkeypatch.setattr(widget_requests, "FIRST_BYTES", 0)
     widget = LazyWidget(FakeController(step))
@@ -478,7 +478,7 @@ def test_another_batch_size_is_answered_with_the_plan_of_that_size(batched):
     assert made.graph.pending == len(made.graph.nodes), "planning runs nothing"
 
 
-def test_the_verdict_follows_the_size_and_the_largest_that_fits_is_told(batched):
+def test_the_verdict_follows_the_size_and_the_largest_that_fits_is_sent(batched):
     made = batched(device=lazyviz.DeviceProfile("small", "64 KiB"))
     say(made, "largest")
     most = made.sent[-1]["most"]
@@ -640,7 +640,7 @@ def test_expanding_all_comes_in_small_messages_of_which_the_last_says_that_it_is
     assert [group for message in made.sent for group in message["groups"]] == whole["groups"]
 
 
-def test_the_page_is_told_of_equal_sync_points_in_one_line():
+def test_equal_sync_points_are_one_line_on_the_page():
     with lazyviz.lazy() as graph:
         for _ in range(30):
             torch.rand(3).sum().item()

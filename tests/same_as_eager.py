@@ -19,7 +19,7 @@ from .bits import difference
 Program = Callable[[], Any]
 
 
-def assert_alike(program: Program) -> lazyviz.LazyGraph:
+def assert_same_as_eager(program: Program) -> lazyviz.LazyGraph:
     """Run ``program`` eagerly and in a block that is then evaluated: the same values, error and warnings.
 
     An error that depends on data may come when the graph runs, and says there where it was recorded;
