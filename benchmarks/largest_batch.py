@@ -120,8 +120,8 @@ def tried(name: str, card: str, gpus: int = 1) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "card": card, "largest": largest, "seconds": round(found, 2)}
     for key, samples in (("fits", largest), ("fits with one more", largest + 1)):
         plan = recorded(name, card, samples, gpus=gpus)
-        found = [each for each in plan.devices.values() if each.device.startswith("cuda")]
-        row[key] = all(each.fits for each in found)
+        cards = [each for each in plan.devices.values() if each.device.startswith("cuda")]
+        row[key] = all(each.fits for each in cards)
         row[f"needed, {key}"] = plan.needed_bytes
     return row
 

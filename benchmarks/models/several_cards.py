@@ -268,7 +268,8 @@ def product(left: Any, right: Any, *sizes: int) -> Callable[[torch.device, int],
             distribute_tensor(torch.randn(256, 256, device=device), mesh, placements)
             for placements in (left, right)
         ]
-        return (factors[0] @ factors[1]).full_tensor()
+        result: Any = factors[0] @ factors[1]
+        return result.full_tensor()
 
     return run
 
