@@ -121,6 +121,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "testing":  # a package that others' tests use without importing it
+        return _import_module(".testing", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
@@ -129,7 +131,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "testing"})
 
 
 connect()

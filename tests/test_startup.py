@@ -43,6 +43,23 @@ def test_an_import_and_a_first_block_import_neither_dynamo_nor_ipython() -> None
     assert shown.splitlines() == ["[]", "True True", "[]"]
 
 
+def test_names_that_are_imported_late_are_there_as_any_other() -> None:
+    shown = in_new_process(
+        """
+        import sys
+        import lazyviz
+        late = [name for name in lazyviz.__all__ if name not in vars(lazyviz)]
+        print(len(late) > 5, "lazyviz.plan.planner" in sys.modules)
+        print(set(lazyviz.__all__) | {"testing"} <= set(dir(lazyviz)))
+        print([name for name in late if getattr(lazyviz, name) is not vars(lazyviz)[name]])
+        print(len(lazyviz.testing.PROGRAMS) > 0, hasattr(lazyviz, "no_such_name"))
+        from lazyviz import *
+        print(advise is lazyviz.advise, Plan.__module__)
+        """
+    )
+    assert shown.splitlines() == ["True False", "True", "[]", "True False", "True lazyviz.plan.plan"]
+
+
 def test_an_import_leaves_nothing_in_pytorch() -> None:
     shown = in_new_process("import torch, lazyviz\nprint(lazyviz.doctor().leftovers)")
     assert shown == "()\n"
