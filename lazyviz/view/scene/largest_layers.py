@@ -54,9 +54,14 @@ def _shared(names: list[str]) -> str:
         if len(set(same)) > 1:
             break
         parts.append(f"{same[0]}.")
-    while parts and any(name[len("".join(parts)) :][0] in "*0123456789" for name in names):
+    while parts and any(_starts_with_number(name[len("".join(parts)) :]) for name in names):
         parts = parts[:-1]  # a number alone says nothing
     return "".join(parts) if len(names) > 1 else ""
+
+
+def _starts_with_number(rest: str) -> bool:
+    """Or is empty, as the last part of a name that ends with a dot."""
+    return not rest or rest[0] in "*0123456789"
 
 
 def _through(scene: Scene, box: Box) -> str:
