@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from .torch_internals import without_numpy as _without_numpy  # noqa: F401  # isort: skip
 from .execute.backend import Backend
@@ -40,7 +39,8 @@ from .session.lazy_graph import (
 )
 from .session.options import options
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from . import testing as testing
     from .plan.batch.split import SplitPlan
     from .plan.device_plan import DevicePlan
     from .plan.plan import Plan
@@ -120,14 +120,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    if name == "testing":  # a package that others' tests use without importing it
-        return _import_module(".testing", __name__)
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = found
-    return found
+if not _typing.TYPE_CHECKING:  # which would take any name for one of lazyviz
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name == "testing":  # a package that others' tests use without importing it
+            return _import_module(".testing", __name__)
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

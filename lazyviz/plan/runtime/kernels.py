@@ -33,7 +33,8 @@ _LIKE_ELEMENTWISE: dict[OpClass, float] = {
 # 2307.08691) has 60 to 70 and 50 to 60 % of an A100's peak, github.com/gpu-mode/ring-attention, issue 10, 73
 # and 63 of an RTX A5000's, gau-nernst's "Writing Speed-of-Light Flash Attention" 89 forward of an RTX 5090's
 # (``F.scaled_dot_product_attention``), FlashAttention-3's paper (arXiv 2407.08608) 37 forward of an H100's
-# for FlashAttention-2, which PyTorch has.  Hopper's backward: as much less as on an A100.
+# for FlashAttention-2, which PyTorch has.  Hopper's backward: as much less as on an A100; the data center's
+# Blackwell is taken for a Hopper.
 _ATTENTION = {"forward": 0.8, "backward": 0.7}
 _ATTENTION_ON_HOPPER = {"forward": 0.46, "backward": 0.4}
 WINOGRAD = 1.35
