@@ -94,6 +94,10 @@ async ([code, second, css, traits]) => {
 """
 
 
+# Through the page's own queue: a page that is still drawing answers only when it has drawn.
+NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+
+
 SHOW = """(element) => {
   const popover = element.closest(".lz-popover");
   if (popover?.hidden) popover.previousElementSibling.click();
@@ -184,6 +188,7 @@ class Stage:
             if time.monotonic() > end:
                 raise AssertionError(f"the widget did not come to rest within {seconds:g} seconds")
             self.page.wait_for_timeout(60)
+            self.page.evaluate(NEXT_FRAME)
             running = self.widget.state == "running"
             quiet = 0 if self.pump() or running else quiet + 1
 
