@@ -7,6 +7,7 @@ JupyterLab, see :mod:`.lab`.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -57,14 +58,48 @@ def jupyter(*, dark: bool = False) -> Host:
 
 
 TRAITS = ("scene", "state", "summary", "progress", "report", "error", "choices", "findings", "static_id")
+# Timers up to this delay are waited for (a search's, for example), and animations up to this length are ended.
+LONGEST_TIMER = 200  # milliseconds
 PAGE = """
-async ([code, second, css, traits]) => {
+async ([code, second, css, traits, longest]) => {
   const style = document.createElement("style");
   style.textContent = css;
   document.head.append(style);
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  const browser = window.browserFunctions ??= {
+    setTimeout: window.setTimeout.bind(window),
+    clearTimeout: window.clearTimeout.bind(window),
+    createObjectURL: URL.createObjectURL.bind(URL),
+    revokeObjectURL: URL.revokeObjectURL.bind(URL),
+  };
+  const timers = new Set();
+  window.setTimeout = (callback, delay = 0, ...rest) => {
+    const id = browser.setTimeout(() => { timers.delete(id); callback(...rest); }, delay);
+    if (delay <= longest) timers.add(id);
+    return id;
+  };
+  window.clearTimeout = (id) => { timers.delete(id); browser.clearTimeout(id); };
+  const scripts = new Set();  // the URL of a script is revoked when it has been imported
+  URL.createObjectURL = (content) => {
+    const url = browser.createObjectURL(content);
+    if (content.type === "text/javascript") scripts.add(url);
+    return url;
+  };
+  URL.revokeObjectURL = (url) => { scripts.delete(url); browser.revokeObjectURL(url); };
+  let sending = 0;
+  const frame = () => new Promise((done) => requestAnimationFrame(() => browser.setTimeout(done)));
   const handlers = new Map();
   const fire = (event, value) => { for (const each of [...(handlers.get(event) ?? [])]) each(value); };
   window.stage = {
+    // Resolved after the next frame at which no timer, import, animation or message is left.
+    idle: async () => {
+      do {
+        for (const animation of document.getAnimations()) {
+          if (animation.effect?.getComputedTiming().endTime <= longest) animation.finish();
+        }
+        await frame();
+      } while (timers.size || scripts.size || sending);
+    },
     model: {
       get: (name) => traits[name],
       on: (event, callback) => { handlers.set(event, [...(handlers.get(event) ?? []), callback]); },
@@ -75,7 +110,10 @@ async ([code, second, css, traits]) => {
         // Sent as Python would, without a turn of the test: what it brings is there for whoever clicks.
         if (content.action === "second-part") {
           setTimeout(() => { fire("msg:custom", { kind: "second-part", code: second }); });
-        } else window.toPython(JSON.stringify(content));
+        } else {
+          sending++;
+          window.toPython(JSON.stringify(content)).finally(() => { sending--; });
+        }
       },
       set: (name, value) => { traits[name] = value; fire("change:" + name, value); },
       save_changes: () => {},
@@ -87,15 +125,10 @@ async ([code, second, css, traits]) => {
       }
     },
   };
-  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   const widget = (await import(url)).default;
   for (const el of document.querySelectorAll(".stage")) widget.render({ model: window.stage.model, el });
 }
 """
-
-
-# Through the page's own queue: a page that is still drawing answers only when it has drawn.
-NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 
 
 SHOW = """(element) => {
@@ -114,6 +147,11 @@ def shown(locator: Any) -> Any:
     """The element, once the popover or the drawer's panel that it is in has been opened."""
     locator.evaluate(SHOW)
     return locator
+
+
+def saving() -> bool:
+    """Whether a thread of Python writes a file that the widget will be told about."""
+    return any(thread.name == "lazyviz-save" for thread in threading.enumerate())
 
 
 class Stage:
@@ -147,7 +185,7 @@ class Stage:
             page.expose_function("toPython", lambda text: page._lazyviz_stage._heard(text))
         page._lazyviz_stage = self  # the page is on one stage at a time
         traits = {name: getattr(self.widget, name) for name in TRAITS}
-        page.evaluate(PAGE, [self.widget._esm, bundle("second.js"), self.widget._css, traits])
+        page.evaluate(PAGE, [self.widget._esm, bundle("second.js"), self.widget._css, traits, LONGEST_TIMER])
         self.settle()
 
     def __enter__(self) -> Stage:
@@ -181,16 +219,17 @@ class Stage:
         return moved
 
     def settle(self, *, seconds: float = 20.0) -> None:
-        """Until nothing is under way: messages, the run of the graph, the page's own timers and frames."""
+        """Wait until nothing is left to do: messages, the graph's run, the page's short timers and frames."""
         end = time.monotonic() + seconds
         quiet = 0
-        while quiet < 3:
+        while quiet < 2:
             if time.monotonic() > end:
                 raise AssertionError(f"the widget did not come to rest within {seconds:g} seconds")
-            self.page.wait_for_timeout(60)
-            self.page.evaluate(NEXT_FRAME)
-            running = self.widget.state == "running"
-            quiet = 0 if self.pump() or running else quiet + 1
+            self.page.evaluate("() => window.stage.idle()")
+            moved, busy = self.pump(), self.widget.state == "running" or saving()
+            quiet = 0 if moved or busy else quiet + 1
+            if busy:
+                self.page.wait_for_timeout(20)
 
     def click(self, selector: str) -> None:
         """Click, and wait for what comes of it."""

@@ -388,6 +388,27 @@ def test_keys_go_along_the_edges_open_close_and_search(page, show):
     assert page.evaluate("document.activeElement.dataset.action") == "search"
 
 
+def test_keys_pressed_before_the_second_part_has_arrived_all_count(page, show):
+    def reached(at_once: bool) -> str:
+        page.goto("about:blank")
+        stage = show("mlp")
+        page.locator('.lz-graph [tabindex="0"]').evaluate(
+            """(box, atOnce) => {
+              box.focus();
+              const press = () => document.activeElement.dispatchEvent(
+                new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true }));
+              if (atOnce) { press(); press(); }
+            }""",
+            at_once,
+        )
+        stage.settle()
+        if not at_once:
+            press(stage, "ArrowDown", "ArrowDown")
+        return focused(page)
+
+    assert reached(at_once=True) == reached(at_once=False)
+
+
 def test_breadcrumbs_lead_back_to_the_groups_around(page, show):
     stage = show("resnet", width=1200)
     stage.click(f'{CLOSED}[data-kind="module"][data-phase="forward"]')

@@ -412,8 +412,11 @@ export class GraphView {
       const [dx, dy] = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[key] ?? [0, 0];
       this.camera.panBy(dx ?? 0, dy ?? 0);
     } else if (key.startsWith("Arrow")) {
+      const before = this.#current;
       whenHere(({ neighbor }) => {
-        const to = this.#arrangement ? neighbor(this.#arrangement, id ?? this.#current ?? "", key as Arrow) : null;
+        // Keys that were pressed before the second part arrived continue from where the previous one led.
+        const from = this.#current === before ? (id ?? before) : this.#current;
+        const to = this.#arrangement ? neighbor(this.#arrangement, from ?? "", key as Arrow) : null;
         const frame = to !== null ? this.#frames.get(to) : undefined;
         if (!frame) return;
         this.camera.reveal(frame);
