@@ -19,11 +19,12 @@ LONGEST_NAME = 60  # characters
 def annotation(
     graph: Graph, name: str, values: Mapping[Any, Any], pending: Callable[[torch.Tensor], bool]
 ) -> Annotation:
-    """``values`` by what they are of in ``graph``; ``pending`` tells the tensors that are not to be read.
+    """``values`` by node index and module name of ``graph``; ``pending`` says whether a tensor must not be
+    read.
 
     Raises:
-        TypeError: something is neither a node nor a module nor the name of one, or no number.
-        ValueError: a node of another graph, a module that ran no op here, a number that is not finite.
+        TypeError: a key is not a node, a module, or a module's name, or a value is not a number.
+        ValueError: a node of another graph, a module that ran no op here, NaN or infinity.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"values must be a mapping from nodes or modules to numbers, not {_kind(values)}")
@@ -50,9 +51,9 @@ def annotation(
 
 
 def module_names(graph: Graph) -> dict[str, tuple[str, str]]:
-    """The full names of all modules that ran an op, each with the root that it is in and its path there."""
+    """The full names of all modules that ran an op, each with its root and its path in the root."""
     found: dict[str, tuple[str, str]] = {}
-    # Roots of one class are equal strings, though not one module.
+    # Roots of the same class compare equal as strings, even if they are different modules.
     calls = {(id(node.root), node.module): node.root for node in graph.nodes if node.root}
     for (_, path), root in calls.items():
         outer = root_parts(root)
@@ -82,7 +83,7 @@ def _number(key: Any, value: Any, pending: Callable[[torch.Tensor], bool]) -> fl
 
 
 def _of_object(graph: Graph, module: torch.nn.Module, names: Mapping[str, tuple[str, str]]) -> str:
-    """The full name of a module object: of one that was called, of a part of it, or of one around it."""
+    """The full name of a module object that was called, or is inside or around one that was called."""
     for root in {id(root): root for root, _ in names.values()}.values():
         called = root.module() if isinstance(root, ModuleRoot) and root.module is not None else None
         if called is None:
@@ -99,7 +100,7 @@ def _of_object(graph: Graph, module: torch.nn.Module, names: Mapping[str, tuple[
 
 
 def _of_name(name: str, names: Mapping[str, tuple[str, str]]) -> str:
-    """The full name of a module that may be called by its path in its model."""
+    """The full name of a module, which ``name`` may abbreviate to the path in its model."""
     if name in names:
         return name
     found = [full for full, (_, path) in names.items() if path and path == name]

@@ -9,7 +9,7 @@ from typing import Any
 from .ir import Node, Value
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-"""Of operators through which ``torch.distributed`` and DTensor communicate."""
+"""The kind of each operator that ``torch.distributed`` and DTensor communicate with."""
 
 _KINDS = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce": "all_reduce",
@@ -31,9 +31,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, as a recorded collective names it.
+    """The process group of a recorded collective.
 
-    ``ranks`` are its members' ranks in the world, ``rank`` this process's position among them.
+    ``ranks`` are the global ranks of its members, ``rank`` is the rank of this process in the group.
     """
 
     name: str
@@ -54,9 +54,8 @@ class Collective:
 
     ``kind`` is ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"``,
     ``"reduce"``, ``"gather"``, ``"scatter"``, ``"send"``, ``"recv"`` or ``"barrier"``.  ``nbytes`` is its
-    size as PyTorch and NCCL count it: of the whole tensor, which is the output of a gathering and the
-    input of a scattering collective.  ``root`` is the rank in the group that a rooted one names, ``None``
-    for the others.
+    size as PyTorch and NCCL count it: that of the whole tensor, which is the output of a gather and the input
+    of a scatter. ``root`` is the root's rank in the group, ``None`` for collectives without a root.
     """
 
     kind: str
@@ -88,15 +87,15 @@ class Collective:
 
 
 def kind_of(node: Node) -> str | None:
-    """Which collective a node is; ``None`` for one that does not communicate."""
+    """The kind of collective of a node; ``None`` if it does not communicate."""
     namespace, _, name = node.op._schema.name.partition("::")
     return _KINDS.get(name) if namespace in NAMESPACES else None
 
 
 def collective_of(node: Node, size: Callable[[Value], int] | None = None) -> Collective | None:
-    """What a node communicates; ``None`` if it does not, or in a group that is not known.
+    """The collective of a node; ``None`` if it does not communicate, or its group is unknown.
 
-    ``size`` tells how many bytes a value has, where it is not as it was recorded.
+    ``size`` returns the bytes of a value, for sizes other than the recorded ones.
     """
     kind = kind_of(node)
     if kind is None:
@@ -109,14 +108,14 @@ def collective_of(node: Node, size: Callable[[Value], int] | None = None) -> Col
     names = [name for name, item in arguments.items() if any(True for _ in values_in((item,)))]
     if kind == "barrier" or not names:
         return Collective(kind, group, 0, None)
-    if len(names) > 1:  # what is written comes first
+    if len(names) > 1:  # written arguments come first
         chosen: Iterable[Value] = values_in((arguments[names[0 if gathered else 1]],))
     elif kind == "all_gather":
         chosen = node.outputs
     else:
         chosen = values_in((arguments[names[0]],))
     nbytes = sum(value.nbytes if size is None else size(value) for value in chosen)
-    if kind == "gather" and len(names) == 1:  # not the root: it has what it sends alone
+    if kind == "gather" and len(names) == 1:  # not the root: it has only the tensor that it sends
         nbytes *= group.size
     root = arguments.get("root_rank", arguments.get("src"))
     return Collective(kind, group, nbytes, root if type(root) is int else None)

@@ -16,9 +16,9 @@ from .ir import RAN_AT_ONCE, Graph, Node, Storage, Value
 def to_fx(graph: Graph) -> fx.GraphModule:
     """A module that runs the recorded operators on given inputs.
 
-    Its arguments are the tensors from outside, in order of first use (:func:`fx_inputs`);
-    it returns a tuple of :func:`fx_outputs`.  It does what the record does: an operator that
-    works in place changes its argument, an operator that draws uses the default generator.
+    Its arguments are the external tensors, in order of first use (:func:`fx_inputs`); it returns a tuple of
+    :func:`fx_outputs`. As in the recorded program, in-place operators mutate their arguments, and random
+    operators use the default generator.
     """
     module = torch.nn.Module()
     target = fx.Graph()
@@ -43,7 +43,7 @@ def to_fx(graph: Graph) -> fx.GraphModule:
 
 
 def fx_inputs(graph: Graph) -> list[Value]:
-    """The values that no node of ``graph`` makes, in order of first use."""
+    """The values that no node of ``graph`` produces, in order of first use."""
     made: set[Value] = set()
     found: dict[Value, None] = {}
     for node in _operators(graph):
@@ -57,8 +57,8 @@ def fx_inputs(graph: Graph) -> list[Value]:
 def fx_outputs(graph: Graph) -> list[Value]:
     """The results that are still referenced.
 
-    Of every storage that the graph made and that is still alive: the value it was made as,
-    and the views of it that no node reads.  If nothing is alive, what the last node made.
+    For every live storage that the graph created: its first value, and the views of it that no node reads. If
+    no storage is alive, the outputs of the last node.
     """
     read: set[Value] = set()
     for node in _operators(graph):
@@ -80,7 +80,7 @@ def fx_outputs(graph: Graph) -> list[Value]:
 
 
 def _operators(graph: Graph) -> list[Node]:
-    """The nodes that call operators: what ran at once otherwise is not in the record."""
+    """The nodes that call operators, without those that stand for code that ran during recording."""
     return [node for node in graph.nodes if node.op._schema.name != RAN_AT_ONCE]
 
 
@@ -99,12 +99,12 @@ def _outputs(target: fx.Graph, node: Node, result: fx.Node, env: dict[Value, fx.
             env[value] = result
         return
     if node.outputs and len(node.outputs) < len(returns):
-        # Which of them are missing is not in the schema (convolution_backward's output_mask).
+        # The schema does not say which of them are missing (convolution_backward's output_mask).
         result = target.call_function(present, (result,))
     for position, value in enumerate(node.outputs):
         env[value] = target.call_function(operator.getitem, (result, position))
 
 
 def present(results: Any) -> list[torch.Tensor]:
-    """Of an operator's results those that it computed."""
+    """The results of an operator that were computed."""
     return [item for item in results if item is not None]

@@ -30,7 +30,7 @@ State = Literal["pending", "done", "failed"]
 Alarm = Literal["nan", "inf"]
 Bound = Literal["compute", "memory", "launch"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
-"""The operator's name of a node for a subgraph of the program that is no operator: a compiled call, say."""
+"""The operator name of a node that stands for a part of the program, such as a call of compiled code."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input", "kv_cache"]
 
 
@@ -41,7 +41,7 @@ class SourceLine:
     file: str
     line: int
     text: str
-    cell: int | None = field(default=None, compare=False)  # a cell that is run again is the same code
+    cell: int | None = field(default=None, compare=False)  # the same code, also if the cell is run again
 
     @property
     def in_cell(self) -> bool:
@@ -338,7 +338,7 @@ class Node:
         "writes",
     )
 
-    # Planning's, which :mod:`lazyviz.session.connect` puts here.
+    # Functions of planning, which :mod:`lazyviz.session.connect` registers here.
     count_work: ClassVar[Callable[[Node], Work]]
     project_time: ClassVar[Callable[[Node], Timed | None]]
 
@@ -361,10 +361,11 @@ class Node:
         self.error: str | None = None
         self.at_once = ""
         self.measured_seconds: float | None = None  # its run time, once run with timing
-        # Of each output, as it was when the node had run, where that was asked for; None: has no numbers.
+        # Statistics of each output right after the node ran, if requested; None for an output without
+        # numbers.
         self.summaries: Sequence[Summary | None] = ()
-        self.likeness: object | None = None  # planning's, once it has asked: ops of the same work share it
-        self.alarm: Alarm | None = None  # what is wrong with the outputs, as far as they were summarized
+        self.likeness: object | None = None  # set by planning on first use; ops with the same work share it
+        self.alarm: Alarm | None = None  # NaN and infinity in the summarized outputs
 
     @property
     def name(self) -> str:
@@ -408,7 +409,7 @@ class Node:
 
     @property
     def made(self) -> set[Storage]:
-        """The storages that it allocated, without those of its arguments, which may belong to other
+        """The storages that the op allocated, without those of its arguments, which may belong to other
         graphs.
         """
         given = {value.storage for value in self.inputs}
@@ -419,7 +420,8 @@ class Node:
         return f"<Node {self.name} {self.phase} {self.module or '-'} {self.state}>"
 
 
-@dataclass(slots=True, unsafe_hash=True)  # a frozen one takes several times as long to make, at every read
+# Not frozen, because that makes creation several times slower, and every read creates one.
+@dataclass(slots=True, unsafe_hash=True)
 class SyncPoint:
     """A place where recording had to evaluate.
 
@@ -491,7 +493,7 @@ class Annotation:
 class Graph:
     """Nodes in program order, with the storages and outside inputs they touch."""
 
-    # Of these the compiled recorder asks at every op.
+    # The compiled recorder accesses these slots at every op.
     __slots__ = ("__dict__", "__weakref__", "calls", "inputs", "lost", "nodes", "storages")
 
     def __init__(self) -> None:
@@ -504,8 +506,9 @@ class Graph:
         self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
-        self.card = ""  # the name of the absent card that it was recorded for
-        self.torch_release: tuple[int, int] | None = None  # that is planned there; None: the installed one
+        self.card = ""  # the name of the absent GPU that it was recorded for
+        # The PyTorch release that will run there; None: the installed one.
+        self.torch_release: tuple[int, int] | None = None
         self.cudnn_benchmark = False  # torch.backends.cudnn.benchmark was on at its start or its end
         self.release_differences: tuple[
             str, ...
@@ -516,7 +519,7 @@ class Graph:
         # Nodes that cut a tensor into a part for each GPU, as DataParallel does, and the number of GPUs.
         self.handed_out: dict[Node, int] = {}
         self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
-        self.outermost = id(self)  # tells the blocks that are nested in one from others
+        self.outermost = id(self)  # identifies the blocks that are nested in one
         self.elsewhere: set[str] = set()  # names of threads whose ops ran unrecorded during the block
         self.in_parts: set[str] = (
             set()
@@ -529,9 +532,9 @@ class Graph:
         self.is_cell = False  # the block is a whole cell
         self.refused: RefusedOp | None = None  # the last one
         self.raised: RaisedError | None = None  # what ended the block
-        self.world_size = 1  # ranks of which it was recorded for one
+        self.world_size = 1  # the number of ranks, one of which was recorded
         self.rank = 0
-        self.annotations: dict[str, Annotation] = {}  # numbers of the user's own by name, the newest last
+        self.annotations: dict[str, Annotation] = {}  # the user's annotations by name, newest last
 
     @property
     def where(self) -> str:

@@ -15,18 +15,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """What is known of one module: ``parameters`` counts the elements of all that is inside."""
+    """Facts about one module; ``parameters`` counts the elements of its parameters and those of its
+    submodules.
+    """
 
     kind: str  # name of its class
     parameters: int = 0
-    settings: str = ""  # "64, 128, bias=False", of PyTorch's own layers
+    settings: str = ""  # "64, 128, bias=False", for PyTorch's own layers
 
 
 class ModuleRoot(str):
-    """The class name of an outermost module, with which object it is; equal to other modules of that class.
+    """The class name of an outermost module, with a reference to the object; it compares equal to those of
+    other modules of the class.
 
-    ``variable`` is the user's expression for it (``"net"``) or for the module that it is a part of, where
-    ``prefix`` says which part (``"0"`` of ``net[0]``); ``facts`` are by path in the variable's module.
+    ``variable`` is the user's expression for it (``"net"``) or for a module that contains it; in the latter
+    case, ``prefix`` is its path there (``"0"`` for ``net[0]``). The keys of ``facts`` are paths in the
+    variable's module.
     """
 
     __slots__ = ("_facts", "module", "number", "prefix", "variable")
@@ -52,7 +56,7 @@ class ModuleRoot(str):
         return self._facts
 
     def call(self, variable: str, prefix: str, facts: dict[str, ModuleFacts]) -> None:
-        """From now on it goes by this name."""
+        """Set the user's name of the module."""
         self.variable, self.prefix, self._facts = variable, prefix, facts
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -60,7 +64,7 @@ class ModuleRoot(str):
 
 
 class OwnedName(str):
-    """The name of a parameter or what belongs to it, ``"h.0.weight.grad"``, with the root that it is in."""
+    """The name of a parameter or of a tensor that belongs to it, ``"h.0.weight.grad"``, with its root."""
 
     __slots__ = ("root",)
     root: str
@@ -78,35 +82,35 @@ class OwnedName(str):
 
 
 def root_name(root: str) -> str:
-    """What a root is called: the user's expression, ``"net"`` or ``"net.0"``, else its class."""
+    """The name of a root: the user's expression (``"net"`` or ``"net.0"``), otherwise its class."""
     return ".".join(root_parts(root))
 
 
 def has_variable(root: str) -> bool:
-    """Whether one of the user's variables leads to it."""
+    """Whether one of the user's variables refers to it, or to a module that contains it."""
     return isinstance(root, ModuleRoot) and bool(root.variable)
 
 
 def root_parts(root: str) -> list[str]:
-    """The names of the modules from the outermost that has one down to the root: ``["net", "0"]``."""
+    """The names of the modules from the outermost named one down to the root: ``["net", "0"]``."""
     if not isinstance(root, ModuleRoot) or not root.variable:
         return [str(root)] if root else []
     return [root.variable, *(root.prefix.split(".") if root.prefix else [])]
 
 
 def root_key(root: str) -> object:
-    """What two roots have in common if and only if their outermost modules are one object."""
+    """A key that is equal for two roots if and only if their outermost modules are the same object."""
     if not isinstance(root, ModuleRoot):
         return root
     return root.variable or root.number
 
 
 def full_name(name: str) -> str:
-    """``"0.weight"`` of a weight after the user's name of its model: ``"G.0.weight"``."""
+    """``"0.weight"`` with the user's name of the model: ``"G.0.weight"``."""
     known = isinstance(name, OwnedName) and has_variable(name.root)
     return f"{root_name(name.root)}.{name}" if known else str(name)  # type: ignore[attr-defined]
 
 
 def facts_of(root: str, path: str) -> ModuleFacts | None:
-    """What is known of the module at ``path`` (from where the root's name begins), if anything is."""
+    """The facts about the module at ``path``, relative to the named module, if there are any."""
     return root.facts.get(path) if isinstance(root, ModuleRoot) else None

@@ -8,9 +8,10 @@ from .ir import Graph, Node, Storage, Value
 
 
 def flattened(graph: Graph) -> Graph:
-    """A copy of ``graph`` with the nodes of nested blocks where they were recorded; itself without any.
+    """A copy of ``graph`` that includes the nodes of nested blocks, in program order; ``graph`` itself if
+    there are none.
 
-    It is plain data to plan with: other nodes and storages, which nothing evaluates.
+    The copy is for planning: its nodes and storages are new objects that are never evaluated.
     """
     return _Flat(graph).flat if graph.nested else graph
 
@@ -27,7 +28,7 @@ class _Flat:
         self._nodes: dict[Node, Node] = {}
         self._graphs = _order(graph)
         self._by_id = {id(each): each for each, _ in self._graphs}
-        # The position in the whole of each graph's nodes, and of its end.
+        # The positions of each graph's nodes in the merged program, and of its end.
         self._positions: dict[Graph, list[int]] = {each: [] for each, _ in self._graphs}
         nodes = list(_in_order(graph))
         for position, (owner, _) in enumerate(nodes):
@@ -49,12 +50,12 @@ class _Flat:
             self.flat.cudnn_benchmark |= owner.cudnn_benchmark
 
     def _position(self, graph: Graph, index: int) -> int:
-        """Where ``index`` nodes of ``graph`` have been recorded."""
+        """The merged position at which ``graph`` had recorded ``index`` nodes."""
         positions = self._positions[graph]
         return positions[index] if index < len(positions) else self._after(graph)
 
     def _after(self, graph: Graph) -> int:
-        """Where the next node after the last of ``graph`` stands, nested ones passed over."""
+        """The merged position after the last node of ``graph``, nested blocks skipped."""
         for inner, (parent, at) in self._graphs:
             if inner is graph and parent is not None:
                 return self._position(parent, at)
@@ -123,7 +124,7 @@ class _Flat:
 
 
 def _order(graph: Graph) -> list[tuple[Graph, tuple[Graph | None, int]]]:
-    """The block and those inside of it, each with the one around it and its place there."""
+    """The block and those inside it, each with its enclosing block and its position there."""
     found: list[tuple[Graph, tuple[Graph | None, int]]] = [(graph, (None, 0))]
     for outer, _ in found:  # grows as it goes
         found += [(inner, (outer, at)) for at, inner in outer.nested]
@@ -131,7 +132,7 @@ def _order(graph: Graph) -> list[tuple[Graph, tuple[Graph | None, int]]]:
 
 
 def _in_order(graph: Graph) -> list[tuple[Graph, Node]]:
-    """Every node in program order, with the block it is of."""
+    """Every node in program order, with its block."""
     result: list[tuple[Graph, Node]] = []
     stack: list[tuple[Graph, int, int]] = [(graph, 0, 0)]  # a block, its next node, its next inner block
     while stack:

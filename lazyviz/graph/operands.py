@@ -1,4 +1,4 @@
-"""Operands: which number arguments of an operator take part in arithmetic like tensors."""
+"""Operands: the number arguments of an operator that take part in its arithmetic as tensors do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _OPERANDS = ("Tensor", "number", "Optional[number]")
 
 @functools.cache
 def operands(op: OpOverload) -> frozenset[str]:
-    """The arguments of ``op`` whose Python numbers are operands as tensors are."""
+    """The arguments of ``op`` in which Python numbers are operands, as tensors are."""
     # Not every int of a pointwise operator is an operand: round(decimals=2) is not.
-    # A tensor's place may hold a number: x * 2 calls mul.Tensor.
+    # A tensor argument may be a number: x * 2 calls mul.Tensor.
     scalars = [item.name for item in op._schema.arguments if str(item.type) in _OPERANDS]
     return frozenset(scalars if works_by_element(op) else ())

@@ -10,7 +10,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "addbmm")
 
 
 def clashes(refused: RefusedOp) -> list[set[int]]:
-    """Of each input the dimensions whose sizes do not fit another one's; none where that is not known."""
+    """For each input, the dimensions whose sizes do not match those of another input; empty if unknown."""
     shapes = [tuple(value.meta.shape) for value in refused.inputs]
     marks: list[set[int]] = [set() for _ in shapes]
     if refused.name in _PRODUCTS:
@@ -27,7 +27,7 @@ def clashes(refused: RefusedOp) -> list[set[int]]:
 
 
 def _products(shapes: Sequence[tuple[int, ...]], marks: list[set[int]]) -> None:
-    """The last two are multiplied; what is added to them comes before."""
+    """The last two operands are multiplied; an addend comes before them."""
     if len(shapes) < 2 or not shapes[-2] or not shapes[-1]:
         return
     left, right = len(shapes[-2]) - 1, max(len(shapes[-1]) - 2, 0)

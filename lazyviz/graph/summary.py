@@ -9,11 +9,11 @@ BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The values of one tensor when they were looked at; of complex numbers their absolute values.
+    """Statistics of the values of one tensor; for complex tensors, of their absolute values.
 
-    ``least``, ``largest`` and ``mean`` are of the ``finite`` ones among ``count`` (``None`` if there are
-    none); ``nan``, ``plus_inf`` and ``minus_inf`` count the others.  ``histogram`` counts the finite ones in
-    equal bins from ``least`` to ``largest``; it is empty where these are equal.
+    ``least``, ``largest``, and ``mean`` cover the ``finite`` values among ``count`` (``None`` if there are
+    none); ``nan``, ``plus_inf``, and ``minus_inf`` count the others. ``histogram`` counts the finite values
+    in equal bins from ``least`` to ``largest``; it is empty if these are equal.
     """
 
     count: int
@@ -31,7 +31,7 @@ class Summary:
 
     @property
     def inf(self) -> int:
-        """How many are infinite, of either sign."""
+        """The number of infinities of either sign."""
         return self.plus_inf + self.minus_inf
 
     @property
@@ -58,7 +58,7 @@ class Summary:
 
 
 def share_text(share: float) -> str:
-    """``0.123`` -> ``"12.3 %"``; a small one is not rounded to nothing, nor a large one to all."""
+    """``0.123`` -> ``"12.3 %"``; nonzero shares are not rounded to 0 %, nor shares below 1 to 100 %."""
     if 0 < share < 0.001:
         return "under 0.1 %"
     if 0.999 < share < 1:

@@ -1,4 +1,4 @@
-"""Sync points as text: equal ones are grouped."""
+"""Sync points as text, grouped by cause and line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class SyncSite:
-    """The sync points of one cause at one place; ``ops``, ``seconds`` and ``bytes`` are of all of them."""
+    """The sync points with the same cause and line; ``ops``, ``seconds``, and ``bytes`` are totals."""
 
     cause: str
     source: SourceLine | None
@@ -24,7 +24,7 @@ class SyncSite:
 
     @property
     def text(self) -> str:
-        """The user's line itself, without indentation; "" where it is not known."""
+        """The text of the user's line, without indentation; "" if unknown."""
         return self.source.text.strip() if self.source is not None else ""
 
     def __str__(self) -> str:
@@ -56,9 +56,9 @@ def sites(points: Iterable[SyncPoint]) -> list[SyncSite]:
 
 
 def listed(points: Iterable[SyncPoint], most: int = MOST_LISTED, width: int = 0) -> list[str]:
-    """A line for each place, at most ``most``, with what it took; and how many places are left.
+    """A line of text with the cost of each place, for at most ``most`` places, and the number of the others.
 
-    Of lines wider than ``width`` (0: as wide as they are) the user's code is shortened.
+    In lines wider than ``width`` (0: unlimited), the user's code is truncated.
     """
     found = sites(points)
     lines = []

@@ -34,9 +34,9 @@ def compile_cell(
 
     Args:
         raw_cell: the whole cell as typed, empty when the magic was called from code.
-        line: what follows ``%%lazy``.
+        line: the text after ``%%lazy``.
         cell: the lines below it.
-        rounds: the name of a function that what its training loops go over is passed through.
+        rounds: the name of a function that wraps the iterables of its training loops.
 
     Raises:
         SyntaxError: at the cell's own line.
@@ -46,9 +46,9 @@ def compile_cell(
     text = cell.rstrip()
     if raw.endswith(text) and raw != text:
         before = raw[: len(raw) - len(text)].count("\n")
-    else:  # called through run_cell_magic: there is no cell around it
+    else:  # called through run_cell_magic, not from a cell
         raw, before = f"%%lazy {line}\n{text}", 1
-    # transform_cell takes blank lines away from the top.
+    # transform_cell removes leading blank lines.
     before += cell[: len(cell) - len(cell.lstrip())].count("\n")
     lines = raw.split("\n")
     code = "".join(f"# {above}\n" for above in lines[:before]) + _with_line_numbers(
@@ -77,9 +77,9 @@ _MAGIC = re.compile(r"%%(\w+)[ \t]*(.*)\n?")
 
 
 def _with_line_numbers(shell: Any, text: str, lines: Sequence[str], before: int) -> str:
-    """The code of ``text``, which ``before`` of the cell's ``lines`` precede, for Python.
+    """``text`` as Python code, preceded by ``before`` of the cell's ``lines`` as comments.
 
-    A cell magic in it is given comments for the lines above, too, so that it counts as the cell does.
+    A cell magic in it also gets comments for the lines above, so that its line numbers are those of the cell.
     """
     text = text.lstrip("\n")
     found = _MAGIC.match(text)
@@ -95,7 +95,7 @@ def _with_line_numbers(shell: Any, text: str, lines: Sequence[str], before: int)
 
 
 def text_below_magics(raw: str) -> int:
-    """How many lines of a cell are those of magics that run the rest as Python, from the top."""
+    """The number of lines at the top of a cell that are cell magics that run the rest as Python."""
     above = 0
     for line in raw.split("\n"):
         found = _MAGIC.match(line)
@@ -131,9 +131,9 @@ def _first_await(tree: ast.Module) -> int | str:
 
 
 def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The frames of ``traceback`` that are the user's and libraries', in the cell and below.
+    """The frames of ``traceback`` from the cell on, without lazyviz's own.
 
-    Of an error that no line of the cell has raised it is the line that called the magic.
+    For an error that no line of the cell raised, the frame of the line that called the magic.
     """
     entries = frames(traceback)
     magics = [at for at, entry in enumerate(entries) if entry.tb_frame.f_code.co_filename in _OURS]

@@ -1,4 +1,4 @@
-"""What ``%load_ext lazyviz`` calls.  IPython is there by then; a script need not wait for its import."""
+"""Entry points for ``%load_ext lazyviz``. IPython is imported here, so that scripts do not import it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Evaluate what is pending, and undo everything that loading the extension did."""
+    """Evaluate pending ops, and undo everything that loading the extension did."""
     from . import magic
 
     magic.unload_ipython_extension(ipython)

@@ -17,7 +17,7 @@ Undo = Callable[[], None]
 
 
 def table_of(items: Sequence[Any]) -> Table | None:
-    """The table of a list whose items are all shown as tables; ``None`` for any other list."""
+    """The HTML table of a list if all its items have one; ``None`` for any other list."""
     if not items or not all(isinstance(item, Tabular) for item in items):
         return None
     if all(isinstance(item, Remedy) for item in items):
@@ -29,7 +29,7 @@ def table_of(items: Sequence[Any]) -> Table | None:
 
 
 def register(ipython: Any) -> Undo:
-    """Have ``ipython`` show such lists as tables; returns what takes that back."""
+    """Register the formatter in ``ipython``; returns a function that unregisters it."""
     formatters = ipython.display_formatter.formatters
     undo = [
         _register(formatters[kind], made, each)
@@ -50,7 +50,7 @@ def _register(formatter: Any, make: Callable[[Any], Any], kind: type) -> Undo:
     formatter.for_type(kind, ours)
 
     def take_back() -> None:
-        if formatter.type_printers.get(kind) is not ours:  # another one has been registered since
+        if formatter.type_printers.get(kind) is not ours:  # another formatter has been registered since
             return
         if before is None:
             formatter.pop(kind)

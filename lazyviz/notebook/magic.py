@@ -54,7 +54,7 @@ from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
 
 _LATEST = "_lazy"
-_ROUNDS = "_lazyviz_rounds"  # while a cell runs: what its loops go over is passed through it
+_ROUNDS = "_lazyviz_rounds"  # while a cell runs: wraps the iterables of its training loops
 _AT_THE_END = {"now": "--now", "no_wait": "--async", "loop": "--loop"}
 _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 
@@ -63,14 +63,14 @@ _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 class LazyMagics(Magics):
     """The two magics, and the hooks around cells that they need."""
 
-    shell: Any  # an InteractiveShell; IPython says it may be None, but not for registered magics
+    shell: Any  # an InteractiveShell; its type includes None, which does not occur for registered magics
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._raw_cells: list[str] = []  # those that run now: a magic may run one inside another
+        self._raw_cells: list[str] = []  # the running cells: a magic may run one inside another
         self._cell_id: str | None = None
         self._widgets: dict[str, Any] = {}  # the last one of each cell
-        # An exception of a cell that IPython has not shown yet.
+        # The exception of a cell that IPython has not displayed yet.
         self._raised: BaseException | None = None
         self.without_list_tables: list_tables.Undo = list_tables.register(shell)
 
@@ -150,8 +150,7 @@ class LazyMagics(Magics):
     def lazy_cell(self, line: str, cell: str) -> Any:
         """Record the PyTorch ops of this cell without running them, and show their graph.
 
-        Nothing runs until a value is needed, the Evaluate button is pressed or
-        ``%lazy evaluate`` is called.
+        Nothing runs until a value is needed, the Evaluate button is pressed, or ``%lazy evaluate`` is called.
         """
         options = parse_argstring(self.lazy_cell, line)
         check(options)
@@ -195,7 +194,7 @@ class LazyMagics(Magics):
         try:
             self._evaluate_at_the_end(graph, options, ended)
         finally:
-            # Also after a failed evaluation: the picture says what is done and what is not.
+            # Also after a failed evaluation, because the picture shows which ops have run.
             self._show(shown, options.no_widget)
         for sentence in unmet_options(shown, options.batch):
             print(sentence)
@@ -220,7 +219,7 @@ class LazyMagics(Magics):
         )
 
     def _evaluate_at_the_end(self, graph: lazy_graph.LazyGraph, options: Any, ended: Rounds | None) -> None:
-        """Evaluate what the cell has left pending, if its options say so."""
+        """Evaluate the pending ops of the cell, if its options say so."""
         how = next((name for name in ("now", "no_wait", "loop") if getattr(options, name)), None)
         if how is None:
             return
@@ -235,7 +234,7 @@ class LazyMagics(Magics):
     def _show_what_was_recorded(
         self, graph: lazy_graph.LazyGraph, options: Any, error: BaseException
     ) -> None:
-        """The cell has raised ``error``, which comes next."""
+        """Show the graph of a cell that raised ``error``, which IPython shows next."""
         self._bind(graph, options.name)
         self._begin_traceback_in_cell(error)
         graph.title += f": ops before the {type(error).__name__}"
@@ -253,7 +252,9 @@ class LazyMagics(Magics):
         return None if last is None else eval(last, namespace)
 
     def _run_in_rounds(self, body: CodeType, last: CodeType | None, ended: Rounds | None) -> Any:
-        """Run a cell whose training loops end rounds; without them it is a part of what records already."""
+        """Run the code of a cell; with ``--loop``, each iteration of its training loops is a block of its
+        own.
+        """
         self.shell.user_ns[_ROUNDS] = iter if ended is None else ended.of
         try:
             return self._run(body, last)
@@ -261,17 +262,16 @@ class LazyMagics(Magics):
             self.shell.user_ns.pop(_ROUNDS, None)
 
     def _begin_traceback_in_cell(self, error: BaseException) -> None:
-        """Have IPython show ``error`` as it would without us: the user's lines, and libraries'.
+        """Have IPython show ``error`` as without lazyviz, with the frames of user code and libraries.
 
-        Above those lines are IPython's call of the magic, which would print the whole cell a
-        second time as a string, and this module; below them can be the recorder.  ``%tb``
-        shows it all.
+        The outer frames are IPython's call of the magic, which would print the whole cell a second time as a
+        string, and this module; the inner ones may be the recorder. ``%tb`` shows all frames.
         """
         shell = weakref.ref(self.shell)
 
         def render() -> list[str]:
             ip = shell()
-            assert ip is not None  # it is what calls this
+            assert ip is not None  # it calls this method
             return ip.InteractiveTB.structured_traceback(
                 type(error), error, without_own_frames(error.__traceback__), tb_offset=0
             )
@@ -302,11 +302,11 @@ class LazyMagics(Magics):
             if graph.report is not None and not graph.pending:
                 print(f"Evaluated: {graph.report}")
             return
-        with paused():  # a large graph's picture is many objects and no cycles
+        with paused():  # the picture of a large graph has many objects and no cycles
             self._show_picture(graph, no_widget)
 
     def _show_picture(self, graph: lazy_graph.LazyGraph, no_widget: bool) -> None:
-        # A separate output: it is what a saved notebook shows where the widget cannot run.
+        # A separate output, which a saved notebook shows if the widget cannot run.
         scene = graph.scene()
         picture = display(graph.static_bundle(scene), raw=True, display_id=True)
 
@@ -321,7 +321,7 @@ class LazyMagics(Magics):
 
         graph.subscribe(refresh)
         if not no_widget:
-            # The cell's output is replaced: so is the graph that only its old widget could reach.
+            # The cell's output is replaced, and so is the graph that only its old widget referred to.
             previous = self._widgets.pop(self._cell_id or "", None)
             if previous is not None:
                 previous.close()
@@ -423,7 +423,8 @@ class LazyMagics(Magics):
         for graph, report in reports:
             where = graph.ir.where if graph is not None else "the rest"
             text = f"{where}: {report}" if several else str(report)
-            print(text if report.ops_run or not several else text.partition("\n")[2])  # what is left
+            # Only the errors in `left`.
+            print(text if report.ops_run or not several else text.partition("\n")[2])
         sentences = "\n".join(str(reason) for reason in refused)
         if refused and not all(isinstance(reason, AbsentDeviceError) and reports for reason in refused):
             raise UsageError(f"%lazy evaluate: {sentences}")
@@ -459,7 +460,7 @@ class LazyMagics(Magics):
                 sources.cell = CellText(f"<ipython-input-{number}>", number, lines, above, above)
 
     def _raw_cell_of(self, text: str) -> str:
-        """The outermost cell that runs now and ends with ``text``; "": none does."""
+        """The outermost running cell that ends with ``text``; "" if there is none."""
         return next((raw for raw in self._raw_cells if raw.rstrip().endswith(text.rstrip())), "")
 
     def after_cell(self, result: Any = None) -> None:
@@ -468,7 +469,7 @@ class LazyMagics(Magics):
             return
         tape.scopes.sources.cell = None
         if self._raised is not None:
-            # It has been shown; raised again elsewhere it is an exception like any other.
+            # It has been displayed; if it is raised again elsewhere, it is treated like any other exception.
             vars(self._raised).pop("_render_traceback_", None)
             self._raised = None
         vars(self.shell).pop("showsyntaxerror", None)
@@ -478,7 +479,7 @@ class LazyMagics(Magics):
 
     @context_matcher(identifier="lazyviz")
     def complete(self, context: CompletionContext) -> SimpleMatcherResult:
-        """What TAB offers on a ``%%lazy`` or ``%lazy`` line, and nothing else there."""
+        """TAB completions on a ``%%lazy`` or ``%lazy`` line; no others are offered there."""
         typed = context.text_until_cursor
         words = typed.split()
         if typed.endswith(" "):
@@ -532,7 +533,7 @@ _loaded: weakref.WeakKeyDictionary[InteractiveShell, LazyMagics] = weakref.WeakK
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Register ``%%lazy`` and ``%lazy``; doing it twice changes nothing."""
+    """Register ``%%lazy`` and ``%lazy``; idempotent."""
     if ipython in _loaded:
         return
     magics = LazyMagics(ipython)

@@ -39,7 +39,7 @@ VERBS = ("status", "evaluate", "plan", "explain", "why", "reset", "devices")
 
 
 def check(options: Any) -> None:
-    """Refuse bad and unsupported options before anything of the cell runs."""
+    """Raise ``UsageError`` for invalid and unsupported options, before any of the cell runs."""
     name = options.name
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"%%lazy: --as needs the name of a variable, got {name!r}.")
@@ -61,7 +61,7 @@ def check(options: Any) -> None:
 
 
 def _check_rank(options: Any) -> None:
-    """``UsageError`` for a world or a rank that cannot be."""
+    """Raise ``UsageError`` for an invalid number of ranks, or an invalid rank."""
     world, rank = options.world, options.rank
     if world is None and rank:
         raise UsageError(f"%%lazy: --rank {rank} needs the number of ranks: add --world N.")
@@ -72,7 +72,7 @@ def _check_rank(options: Any) -> None:
 
 
 def _check_loop(options: Any, *, is_absent: bool) -> None:
-    """``UsageError`` for what cannot be done with the rounds of a loop."""
+    """Raise ``UsageError`` for options that cannot be combined with ``--loop``."""
     others = {
         "--now": options.now,
         "--async": options.no_wait,
@@ -95,9 +95,8 @@ def _check_loop(options: Any, *, is_absent: bool) -> None:
 
 
 def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType) -> None:
-    """``UsageError`` for a name in ``--batch`` that no tensor has, and to which the cell gives none.
-
-    The same for a dimension that a tensor lacks.
+    """Raise ``UsageError`` for a name in ``--batch`` that is bound to no tensor and that the cell does not
+    bind, and for a dimension that the tensor lacks.
     """
     try:
         names = parse_names(given) if given is not None else {}
@@ -112,7 +111,7 @@ def check_batch(given: str | None, variables: Mapping[str, Any], code: CodeType)
 
 
 def option_choices(words: list[str]) -> Iterable[str]:
-    """What TAB offers after ``words`` of a ``%%lazy`` line."""
+    """TAB completions after ``words`` of a ``%%lazy`` line."""
     previous = words[-2]
     if previous == "--device":
         return ["cpu", *(gpu.name for gpu in cuda_devices()[0]), *PROFILES]
@@ -134,7 +133,7 @@ def split_option(option: str) -> int | str:
 
 
 def assumed(options: Iterable[str]) -> dict[int | str, Any]:
-    """``--assume LINE=VALUE``, as a mapping; of several values, ``False*127,True``, an iterator."""
+    """``--assume LINE=VALUE`` as a mapping; several values, such as ``False*127,True``, become an iterator."""
     assume: dict[int | str, Any] = {}
     for option in options:
         if unquoted(option) == UNTIL_MAX_NEW_TOKENS:
@@ -152,7 +151,7 @@ def assumed(options: Iterable[str]) -> dict[int | str, Any]:
 
 
 def _assumed_value(text: str) -> Any:
-    """A number, or an iterator over those that are read one after the other; ``ValueError`` for others."""
+    """A number, or an iterator over several numbers; raises ``ValueError`` for other text."""
     tree = ast.parse(text.strip(), mode="eval").body
     several = isinstance(tree, ast.Tuple) and not text.strip().startswith("(")
     parts = tree.elts if isinstance(tree, ast.Tuple) and several else [tree]

@@ -12,15 +12,15 @@ _NO_LOOP = (
     "`for batch in lazyviz.steps(loader):` and leave out --loop."
 )
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-# Methods that a round of a training loop calls, the likeliest first; an environment of RL has a `step`, too.
+# Methods called in a training loop, the most specific combination first; an RL environment has a `step`, too.
 _OF_A_ROUND = (("step", "backward"), ("step",), ("backward",))
 
 
 def pass_rounds_through(function: str, tree: ast.Module) -> None:
-    """Pass what the training loops of ``tree`` go over through a function of that name.
+    """Wrap the iterables of the training loops of ``tree`` in a call of ``function``.
 
     Raises:
-        UsageError: the cell has no ``for`` loop outside of functions.
+        UsageError: the cell has no ``for`` loop outside functions.
     """
     loops = training_loops(tree)
     if not loops:
@@ -31,9 +31,11 @@ def pass_rounds_through(function: str, tree: ast.Module) -> None:
 
 
 def training_loops(tree: ast.Module) -> list[ast.For]:
-    """The innermost ``for`` loops that go backward and take a step, or one of both, or else the outermost.
+    """The innermost ``for`` loops that call both ``backward`` and ``step``, or else one of them, or else the
+    outermost loops.
 
-    So epochs around them are no rounds, nor are micro-batches whose gradients one step accumulates.
+    Therefore, a loop over epochs is not selected, nor one over micro-batches whose gradients are accumulated
+    for one step.
     """
     loops = [node for node in _in_scope(tree) if isinstance(node, ast.For)]
     for methods in _OF_A_ROUND:
@@ -49,7 +51,7 @@ def _inside(loop: ast.For) -> list[ast.For]:
 
 
 def _calls(loop: ast.For, method: str) -> bool:
-    """Whether the loop, or one inside of it, calls a method of that name, of whatever object."""
+    """Whether the loop calls a method of that name, of any object, including in inner loops."""
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
         for node in _in_scope(loop)
@@ -57,7 +59,7 @@ def _calls(loop: ast.For, method: str) -> bool:
 
 
 def _in_scope(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is below ``tree``, in the order of the text, functions and classes left out."""
+    """The nodes below ``tree`` in source order, without functions and classes."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, _OWN_SCOPE):
             yield child

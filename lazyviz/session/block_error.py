@@ -7,7 +7,7 @@ from ..record.tape import tape
 
 
 def note_raised(graph: Graph, error: BaseException) -> None:
-    """``error`` has ended the block of ``graph``, which is still recording.  Only words are kept of it."""
+    """Store in ``graph``, which is still recording, that ``error`` ended its block; only the message is kept."""
     if not isinstance(error, Exception):
         return
     refused = graph.refused if graph.refused is not None and graph.refused.error == id(error) else None

@@ -16,7 +16,7 @@ from .sync_evaluation import run_for_sync
 
 
 def connect() -> None:
-    """Give each stage what it asks of later ones; once, when lazyviz is imported."""
+    """Register the functions of later stages that each stage calls; called once, when lazyviz is imported."""
     lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
     lazy_tensor.detach = recorder.detach
     tape.runs.evaluator = run_for_sync
@@ -32,12 +32,12 @@ def connect() -> None:
 
 
 def _count_work(node: Node) -> Work:
-    from ..plan.runtime.work import work_of  # which imports PyTorch's own counter, when it is first asked
+    from ..plan.runtime.work import work_of  # imports PyTorch's FLOP counter on the first call
 
     return work_of(node)
 
 
 def _project_time(node: Node) -> Timed | None:
-    from ..plan.runtime.project import time_of_node  # as above
+    from ..plan.runtime.project import time_of_node  # also imported on the first call
 
     return time_of_node(node, node.graph) if isinstance(node, TrackedNode) else None

@@ -34,10 +34,9 @@ class ShownGraph(Protocol):
 
 
 class Pictures:
-    """Pictures of one graph.  Nothing here evaluates anything; ``view`` is imported when it is used.
+    """Pictures of one graph. Nothing here evaluates ops; ``view`` is imported on first use.
 
-    The graph is an argument of each method: a reference to it from here would keep it until the garbage
-    collector comes.
+    The graph is an argument of each method, because a reference to it from here would form a reference cycle.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from .block import open_blocks
 
 COMPILED = ("recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes")
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
-# What can be done without, and what it would be for.
+# Optional packages, and the features that need them.
 _OPTIONAL = {
     "cairosvg": "PDF and PNG files",
     "ipyparallel": "the backend 'ipyparallel'",
@@ -34,7 +34,7 @@ _OPTIONAL = {
     "jax": "the backend 'xla'",
     "torchax": "the backend 'xla'",
 }
-# Noted from the import on, since nothing would tell of such an export later.
+# Counted from the import on, because an export leaves no trace that could be found later.
 _ALWAYS = {"torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack"}
 
 
@@ -149,7 +149,7 @@ def _of_handlers() -> list[Leftover]:
 
 
 def _of_the_tape() -> list[Leftover]:
-    """State of the recorder that belongs to no block, run or pause."""
+    """State of the recorder that belongs to no block, run, or pause."""
     found: list[Leftover] = []
     if tape.recording.graph is not None and not open_blocks():
         found.append(Leftover("recorder", "records without an open block"))

@@ -22,11 +22,11 @@ from .recorded_graph import RecordedGraph
 from .split_options import SplitError
 
 REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
-"""What an evaluation is refused with before anything runs: a sentence for the user."""
+"""Errors that an evaluation may raise before any op runs."""
 
 
 def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode]:
-    """Those of ``nodes``, or of all that is pending, that have failed and may run again."""
+    """The failed nodes among ``nodes``, or among all pending nodes, that may run again."""
     found = tape.pending if nodes is None else nodes
     return [node for node in found if node.state == "failed" and not is_partial_write(node)]
 
@@ -38,12 +38,13 @@ def what_failed(node: TrackedNode) -> str:
 
 
 def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
-    """Run all that is pending and can run here, but nodes ``apart``.
+    """Run all pending nodes that can run here, except the nodes in ``apart``.
 
-    What has failed before is tried again at last; if it fails as it did, the report has it in ``left``.
+    Nodes that failed before are tried again last; if they fail with the same error, the report lists them in
+    ``left``.
 
     Raises:
-        Exception: the first error that is new, once all else has run.
+        Exception: the first new error, after everything else has run.
     """
     reports: list[Report] = []
     apart = set(apart)
@@ -78,12 +79,12 @@ def pending_graphs() -> list[RecordedGraph]:
 
 
 def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report]], list[Exception]]:
-    """Evaluate each pending graph as its block was told to, and then whatever else is pending.
+    """Evaluate each pending graph with the options of its block, and then all other pending nodes.
 
-    Returns the reports, and what graphs were refused with.
+    Returns the reports, and the errors of graphs that could not be evaluated.
 
     Raises:
-        Exception: the first error of an op that is new, once all else has run.
+        Exception: the first new error of an op, after everything else has run.
     """
     reports: list[tuple[RecordedGraph | None, Report]] = []
     refused: list[Exception] = []
@@ -96,7 +97,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
         for graph in pending_graphs():
             before = {node: node.error for node in failed_nodes(graph.nodes)}
             if not graph.pending or (before and not graph.choices.saves_memory):
-                continue  # what needs none of the failed ones runs below
+                continue  # nodes that do not depend on failed ones run below
             try:
                 reports.append((graph, graph.evaluate()))
             except REFUSED as reason:
@@ -107,7 +108,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
                 if not new and not before:
                     raise
                 error = error or (failure if new else None)
-                if graph.choices.saves_memory:  # whose rest must not run as a whole
+                if graph.choices.saves_memory:  # the rest of these graphs must not run as a whole
                     apart.update(node for node in graph.nodes if node.state != "done")
         if any(node not in apart for node in planned_device.runnable()):
             try:
@@ -122,7 +123,9 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
 def _run(
     nodes: Callable[[], Sequence[TrackedNode]], cause: str, reports: list[Report], failed: set[TrackedNode]
 ) -> Exception | None:
-    """Run ``nodes``, and again what is left of them while one of them fails; the first error."""
+    """Run ``nodes``; after a failure, run those that do not depend on the failed one. Returns the first
+    error.
+    """
     first: Exception | None = None
     while True:
         chosen = nodes()
@@ -133,14 +136,14 @@ def _run(
             return first
         except Exception as error:
             new = [node for node in chosen if node.state == "failed" and node not in failed]
-            if not new:  # not an op's
+            if not new:  # not the error of an op
                 raise
             failed.update(new)
             first = first or error
 
 
 def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[TrackedNode]:
-    """Those of ``nodes``, in program order, that need none that has failed."""
+    """The ``nodes`` that do not depend on a failed one, in program order."""
     stuck = set(failed)
     kept = []
     for node in nodes:

@@ -89,14 +89,14 @@ class LazyGraph:
         self.code = code
         self.title = "lazyviz"
         self.shown_plans: Plans | None = None
-        self.drawing: Drawing | None = None  # as the page that was used last shows it
+        self.drawing: Drawing | None = None  # as shown by the page that was used last
         self._pictures = Pictures()
-        self._waits = 0  # the node that was found not to have run
-        self._owned = Owned(graph)  # the last: attributes go in this order
+        self._waits = 0  # index of the first node not known to have run
+        self._owned = Owned(graph)  # last, because attributes are deleted in this order
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending() or "ir" not in vars(self):
-            return  # modules have lost their names by then, or making it was interrupted
+            return  # at interpreter exit, or if the constructor was interrupted
         self.ir.lost = True
         if Lost.look is not None and tape.pending and node_passes.unfinished(self.nodes):
             Lost.look()
@@ -128,7 +128,7 @@ class LazyGraph:
         """Whether some op has not run."""
         nodes = self.nodes
         if self._waits < len(nodes) and nodes[self._waits].state != "done":
-            return True  # still the one that was found before
+            return True  # the node found last is still pending
         waiting = node_passes.unfinished(nodes)
         self._waits = waiting[0].index if waiting else len(nodes)
         return bool(waiting)
@@ -184,9 +184,9 @@ class LazyGraph:
         self.runs.unsubscribe(callback)
 
     def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
-        """``nodes`` as they are in this graph.
+        """``nodes``, checked.
 
-        Raises ``ValueError`` for one of another graph.
+        Raises ``ValueError`` for a node of another graph.
         """
         mine = self.ir.nodes
         for node in nodes:
@@ -283,7 +283,7 @@ class LazyGraph:
     def unfinished(self) -> list[TrackedNode]:
         """Its nodes that have not run, in program order."""
         pending = list(tape.pending)
-        if pending == self.ir.nodes:  # as is usual, and sooner seen than what each of them is
+        if pending == self.ir.nodes:  # the usual case, checked first because checking each node takes longer
             return pending
         return node_passes.unfinished(self.nodes)
 
@@ -380,7 +380,8 @@ class LazyGraph:
                 targets += self.own(nodes)
             elif not tensors:
                 targets = self.unfinished()
-            everything = not tensors and targets == list(tape.pending)  # which needs nothing else
+            # All pending nodes: they depend on no others.
+            everything = not tensors and targets == list(tape.pending)
             done = (evaluation.run if wait else evaluation.start)(
                 targets if everything and nodes is None else closure(targets),
                 evaluation.called("evaluate()"),

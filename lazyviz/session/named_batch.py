@@ -34,7 +34,7 @@ class NamedBatch:
         self.names: dict[str, int] = {}
         self.tensors: list[tuple[torch.Tensor, int]] = []
         self._variables = variables
-        self.missing: list[str] = []  # names that no tensor had when the block ended
+        self.missing: list[str] = []  # names that were bound to no tensor when the block ended
         if isinstance(given, (list, tuple)) and given and all(isinstance(entry, str) for entry in given):
             given = ",".join(given)
         if isinstance(given, str):
@@ -59,7 +59,7 @@ class NamedBatch:
             raise ValueError(f"the tensors of the batch differ in their number of samples: {words}")
 
     def dim(self, tensor: torch.Tensor) -> int | None:
-        """The dimension of ``tensor`` that has the samples; ``None`` if it is not of the batch."""
+        """The batch dimension of ``tensor``; ``None`` if it does not belong to the batch."""
         for known, dim in self.tensors:
             if _same(known, tensor):
                 return dimension(tensor, dim, "a batch tensor")
@@ -71,14 +71,16 @@ class NamedBatch:
         return None
 
     def begin(self, tape: Tape, graph: Any) -> None:
-        """Note the values of tensors that pending blocks use or make; the tape asks for those of others."""
+        """Note the values of tensors that pending blocks use or create; the tape asks for those of other
+        tensors.
+        """
         for tensor, dim, _ in self._named():
             value = tape.tensors.value_of(tensor)
             if value is not None and -tensor.dim() <= dim < tensor.dim():
                 graph.batch[value] = dim % tensor.dim()
 
     def resolve(self, tape: Tape, graph: Any) -> None:
-        """Note the values of tensors made in the block itself, and forget those that it did not use."""
+        """Note the values of tensors created in the block itself, and forget those that it did not use."""
         for tensor, dim, name in self._named():
             value = tape.tensors.value_of(tensor)
             if value is not None and value.node is not None and value.node.graph is graph:
@@ -96,7 +98,7 @@ class NamedBatch:
 
 
 def _same(known: Any, tensor: torch.Tensor) -> bool:
-    """Whether autograd's copy of a tensor object, too, is the one that the user named."""
+    """Whether ``tensor`` is the tensor that the user named, or autograd's copy of the tensor object."""
     if known is tensor:
         return True
     if not isinstance(known, torch.Tensor) or is_pending(known):
@@ -108,7 +110,7 @@ def _same(known: Any, tensor: torch.Tensor) -> bool:
 def parse_names(text: str) -> dict[str, int]:
     """``"x,y:1"`` as ``{"x": 0, "y": 1}``.
 
-    Raises ``ValueError`` for what is no list of names.
+    Raises ``ValueError`` if the text is not a list of names.
     """
     names: dict[str, int] = {}
     for entry in text.split(","):
@@ -120,7 +122,9 @@ def parse_names(text: str) -> dict[str, int]:
 
 
 def unknown_names(names: Iterable[str], variables: Mapping[str, Any], bound: Container[str]) -> str:
-    """What is wrong with names of a batch that no tensor has and the block does not bind; "" if nothing."""
+    """An error message for batch names that are bound to no tensor, neither before nor by the block; "" if
+    none.
+    """
     for name in names:
         if name in bound or isinstance(variables.get(name), torch.Tensor):
             continue
@@ -133,7 +137,7 @@ def unknown_names(names: Iterable[str], variables: Mapping[str, Any], bound: Con
 
 
 class _Anything(frozenset[str]):
-    """The names bound by code that can bind any."""
+    """The bound names of code that may bind any name, for example through ``exec``."""
 
     def __contains__(self, name: object) -> bool:
         return True

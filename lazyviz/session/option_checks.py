@@ -50,10 +50,10 @@ def assumptions(assume: Mapping[Any, Any] | str | None) -> dict[int | str, Any] 
 def validate(
     *, split: int | str | None, recompute: int | str = "off", backend: str = "eager", has_batch: bool = True
 ) -> None:
-    """Raise ``ValueError`` unless a run can be split, recomputed and given to ``backend`` as asked for.
+    """Raise ``ValueError`` unless ``split``, ``recompute``, and ``backend`` can be combined.
 
-    ``split`` and ``recompute`` are as :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate` takes them, a
-    budget in bytes; ``has_batch``: the tensors of the batch are named.
+    ``split`` and ``recompute`` are as in :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`, with a budget
+    in bytes; ``has_batch``: the tensors of the batch are named.
     """
     check_split(split)
     cluster = is_cluster(find_backend(backend))

@@ -25,19 +25,20 @@ from ..record.tape import Tape, tape
 from ..torch_internals import cuda as torch_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
-"""Of a card whose compute capability is not known: kernels are chosen as for an A100."""
+"""For a GPU of unknown compute capability: kernels are chosen as for an A100."""
 
 
 def resolved(
     device: Any, size: int = 1, rank: int = 0, torch_version: str | None = None
 ) -> tuple[Any, Card | None]:
-    """What a block for ``device`` is planned for, and the card it sees if this process has no CUDA.
+    """The device that a block for ``device`` is planned for, and the GPU that it sees if this process has no
+    CUDA.
 
-    Of ``size`` ranks, each with a card, it is the one of ``rank``.  ``torch_version`` is the PyTorch
-    release that is to run there.
+    With ``size`` ranks, each of which has a GPU, it is the GPU of ``rank``. ``torch_version`` is the PyTorch
+    release that will run there.
 
     Raises:
-        ValueError: an unknown device or release; a release for what is not only planned.
+        ValueError: an unknown device or release, or a release for a device that is present.
     """
     target, card = _resolved(device, size, rank)
     if torch_version is not None:
@@ -80,10 +81,11 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
 def one_of_many(
     tape: Tape, size: int, rank: int, card: Card | None, graph: Graph, device: Any
 ) -> OneOfMany | None:
-    """The context in which this process is ``rank`` of ``size``; ``None``: it is alone, or is so already.
+    """The context in which this process is ``rank`` of ``size``; ``None`` if there is one rank, or the
+    process already is this rank.
 
     Raises:
-        RuntimeError: an outer block or ``torch.distributed`` has it as another rank.
+        RuntimeError: an outer block or ``torch.distributed`` uses another rank.
     """
     outer = tape.recording.world
     if size == 1:
@@ -106,12 +108,12 @@ def one_of_many(
 def cards(
     tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
 ) -> Transaction | None:
-    """The context in which PyTorch answers for ``card``, which ``device`` names.
+    """The context in which ``torch.cuda`` describes ``card``, which ``device`` names.
 
-    ``None`` if no card is given, or an outer block has it already.
+    ``None`` if there is no card, or an outer block has entered this context.
 
     Raises:
-        RuntimeError: an outer block is for another card.
+        RuntimeError: an outer block is for another GPU.
     """
     absent = tape.recording.absent
     if card is not None and absent is not None and card != absent.card:
@@ -122,13 +124,15 @@ def cards(
 
 
 class _Cards(Transaction):
-    """:func:`cards`, of the outermost block that has any."""
+    """The :func:`cards` of the outermost block that has any."""
 
     def __init__(
         self, tape: Tape, card: Card, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
     ) -> None:
         def memory(device: torch.device, since: int) -> tuple[int, int]:
-            """Bytes of eager PyTorch's tensors on ``device`` now, and at most since node ``since``."""
+            """Current and maximum bytes of eager PyTorch's tensors on ``device``, the latter since node
+            ``since``.
+            """
             spans = [span for span in lifetimes(graph) if span.storage.device == device]
             levels = allocated(spans, len(graph.nodes), eager=True)
             now = sum(span.storage.nbytes for span in spans if span.storage.dropped is None)
@@ -177,15 +181,15 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
 
 
 def runnable() -> list[TrackedNode]:
-    """What is pending and can run, in program order.
+    """The pending nodes that can run, in program order.
 
-    It needs nothing of a device that is not there, nor of a segment that failed midway.
+    They need no absent device, and no segment that failed midway.
     """
     return closure(partial_writes.runnable(without_absent(tape.pending)))
 
 
 def forget() -> None:
-    """Forget what is pending: what can only be planned, and what has failed."""
+    """Forget pending nodes that can only be planned, and those that failed."""
     if tape.pending:
         give_back(tape)
         tape.pending_ops.forget_all()

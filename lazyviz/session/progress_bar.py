@@ -47,7 +47,8 @@ def _tqdm() -> Any:
 class Bar:
     """Context of a run: a thread follows it, and draws a bar once it has taken a second.
 
-    ``wanted`` false: it does nothing.  The bar is gone when the run is over; a report says what it took.
+    If ``wanted`` is false, it does nothing. The bar is removed when the run ends; the report has its
+    duration.
     """
 
     def __init__(self, live: Run, *, wanted: bool, draw: Callable[..., Any] | None = None) -> None:
@@ -60,7 +61,7 @@ class Bar:
             self._thread = threading.Thread(target=self._follow, name=_THREAD, daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # no thread can be had, as at the interpreter's end
+            except RuntimeError:  # no thread can be started, for example at interpreter shutdown
                 self._thread = None
         return self
 
@@ -93,8 +94,9 @@ class Bar:
 
 
 def _done(nodes: Sequence[TrackedNode], known: int) -> int:
-    """How many nodes have run: they do in order, in pieces of a batch each counts with its last piece."""
-    until = time.perf_counter() + 0.02  # of a million nodes, the rest is counted the next time
+    """How many nodes have run. Nodes run in order; in a split run, each counts with its last piece."""
+    # Bounded, for graphs of a million nodes: the rest is counted the next time.
+    until = time.perf_counter() + 0.02
     while known < len(nodes) and nodes[known].state == "done":
         known += 1
         if known % 1024 == 0 and time.perf_counter() > until:

@@ -24,9 +24,10 @@ class RecomputeError(RuntimeError):
 def levers(
     graph: RecordedGraph, split: int | str | None, recompute: int | str | None, backend: str
 ) -> tuple[int | str, Recompute]:
-    """What to split and recompute: as given, else as the block was, unless one rules out the other.
+    """The split and the recompute budget: as given, otherwise those of the block, unless they exclude each
+    other.
 
-    Raises ``ValueError`` for what cannot be.
+    Raises ``ValueError`` for an invalid combination.
     """
     choices, given = graph.choices, (None, "off", "auto")
     own_split = "off" if split is None and recompute not in given else choices.split
@@ -45,16 +46,16 @@ def instead_of_split(graph: RecordedGraph) -> bool:
 def choose_run(
     graph: RecordedGraph, nodes: Sequence[TrackedNode], recompute: Recompute, pending: Iterable[TrackedNode]
 ) -> Choice | None:
-    """How to run ``nodes`` within the budget, with ``"auto"`` within the device's room; ``None``: as ever.
-
-    Of all ``pending`` nodes those beyond ``nodes`` may need, after the run, what it works on.
+    """How to run ``nodes`` within the budget, or for ``"auto"`` within the device's free memory; ``None``:
+    run them as usual. ``pending`` nodes that are not in ``nodes`` may need the results of this run
+    afterwards.
 
     Raises:
         RecomputeError: the budget cannot be met.
     """
     if recompute == "off" or not nodes:
         return None
-    from ..plan.remat.selection import Recomputation  # imported by the first run that recomputes
+    from ..plan.remat.selection import Recomputation  # imported by the first rematerialized run
 
     budget = recompute
     if recompute == "auto":

@@ -24,15 +24,15 @@ class RunChoices:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether runs are in pieces of the batch, or drop activations and compute them again."""
+        """Whether runs split the batch, or drop and recompute activations."""
         return self.split not in ("off", 1) or self.recompute != "off"
 
     def choose(self, *, backend: str | None, split: int | str | None, summaries: bool | None) -> None:
-        """Change those that are given.
+        """Change the given options.
 
         Raises:
-            ValueError: there is no such backend, it lacks something, or the choices rule each other out.
-                Nothing has changed then.
+            ValueError: the backend is unknown or not available, or the options exclude each other. Nothing
+                has changed then.
         """
         backend = self.backend if backend is None else backend
         wanted = self.split if split is None else split
@@ -43,7 +43,7 @@ class RunChoices:
             self.summaries = summaries
 
     def backends(self) -> list[tuple[str, str]]:
-        """The backends there are, each with the reason why it cannot run this graph here, or ""."""
+        """All backends, each with the reason why it cannot run this graph here, or ""."""
         return [
             (name, self._obstacle(name)) for name in sorted(backend_names(), key=lambda name: name != "eager")
         ]
@@ -51,7 +51,7 @@ class RunChoices:
     def _obstacle(self, name: str) -> str:
         if why := missing(name):
             return why
-        if not is_loaded(name) and name not in EXTRAS:  # what it imports is imported once it is chosen
+        if not is_loaded(name) and name not in EXTRAS:  # its own imports happen when it is chosen
             package = offered().get(name, "").partition(".")[0]
             return f"needs the package {package}" if package and find_spec(package) is None else ""
         if self.batch is None and (name in EXTRAS or is_cluster(find_backend(name))):

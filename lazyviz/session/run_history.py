@@ -19,22 +19,23 @@ Listener = Callable[[], None]
 
 
 class RunHistory:
-    """The run of a graph that is under way, and what earlier ones left; its listeners hear of changes."""
+    """The current run of a graph, and the results of earlier ones; listeners are notified of changes."""
 
     def __init__(self) -> None:
-        self.state: str | None = None  # running, failed or interrupted; else told by the nodes
+        self.state: str | None = None  # running, failed, or interrupted; None: derived from the nodes
         self.live: Run | None = None  # the current run, if its progress is followed
-        self.split_run: SplitRun | None = None  # one that was interrupted, to be gone on with
+        self.split_run: SplitRun | None = None  # an interrupted split run, to be continued
         self.error: BaseException | None = None
-        self.nonfinite: dict[str, NonFinite] = {}  # by kind, the first in program order of all runs
+        self.nonfinite: dict[str, NonFinite] = {}  # by kind: the first in program order, over all runs
         self._report: Report | tuple[Any, ...] | None = None
         self._measured: list[tuple[int, int]] = []
-        self._timelines: list[Sequence[tuple[int, int]]] = []  # of runs, to be added to it
+        # Timelines of later runs, appended to it on access.
+        self._timelines: list[Sequence[tuple[int, int]]] = []
         self._listeners: list[Listener] = []
 
     @property
     def report(self) -> Report | None:
-        """What the last run of nodes of this graph did."""
+        """The report of the last run of nodes of this graph."""
         if isinstance(self._report, tuple):
             self._report = Report.for_sync_point(*self._report)
         return self._report
@@ -51,20 +52,20 @@ class RunHistory:
 
     @property
     def measured(self) -> list[tuple[int, int]]:
-        """Positions of nodes in the order in which they ran, each with the most bytes held while it did.
+        """Positions of nodes in the order in which they ran, each with the peak memory while it ran.
 
-        Of a run in pieces, as in the plan's timeline, the first two.
+        For a split run, only the first two pieces, as in the plan's timeline.
         """
         while self._timelines:
             self._measured += self._timelines.pop(0)
         return self._measured
 
     def note_timeline(self, timeline: Sequence[tuple[int, int]]) -> None:
-        """Add what a run has measured."""
+        """Add the measurements of a run."""
         self._timelines.append(timeline)
 
     def note_nonfinite(self, graph: Graph, found: Mapping[str, NonFinite]) -> None:
-        """A run has found NaN or infinities, of which those in ``graph`` are noted."""
+        """Note the NaNs and infinities that a run found in ``graph``."""
         for kind, first in found.items():
             known, mine, at = self.nonfinite.get(kind), graph.nodes, first.node.index
             if at < len(mine) and mine[at] is first.node and (known is None or at < known.node.index):
@@ -75,7 +76,7 @@ class RunHistory:
         return self.state != "running" and any(not any(node.summaries) and readable(node) for node in nodes)
 
     def summarize(self, nodes: Sequence[TrackedNode]) -> None:
-        """Note in ``node.summaries`` what those results of ``nodes`` hold now that are still there."""
+        """Store in ``node.summaries`` statistics of the results of ``nodes`` that still exist."""
         if self.state != "running":
             for node in nodes:
                 if readable(node):
@@ -85,9 +86,9 @@ class RunHistory:
     # --- listeners --------------------------------------------------------------------
 
     def subscribe(self, callback: Listener) -> None:
-        """Have ``callback`` called, on whatever thread, when the state or a choice changes.
+        """Call ``callback``, on any thread, when the state or a choice changes.
 
-        What it raises is reported by ``sys.unraisablehook`` and stops nothing.
+        Its exceptions are reported through ``sys.unraisablehook`` and do not stop a run.
         """
         self._listeners.append(callback)
 
@@ -104,11 +105,11 @@ class RunHistory:
         for callback in list(self._listeners):
             try:
                 callback()
-            except (Exception, SystemExit) as error:  # the others, and the run, go on
+            except (Exception, SystemExit) as error:  # the run and the other listeners continue
                 report_ignored("a listener of a lazyviz graph", error)
 
     def changed(self, state: str | None = None) -> None:
-        """The state is another one now."""
+        """Notify the listeners of a change of state."""
         self.state = state
         if self._listeners:
             self.notify()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SplitError(RuntimeError):
-    """The batch cannot be cut; the message names each node that forbids it, and what can be done."""
+    """The batch cannot be split; the message names the nodes that prevent it, and possible changes."""
 
 
 def split_run(
@@ -28,13 +28,13 @@ def split_run(
     split: int | str,
     cluster: Cluster | None = None,
 ) -> SplitRun | None:
-    """The run of ``nodes`` in that many pieces; ``None``: as a whole, with ``"auto"`` where that fits.
+    """The run of ``nodes`` in that many pieces; ``None``: unsplit, for ``"auto"`` if that fits.
 
-    With the workers of ``cluster`` there is ``"auto"`` at least a piece for each.
+    With a ``cluster``, ``"auto"`` uses at least one piece per worker.
 
     Raises:
-        SplitError: the batch cannot be cut, or is not used.
-        ValueError: none was named.
+        SplitError: the batch cannot be split, or is not used.
+        ValueError: no batch was named.
     """
     if not nodes or (split in (None, "off", 1) and cluster is None):
         return None
@@ -63,14 +63,14 @@ def split_run(
         raise SplitError(refusal(batch))
     found = batch.schedule
     if found is None or not found.passes:
-        return None  # one sample, or nothing that depends on the batch
+        return None  # one sample, or no node depends on the batch
     from ..execute.microbatch.run import SplitRun  # imported by the first split run
 
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 
 
 def refusal(batch: Batch, most: int = 5) -> str:
-    """Why the batch cannot be cut, node by node."""
+    """Why the batch cannot be split, node by node."""
     lines = [describe(blocker) for blocker in batch.blocked[:most]]
     rest = len(batch.blocked) - most
     if rest > 0:
@@ -79,9 +79,9 @@ def refusal(batch: Batch, most: int = 5) -> str:
 
 
 def _roots(tape: Tape, graph: RecordedGraph, nodes: Iterable[TrackedNode]) -> dict[Value, Shard]:
-    """The batch's values that ``nodes`` use.
+    """The values of the batch that ``nodes`` use.
 
-    Raises as :func:`split_run` does.
+    Raises the errors of :func:`split_run`.
     """
     if graph.choices.batch is None:
         raise ValueError(f"a split {BATCH_NEEDED}")

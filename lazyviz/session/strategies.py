@@ -139,7 +139,7 @@ class Strategy:
         wanted = self.wanted
         split, recompute = wanted.split, wanted.recompute
         if self.cluster is not None and split == "off":
-            split = "auto"  # such a backend runs pieces
+            split = "auto"  # this backend runs pieces
         if self.split_run is None and split != "off":
             if recompute == "off" or not recompute_options.instead_of_split(owner):
                 self.split_run = split_options.split_run(tape, owner, self.nodes, split, self.cluster)

@@ -38,7 +38,7 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     touched = []
     for (
         reference
-    ) in evaluation.graphs.valuerefs():  # `values` guards its iteration, which takes as long again
+    ) in evaluation.graphs.valuerefs():  # iterating over `values` of a weak dictionary takes twice as long
         lazy = reference()
         if lazy is None:
             continue
