@@ -133,7 +133,7 @@ def split_option(option: str) -> int | str:
 
 
 def assumed(options: Iterable[str]) -> dict[int | str, Any]:
-    """``--assume LINE=VALUE`` as a mapping; several values, such as ``False*127,True``, become an iterator."""
+    """``--assume LINE=VALUE`` as a mapping; several values (``False*127,True``) become an iterator."""
     assume: dict[int | str, Any] = {}
     for option in options:
         if unquoted(option) == UNTIL_MAX_NEW_TOKENS:

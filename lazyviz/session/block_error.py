@@ -7,7 +7,7 @@ from ..record.tape import tape
 
 
 def note_raised(graph: Graph, error: BaseException) -> None:
-    """Store in ``graph``, which is still recording, that ``error`` ended its block; only the message is kept."""
+    """Store in ``graph``, which is still recording, the message of the ``error`` that ended its block."""
     if not isinstance(error, Exception):
         return
     refused = graph.refused if graph.refused is not None and graph.refused.error == id(error) else None

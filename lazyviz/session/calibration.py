@@ -14,7 +14,7 @@ from ..view.export.atomic_write import write_whole
 
 @dataclass(frozen=True)
 class Calibration(Tabular):
-    """The measured rates of the CPU, and the ``file`` that stores them; ``None`` if it could not be written."""
+    """The measured rates of the CPU, and the ``file`` that stores them; ``None`` if it cannot be written."""
 
     rates: CpuRates
     file: Path | None

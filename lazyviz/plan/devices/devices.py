@@ -30,7 +30,7 @@ except ImportError:  # Windows has no such limits
 
 
 DeviceLike: TypeAlias = str | torch.device | Device | DeviceProfile
-"""What names a device to plan for: a device, a profile, or the name of either."""
+"""A device to plan for: a device, a profile, or the name of either."""
 
 
 class Devices(list["Device | DeviceProfile"]):
@@ -66,11 +66,11 @@ def devices() -> Devices:
 
 
 def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | DeviceProfile:
-    """What ``device`` names: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a profile's name or object.
+    """The device or profile that ``device`` names: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a profile.
 
-    ``"cpu:2GiB"`` is the host with no more than that for tensors.
+    ``"cpu:2GiB"`` is the host with a memory limit of 2 GiB for tensors.
 
-    Raises ``ValueError`` for an unknown name or a CUDA device that this machine lacks.
+    Raises ``ValueError`` for an unknown name, or a CUDA device that this machine lacks.
     """
     if isinstance(device, (Device, DeviceProfile)):
         return device
@@ -136,7 +136,7 @@ def unknown_card(number: int, state: str) -> Device:
 
 def cpu_device() -> Device:
     """The host, with its memory or the limit of this container or process."""
-    import psutil  # imported when asked: lazyviz itself is imported faster
+    import psutil  # imported on use, so that lazyviz is imported faster
 
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
@@ -198,12 +198,12 @@ def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | Non
         ),
     ):
         try:
-            limit = int((root / limit_file).read_text())  # "max" where there is none
+            limit = int((root / limit_file).read_text())  # "max" if there is no limit
             used = int((root / usage_file).read_text())
             stat = (root / stat_file).read_text()
         except (OSError, ValueError):
             continue
-        # Page cache is given back under pressure, so it is not in the way.
+        # Page cache is reclaimed under memory pressure, so it counts as available.
         for line in stat.splitlines():
             key, _, number = line.partition(" ")
             if key == cache:
@@ -213,7 +213,7 @@ def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | Non
 
 
 def _cuda_in_use() -> bool:
-    """Whether this process has a CUDA context; asking for more would create one."""
+    """Whether this process has a CUDA context; further queries would create one."""
     return bool(torch.cuda.is_initialized())
 
 

@@ -78,7 +78,7 @@ class LiveMemory:
             return None
         try:
             memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
-            return int(memory.used), int(memory.total)  # of an answer that may be none
+            return int(memory.used), int(memory.total)  # the result may be None
         except Exception:
             return None
 
@@ -117,7 +117,7 @@ class _Lost:
 def _shutdown() -> None:
     try:
         pynvml.nvmlShutdown()
-    except Exception:  # as everything here: what it was asked for has been answered
+    except Exception:  # as for other failures here: the caller already has its result
         pass
 
 
@@ -180,7 +180,7 @@ def _used_by_others(handle: Any) -> int | None:
 
 
 def _ask(question: Any, handle: Any) -> Any:
-    """The result of a query that a GPU may not support, and that nothing depends on."""
+    """The result of an optional query that a GPU may not support."""
     try:
         return question(handle)
     except Exception:
@@ -188,11 +188,11 @@ def _ask(question: Any, handle: Any) -> Any:
 
 
 def _handles() -> tuple[list[Any], str]:
-    """NVML handles in PyTorch's order, and text that says what hides some of them from this process.
+    """NVML handles in PyTorch's order, and text that explains why some are not visible to this process.
 
-    NVML counts every card in PCI order; PyTorch counts those that CUDA_VISIBLE_DEVICES
-    leaves, fastest first, so cards are matched by their UUID.  A PyTorch without CUDA has
-    no order of its own: NVML's is used, and CUDA_VISIBLE_DEVICES as CUDA reads it.
+    NVML numbers all GPUs in PCI order; PyTorch numbers those in CUDA_VISIBLE_DEVICES, fastest first.
+    Therefore, GPUs are matched by UUID. Without CUDA, PyTorch has no order: NVML's is used, and
+    CUDA_VISIBLE_DEVICES is interpreted as CUDA does.
     """
     if torch.cuda.is_available():
         uuids = [str(torch.cuda.get_device_properties(at).uuid) for at in range(torch.cuda.device_count())]
@@ -206,14 +206,15 @@ def _handles() -> tuple[list[Any], str]:
     for name in [entry.strip() for entry in visible.split(",")]:
         handle = _named(name, cards)
         if handle is None:
-            break  # CUDA stops reading at the first that it does not know
+            break  # CUDA stops at the first unknown entry
         chosen.append(handle)
     return chosen, f" (CUDA_VISIBLE_DEVICES={visible})"
 
 
 def _enumerated(cards: list[Any]) -> tuple[list[Any], str]:
-    """The cards as a CUDA process numbers them, which sees one MIG slice at most (MIG User Guide, CUDA
-    Device Enumeration)."""
+    """The GPUs as a CUDA process numbers them; it sees at most one MIG slice (MIG User Guide, CUDA Device
+    Enumeration).
+    """
     found: list[Any] = []
     sliced, hidden = False, 0
     for card in cards:
@@ -237,27 +238,27 @@ def _parts(card: Any) -> list[Any]:
         try:
             slices.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
         except pynvml.NVMLError:
-            continue  # a place without a slice
+            continue  # an index without a slice
     return slices
 
 
 def _named(name: str, cards: list[Any]) -> Any:
     if name.isdecimal() and name.isascii():
         parts = _parts(cards[int(name)]) if int(name) < len(cards) else []
-        return parts[0] if parts else None  # of a card's slices CUDA sees the first
+        return parts[0] if parts else None  # CUDA sees only the first slice of a GPU
     if not name.startswith(("GPU-", "MIG-")):
         return None
     for part in [*cards, *(part for card in cards for part in _parts(card))]:
         uuid = _ask(pynvml.nvmlDeviceGetUUID, part) or ""
         if isinstance(uuid, bytes):
             uuid = uuid.decode(errors="replace")
-        if uuid.startswith(name):  # CUDA takes a beginning for the whole
+        if uuid.startswith(name):  # CUDA accepts a prefix
             return part
     return None
 
 
 def _by_uuid(uuid: str) -> Any:
-    """The handle of the card or slice whose UUID PyTorch tells without a prefix."""
+    """The handle of the GPU or slice whose UUID, without a prefix, PyTorch reports."""
     if uuid.startswith(("GPU-", "MIG-")):
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     try:

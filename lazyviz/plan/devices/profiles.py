@@ -9,8 +9,8 @@ from ..units import parse_bytes
 from .rates import RATES, Rates
 
 CONTEXT_BYTES = 600 << 20
-"""Estimate of what a CUDA context takes, on the safe side: reports say 300 to 430 MiB with lazily
-loaded kernels (pytorch issues 107667 and 109888), growing with the kernels a program uses."""
+"""Conservative estimate of the size of a CUDA context: reports have 300 to 430 MiB with lazily loaded kernels
+(pytorch issues 107667 and 109888), more with each kernel that a program uses."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -54,16 +54,16 @@ class DeviceProfile:
             ("compute_capability", compute_capability),
             ("rates", rates),
         ):
-            object.__setattr__(self, field, value)  # it is frozen
+            object.__setattr__(self, field, value)  # because the class is frozen
 
     @property
     def present(self) -> bool:
         return False
 
 
-# (name, MiB, compute capability, what the datasheet says).  MiB is the memory as the driver reports it
-# (nvidia-smi, "Memory-Usage"), which is what a program can get: up to 7 % more or less than the "GB" on
-# the box, depending on ECC and on what the vendor means by a gigabyte.  Capabilities are NVIDIA's list
+# (name, MiB, compute capability, data sheet). MiB is the memory that the driver reports (nvidia-smi,
+# "Memory-Usage") and a program can allocate: up to 7 % more or less than the advertised "GB", depending on
+# ECC and the vendor's definition of a gigabyte.  Capabilities are NVIDIA's list
 # "CUDA GPU Compute Capability".
 _CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
     "Data center cards": (
@@ -138,7 +138,7 @@ def lookup(name: str) -> DeviceProfile:
     profile = by_plain.get(wanted)
     if profile is not None:
         return profile
-    # A name without its memory size ("H100") is a prefix of what is meant.
+    # A name without its memory size ("H100") is a prefix of the full name.
     near = [known for known in PROFILES if wanted and _plain(known).startswith(wanted)]
     close = difflib.get_close_matches(wanted, by_plain, n=3, cutoff=0.5)
     near += [by_plain[match].name for match in close if by_plain[match].name not in near]

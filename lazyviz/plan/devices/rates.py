@@ -14,7 +14,7 @@ from typing import Literal
 
 Known = Literal["measured", "rule", "power-limited", "calibrated"]
 Unit = Literal["float32", "tf32", "half"]
-"""What a product is computed with: FMA units, or tensor cores on TF32 or on 16 bit."""
+"""The unit that computes a matrix product: FMA units, or tensor cores with TF32 or 16-bit inputs."""
 
 NEUSIGHT = "NeuSight's kernel measurements (MIT), commit 6945927: the best of large aligned products"
 MAMF = (
@@ -25,20 +25,20 @@ TORCH_MM = (
     "github.com/zzc0721/torch-performance-test-data, commit 9d82827, and "
     "github.com/chsasank/device-benchmarks, commit 7ccc883: square products in PyTorch, the best size"
 )
-"""Median of a card's reports, those below three quarters of the best left out; all of them are in
+"""Median of the reports for a GPU, without those below three quarters of the best one; all reports are in
 ``benchmarks/data/matmul_rates.csv``.
 """
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a card computes and moves memory, at most, and how that is known.
+    """Peak compute and memory rates of a GPU, and their sources.
 
-    ``fp32``, ``tf32`` and ``half``: dense peaks in TFLOP/s, 0 where the card has no such units; ``gbps``:
-    GB/s of its memory, ``memory`` its kind; ``sms``: multiprocessors; ``watts``: of the board;
-    ``process``: nm; ``lanes``: float32 units of a multiprocessor.  ``sustained`` has, of a kind of unit,
-    the share of the peak that large products were measured to reach, and where that was published.
-    ``link_gbps``: bus bandwidth of collectives in one machine, in GB/s, 0 where none was published.
+    ``fp32``, ``tf32``, and ``half``: dense peaks in TFLOP/s, 0 if the GPU has no such units; ``gbps``: memory
+    bandwidth in GB/s; ``memory``: kind of memory; ``sms``: multiprocessors; ``watts``: board power;
+    ``process``: nm; ``lanes``: float32 units per multiprocessor. ``sustained``: for a kind of unit, the
+    measured share of the peak that large products reach, and the source. ``link_gbps``: bus bandwidth of
+    collectives within one machine in GB/s, 0 if none was published.
     """
 
     fp32: float
@@ -60,17 +60,19 @@ class Rates:
         return hash((self.fp32, self.half, self.gbps, self.sms, self.watts))
 
     def peak(self, unit: Unit) -> float:
-        """The peak of one kind of unit in FLOP/s; 0 where there is none."""
+        """The peak of one kind of unit in FLOP/s; 0 if there is none."""
         return {"float32": self.fp32, "tf32": self.tf32, "half": self.half}[unit] * 1e12
 
     def fraction(self, unit: Unit) -> float:
-        """The share of the peak that large products reach: as measured, else by rule."""
+        """The share of the peak that large products reach: as measured, otherwise by rule."""
         if unit in self.sustained:
             return self.sustained[unit][0]
         return min(self._cap(unit), self._by_watts()) if unit == "float32" else self._cap(unit)
 
     def known(self, unit: Unit) -> Known:
-        """How :meth:`fraction` is known.  Cards of up to 75 W run at what their power allows that minute."""
+        """The source of :meth:`fraction`. The speed of GPUs of up to 75 W depends on their momentary power
+        limit.
+        """
         if self.watts <= 75:
             return "power-limited"
         if unit in self.sustained:
@@ -81,20 +83,19 @@ class Rates:
         if unit == "float32":
             if self.lanes == 64:
                 return 0.93
-            # Two operations an issue slot: registers and power cannot feed all 128 lanes of Ampere and later.
+            # Two operations per issue slot: registers and power cannot feed all 128 lanes of Ampere and
+            # later.
             return 0.65 if self.process <= 8 and not self.memory.startswith("HBM") else 0.78
         if self.watts <= 75:
             return 0.5
-        # Tensor cores at half their rate are not bound by power, and GeForce cards clock higher than their
-        # data sheets say: the measured ones reach 0.91 to 1.13, those at full rate 0.74 to 0.87, but for an
-        # RTX 2080 Ti (1.09) and an A10 with its 150 W (0.44).
+        # Tensor cores at half rate are not limited by power, and GeForce GPUs clock higher than their data
+        # sheets say: the measured ones reach 0.91 to 1.13, those at full rate 0.74 to 0.87, except an RTX
+        # 2080 Ti (1.09) and an A10 with its 150 W (0.44).
         return 1.05 if self.half < 2.1 * self.fp32 else 0.8
 
     def _by_watts(self) -> float:
-        """A share of the peak that the power allows.
-
-        Watts that a TFLOP/s of float32 takes, by process: of the measured cards P100 and V100 (16 and
-        12 nm, not limited), T4 (12), A100 (7), L4 (4).
+        """The share of the peak that the power limit allows, from the watts per TFLOP/s of float32 by
+        process: from the measured P100 and V100 (16 and 12 nm, not limited), T4 (12), A100 (7), and L4 (4).
         """
         need = {16: 17.0, 12: 17.0, 8: 13.0, 7: 15.3}.get(self.process, 8.0)
         return self.watts / self.fp32 / need

@@ -16,7 +16,7 @@ from ...graph.ir import Node, SourceLine
 
 
 class Scope(NamedTuple):
-    """A function, by its file and its first line; two of the same name are two."""
+    """A function, identified by file and first line, so that functions with the same name are distinct."""
 
     file: str
     line: int
@@ -29,7 +29,9 @@ class _Function(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """``names`` of ``scope``, bound by a statement of which an op is a part; ``stop``: after its last op."""
+    """``names`` in ``scope`` that a statement binds; ``stop``: the position after the last op of the
+    statement.
+    """
 
     names: tuple[str, ...]
     scope: Scope
@@ -37,25 +39,25 @@ class Binding(NamedTuple):
 
 
 def chain(node: Node) -> tuple[SourceLine, ...]:
-    """The lines that led to a node, innermost first."""
+    """The source lines that led to a node, innermost first."""
     return (node.source, *node.callers) if node.source is not None else node.callers
 
 
 def scope_of(line: SourceLine) -> Scope | None:
-    """The function that a line is in; ``None``: in none, or its source is not to be had."""
+    """The function that contains a line; ``None`` if there is none, or its source is not available."""
     inside = [each for each in _parsed(line.file)[0] if each.scope.line <= line.line <= each.last_line]
     return max(inside, key=lambda each: each.scope.line).scope if inside else None
 
 
 class Statements:
-    """Of a program's ``nodes``, the statements that their results were bound in."""
+    """The statements that bound the results of a program's ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._ends: list[int] | None = None
 
     def own_end(self, node: Node) -> int:
-        """The position after the last op of the block's own statement that made ``node``."""
+        """The position after the last op of the block's statement that produced ``node``."""
         if self._ends is None:
             ends = list(range(1, len(self._nodes) + 1))
             outermost = [(chain(each) or (None,))[-1] for each in self._nodes]
@@ -66,7 +68,7 @@ class Statements:
         return self._ends[node.index]
 
     def bindings(self, node: Node) -> Iterator[Binding]:
-        """The variables of functions that a node's result may have been bound to, innermost first."""
+        """The local variables that a node's result may have been bound to, innermost function first."""
         for line in chain(node):
             scope = scope_of(line)
             names = _parsed(line.file)[1].get(line.line, ())
@@ -79,7 +81,7 @@ class Statements:
 
 
 def line_in(node: Node, scope: Scope) -> SourceLine | None:
-    """The line of a function that led to a node, if one did."""
+    """The line of a function that led to a node, if there is one."""
     return next((line for line in chain(node) if scope_of(line) == scope), None)
 
 
@@ -87,7 +89,7 @@ def line_in(node: Node, scope: Scope) -> SourceLine | None:
 def _parsed_text(text: str, file: str) -> tuple[list[_Function], dict[int, tuple[str, ...]]]:
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # of a cell with magics, say
+    except (SyntaxError, ValueError):  # for example, of a cell with magics
         return [], {}
     functions: list[_Function] = []
     bound: dict[int, tuple[str, ...]] = {}

@@ -16,12 +16,12 @@ _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
 
 
 def bf16(program: Program, device_type: str) -> Iterator[Changed]:
-    """``model.bfloat16()``, inputs too: every float32 tensor takes half the bytes.
+    """``model.bfloat16()``, including inputs: every float32 tensor takes half the bytes.
 
-    What attention's kernels keep in float32 beside their result (the log-sum-exp, see the meta
-    functions in torch/_meta_registrations.py) stays.  What it brings at best: so does what the
-    program itself asks for in float32, which a record in float32 does not show, and on a card kernels
-    may need scratch memory in bfloat16, of which none is counted.
+    What attention kernels store in float32 beside their result (the log-sum-exp, see the meta functions in
+    torch/_meta_registrations.py) does not change. The result is the best case: tensors that the program
+    itself requests in float32 also stay, which a float32 recording does not show, and GPU kernels may need
+    workspace in bfloat16, which is not counted.
     """
     stay = {
         program.keys.get(value.storage)
@@ -30,7 +30,7 @@ def bf16(program: Program, device_type: str) -> Iterator[Changed]:
         for value in step.node.outputs[1:]
     }
     if any(step.node.op is _CUDNN_RNN for step in program.steps):
-        return  # cuDNN's recurrent layers take no bfloat16: another program
+        return  # cuDNN's recurrent layers do not support bfloat16, so another program would run
     halves = [key for key, dtype in enumerate(program.dtypes) if dtype is torch.float32 and key not in stay]
     if not any(program.storages[key].role == "parameter" for key in halves):
         return  # there is no model to convert
@@ -49,14 +49,14 @@ def bf16(program: Program, device_type: str) -> Iterator[Changed]:
             ids = {value.id for value in values if program.keys.get(value.storage) in lower}
             changed.steps[at] = _with_scratch(changed, step, ids, known)
     text = "model.bfloat16() (weights, gradients, optimizer state, and activations; also cast the inputs)"
-    # In half precision another kernel may do attention (transformers/cuda/sdp_utils.cpp), which keeps other
-    # things: then what it brings is about that, not at most.
+    # In half precision, another attention kernel may be used (transformers/cuda/sdp_utils.cpp), which saves
+    # other tensors: the saving is then an estimate, not an upper bound.
     same_kernels = not any("_efficient_attention" in _name(step.node) for step in program.steps)
     yield Changed("bf16", text, changed, numerics=True, estimate=True, at_best=same_kernels)
 
 
 def _with_scratch(program: Program, step: Step, lower: Container[int], known: Known) -> Step:
-    """The step with what its kernel needs on the CPU where values of these ids are bfloat16."""
+    """The step with the CPU workspace of its kernel if the values with these ids are bfloat16."""
     need = in_lower_precision(step.node, lower, known)
     if need is None:
         return step
@@ -70,17 +70,17 @@ def _with_scratch(program: Program, step: Step, lower: Container[int], known: Kn
     return step
 
 
-# What autocast runs in the lower precision, in float32, and (the rest) in the type of its inputs: the
-# operators below the functions of AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32 and their relatives in
-# ATen's autocast_mode.h; the CPU has a shorter list of the second kind, in autocast_mode.cpp.
+# The operators that autocast runs in the lower precision and in float32; all others run in the dtype of their
+# inputs. They implement the functions of AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, and related lists in
+# ATen's autocast_mode.h; the CPU has a shorter float32 list, in autocast_mode.cpp.
 _LOWER = {
     *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "linear", "matmul"),
     *("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable", "_prelu_kernel"),
-    "_cudnn_rnn",  # in float16 (autocast_RNN.cpp), which takes the same bytes
+    "_cudnn_rnn",  # in float16 (autocast_RNN.cpp), which has the same size
 }
-# Normalizations whose kernels take an input in lower precision beside float32 weights: the result is of
-# the input's type, the statistics and the weights' gradients of the weights' (``is_mixed_type`` in ATen's
-# native/cpu/mixed_data_type.h; the type checks of ``cudnn_batch_norm`` in native/cudnn/BatchNorm.cpp).
+# Normalizations whose kernels support an input in lower precision with float32 weights: the result has the
+# dtype of the input, the statistics and the weights' gradients that of the weights (``is_mixed_type`` in
+# ATen's native/cpu/mixed_data_type.h; the type checks of ``cudnn_batch_norm`` in native/cudnn/BatchNorm.cpp).
 _MIXED = {
     *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit"),
     *("_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update"),
@@ -97,7 +97,7 @@ _FULL_ANYWHERE = {
     ),
     *("huber_loss", "multi_margin_loss", "_ctc_loss"),
 }
-# Sums that CUDA's kernels take in float32 of what is in lower precision, without a copy
+# Reductions that CUDA kernels compute in float32 from lower-precision input, without a copy
 # (``make_reduction_from_ty`` in native/ReduceOpsUtils.h).
 _FULL_RESULT_ON_CUDA = {"sum", "prod", "norm", "linalg_vector_norm"}
 _FULL_ON_CUDA = {
@@ -111,16 +111,16 @@ _FULL_ON_CUDA = {
 def autocast(program: Program, device_type: str) -> Iterator[Changed]:
     """``torch.autocast(device_type, torch.bfloat16)`` around the forward pass; weights stay float32.
 
-    The record is typed anew from the front: matrix products and convolutions run in bfloat16 on copies
-    of what is float32 (a weight's is kept until the forward pass ends, see ``cached_cast`` in ATen's
-    autocast_mode.cpp), the rest follows its inputs.  Backward nodes follow their forward node and cast
-    gradients back.  An estimate, within a tenth in the tests: a backward node does not say which of its
-    results belongs to which argument, and scratch memory is counted as in proportion to its tensors.
+    Dtypes are inferred again in program order: matrix products and convolutions run in bfloat16 on copies of
+    float32 inputs (the copy of a weight is kept until the forward pass ends, see ``cached_cast`` in ATen's
+    autocast_mode.cpp), and the other ops follow their inputs. Backward nodes follow their forward node and
+    cast gradients back. The result is an estimate, within a tenth in the tests: a backward node does not say
+    which of its results belongs to which argument, and workspace is scaled in proportion to its tensors.
     """
     if not any(step.node.phase == "forward" and _lower(step.node) for step in program.steps):
         return
     if any(dtype in (torch.bfloat16, torch.float16) for dtype in program.dtypes):
-        return  # it computes in a lower precision already
+        return  # it already computes in a lower precision
     source = next(step.node.source for step in program.steps if step.node.phase == "forward")
     text = f'with torch.autocast("{device_type}", torch.bfloat16) around the forward pass'
     yield Changed(
@@ -146,13 +146,14 @@ class _Autocast:
         self._known: Known = {}
         self._low: set[int] = set()  # ids of values in the lower precision
         self._weights: dict[Key, Key] = {}  # a parameter's copy
-        self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: what it read instead
-        self._alias: dict[Key, Key] = {}  # what is read instead of a result that was cast
+        self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: the copies that it read
+        self._alias: dict[Key, Key] = {}  # replacements of results that were cast
         self._attention, self._attended = _attention_by_hand(program.steps)
         self._position = 0
         self._before: list[Step] = []
         self._after: list[Step] = []
-        self._casts_back: list[Step] = []  # of what this node of autograd returns: they run after all of it
+        # Casts of this autograd node's results, which run after all its ops.
+        self._casts_back: list[Step] = []
         function: Node | None = None
         steps: list[Step] = []
         last_forward = max(index for index, step in enumerate(program.steps) if step.node.phase == "forward")
@@ -170,7 +171,7 @@ class _Autocast:
                 step = self._forward(step)
             steps += [*self._before, step, *self._after]
             if index == last_forward and self._weights:
-                # The cache goes when the block is left.
+                # The cache is cleared when the block is exited.
                 steps.append(Step(step.node, tuple(self._weights.values()), ()))
         self.program.steps = [*steps, *self._casts_back]
 
@@ -182,7 +183,8 @@ class _Autocast:
         node = step.node
         inputs = [value for value in node.inputs if value.dtype is torch.float32]
         low = any(value.id in self._low for value in inputs)
-        # A number as a tensor does not decide the type of a result ("Type Promotion" in PyTorch's docs).
+        # A zero-dimensional tensor does not determine the dtype of a result ("Type Promotion" in PyTorch's
+        # docs).
         full = any(value.id not in self._low for value in inputs if value.shape)
         swapped: dict[Key, Key] = {}
         if _lower(node) and node.index not in self._attention:
@@ -203,7 +205,7 @@ class _Autocast:
             result = bool(inputs) and inputs[0].id in self._low
         else:
             result = low and not full and node.kwargs.get("dtype") is not torch.float32
-            # A view's or in-place operator's result is what it looks at.
+            # The result of a view or an in-place operator has the dtype of its input.
             if not step.makes and node.inputs:
                 result = node.inputs[0].id in self._low
         if swapped:
@@ -219,7 +221,7 @@ class _Autocast:
         return _name(node) in self._full or node.index in self._attention
 
     def _sized(self, step: Step, *, every: bool) -> Step:
-        """The step with its scratch memory; ``every`` operand in float32 is in the lower precision now."""
+        """The step with its workspace; ``every``: all float32 operands are now in the lower precision."""
         node = step.node
         if not self._host or not has_rule(node):
             return step
@@ -256,7 +258,7 @@ class _Autocast:
                 recorded = 0 <= key < len(self.program.storages)
                 gradient = recorded and self.program.storages[key].role == "gradient"
                 if key in makes and (gradient or (value.shape in shapes and value.id not in self._low)):
-                    # Made in bfloat16, then cast to the float32 that is accumulated or passed on.
+                    # Computed in bfloat16, then cast to float32, which is accumulated or passed on.
                     made = self.program.key(key, self.program.sizes[key] // 2)
                     makes[makes.index(key)] = made
                     uses = tuple(made if use == key else use for use in uses)
@@ -269,20 +271,21 @@ class _Autocast:
         return self._sized(step, every=low and forward is not None and _lower(forward))
 
     def _type(self, step: Step, low: bool) -> None:
-        """Notes the type of what a node returns, and its size if the node made it."""
+        """Note the dtype of a node's results, and their size if the node allocated them."""
         if low:
             for key in step.makes:
                 if key < len(self.program.storages) and self.program.storages[key].name == SCRATCH:
                     self.program.sizes[key] //= 2
             if step.node.op is _CUDNN_RNN and (key := self._key(step.node.outputs[3])) in step.makes:
-                self.program.sizes[key] //= 2  # what it keeps is bytes to its tensor, numbers to cuDNN
+                # The reserve tensor has dtype uint8, but cuDNN stores floating-point numbers in it.
+                self.program.sizes[key] //= 2
         for position, value in enumerate(step.node.outputs):
             if value.dtype is not torch.float32 or not low:
                 continue
             if position and "_scaled_dot_product" in _name(step.node) and step.node.phase != "backward":
                 continue  # the log-sum-exp
             if position and _name(step.node).removesuffix("_backward") in _MIXED:
-                continue  # statistics, and the gradients of what is float32
+                continue  # statistics, and gradients of float32 inputs
             key = self._key(value)
             if key in step.makes:
                 self.program.sizes[key] //= 2
@@ -298,13 +301,15 @@ class _Autocast:
         }
 
     def _cast_result(self, step: Step) -> None:
-        """Let who comes after read a copy in the lower precision of what the step makes."""
+        """Let later steps read a copy of the step's results in the lower precision."""
         for key in step.makes:
             self._alias[key] = self._copy_after(step.node, key)
         self._low.update(value.id for value in step.node.outputs if value.dtype is torch.float32)
 
     def _cast_gradient(self, node: Node, forward: Node, swapped: dict[Key, Key]) -> None:
-        """Casts back the gradient of what was cast to float32, which autograd does as it leaves the node."""
+        """Cast the gradient of an input that was cast to float32 back, as autograd does at the end of the
+        node.
+        """
         shapes = {value.shape for value in forward.inputs if self._key(value) in swapped}
         for value in node.outputs:
             key = self._key(value)
@@ -331,10 +336,11 @@ class _Autocast:
 
 
 def _cross_entropies(steps: list[Step]) -> set[int]:
-    """Indices of the ``_log_softmax`` nodes inside of ``cross_entropy_loss``.
+    """Indices of the ``_log_softmax`` nodes inside ``cross_entropy_loss``.
 
-    It asks for the logits' own type, so that CUDA's autocast leaves that be (native/LossNLL.cpp), while
-    the CPU's casts its logits as a whole (autocast_mode.cpp).  Told by the loss that follows on one line.
+    It requests the dtype of the logits, so that CUDA's autocast does not change it (native/LossNLL.cpp),
+    while the CPU's autocast casts the logits (autocast_mode.cpp). They are recognized by a loss that follows
+    on the same line.
     """
     found = set()
     before: Node | None = None
@@ -349,9 +355,7 @@ def _cross_entropies(steps: list[Step]) -> set[int]:
     return found
 
 
-_names: dict[
-    int, tuple[OpOverload, str]
-] = {}  # by the identity of what is kept: hashing operators takes longer
+_names: dict[int, tuple[OpOverload, str]] = {}  # keyed by identity, because hashing operators takes longer
 
 
 def _name(node: Node) -> str:
@@ -381,11 +385,11 @@ _IN_ATTENTION = {
 
 
 def _attention_by_hand(steps: list[Step]) -> tuple[set[int], set[int]]:
-    """Indices of the nodes in attention that no kernel does at once, and of those that give its result.
+    """Indices of the nodes of attention without a fused kernel, and of those that produce its result.
 
-    In lower precision these are done in float32 on copies (``_scaled_dot_product_attention_math`` in
-    ATen's transformers/attention.cpp): from the scaling of query and key, over ``_safe_softmax``, to
-    the product with the values.
+    In lower precision, these run in float32 on copies (``_scaled_dot_product_attention_math`` in ATen's
+    transformers/attention.cpp): from the scaling of query and key, over ``_safe_softmax``, to the product
+    with the values.
     """
     readers: dict[int, list[Node]] = {}
     for step in steps:
@@ -405,7 +409,7 @@ def _attention_by_hand(steps: list[Step]) -> tuple[set[int], set[int]]:
             view = torch.Tag.inplace_view in node.op.tags or node.op.is_view or _name(node) in _RESHAPES
             if view or _name(node) in _IN_ATTENTION:
                 members.add(node.index)
-                if _name(node) != "mul":  # query and key are scaled before anything else
+                if _name(node) != "mul":  # query and key are scaled first
                     queue += [value.node for value in node.inputs]
         forward = [reader for value in step.node.outputs for reader in readers.get(value.id, ())]
         for node in forward:  # grows while it is read

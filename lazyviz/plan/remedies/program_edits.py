@@ -18,16 +18,16 @@ from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step, formula_end
 from .local_names import Scope, Statements, chain, line_in, scope_of
 
-MAX_FAMILIES = 10  # of modules, tried for recomputation
-MAX_HELD = 50  # of what functions' variables keep, the largest, whose names are looked for
+MAX_FAMILIES = 10  # number of module families tried for recomputation
+MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A changed program, what the user would do for it, and what that costs.
+    """A changed program, the change that the user would make, and its cost.
 
-    ``ops`` more operators run, ``copied_bytes`` go to the host and back.  ``at_best``: it may bring
-    less, never more.
+    The cost is ``ops`` additional operators, and ``copied_bytes`` to the host and back.  ``at_best``: it may
+    save less, never more.
     """
 
     kind: str
@@ -45,16 +45,16 @@ class Changed:
 
 
 def variables(program: Program, at: int) -> Iterator[Changed]:
-    """``del out``: what only the user's variables keep after its last use, in whichever function they are.
+    """``del out``: tensors that only the user's variables, in any function, keep alive after their last use.
 
-    Expressions go by their first name, since deleting ``out`` frees ``out.logits`` too.  Exact for variables
-    that are there at the end; of those that functions had while the step at ``at`` ran the source tells the
-    names, and an estimate is made.
+    Expressions are listed under their first name, because deleting ``out`` also frees ``out.logits``. Exact
+    for variables that exist at the end; an estimate for local variables while the step at ``at`` ran, whose
+    names are found in the source code.
     """
     last: dict[Key, Node] = {}
     for step in program.steps:
         for key in step.uses:
-            if step.node.phase != "backward" or key not in last:  # one deletes before the backward pass
+            if step.node.phase != "backward" or key not in last:  # the deletion is before the backward pass
                 last[key] = step.node
     if not program.steps:
         return
@@ -96,7 +96,7 @@ class _Variable(NamedTuple):
 
 
 class _Functions:
-    """The variables of functions at the step at ``at`` of a program that was recorded."""
+    """The local variables of functions at the step ``at`` of the recorded program."""
 
     def __init__(self, program: Program, at: int) -> None:
         self._program, self._at = program, at
@@ -105,14 +105,18 @@ class _Functions:
         self._running = {scope_of(line) for line in chain(self._nodes[at])}
 
     def of_kept(self, key: Key, names: tuple[str, ...], final: Node) -> _Variable:
-        """The variable to delete of what is there at the end as ``names``: theirs, if they are bound then."""
+        """The variable to delete for a storage that the variables ``names`` refer to at the end, if they are
+        bound then.
+        """
         own = _Variable(names, None)
         if self._statements.own_end(self._nodes[self._program.makers[key]]) <= self._at:
             return own
         return self.of_held(key, final, len(self._nodes)) or own
 
     def of_held(self, key: Key, final: Node, until: int) -> _Variable | None:
-        """The variable of a function that still runs, and refers ``until`` then to what it has used last."""
+        """The local variable of a running function that refers to a storage ``until`` then, after its last
+        use.
+        """
         for binding in self._statements.bindings(self._nodes[self._program.makers[key]]):
             if binding.scope in self._running and binding.stop < until and line_in(final, binding.scope):
                 return _Variable(binding.names, binding.scope) if len(binding.names) == 1 else None
@@ -120,7 +124,9 @@ class _Functions:
 
 
 def _held_at(program: Program, at: int) -> list[Key]:
-    """What code still refers to at ``at``, though no step uses it any more and autograd does not keep it."""
+    """Storages that code still refers to at ``at``, although no later step uses them and autograd did not
+    save them.
+    """
     used_later = {key for step in program.steps[at:] for key in step.uses}
     found = [
         key
@@ -137,9 +143,9 @@ def _held_at(program: Program, at: int) -> list[Key]:
 
 
 def no_grad(program: Program) -> Iterator[Changed]:
-    """``with torch.no_grad()``: what autograd saved in a block that never runs a backward pass.
+    """``with torch.no_grad()``: tensors that autograd saved in a block that never runs a backward pass.
 
-    Exact if nothing but autograd keeps what has no name.
+    Exact if only autograd keeps unnamed tensors alive.
     """
     if any(step.node.phase == "backward" for step in program.steps):
         return
@@ -165,8 +171,8 @@ def no_grad(program: Program) -> Iterator[Changed]:
 def in_place(program: Program, at: int) -> Iterator[Changed]:
     """``inplace=True``, ``x += y``: pointwise operators whose input is not needed afterwards.
 
-    Tried for all such operators together, since equal ones reach equal peaks.  What autograd saved
-    for a backward pass still to come has not been dropped, so it is left alone.  Exact.
+    Applied to all such operators together, because equal ones reach equal peaks. Tensors that autograd saved
+    for a later backward pass have not been dropped, so they are not overwritten. Exact.
     """
     last: dict[Key, int] = {}
     for position, step in enumerate(program.steps):
@@ -204,7 +210,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
     changed.kept = {mapping.get(key, key) for key in changed.kept}
     changed.held = {}
     for key, hold in sorted(program.held.items(), key=lambda each: each[1].until):
-        changed.held[mapping.get(key, key)] = hold  # of what is one memory now the last
+        changed.held[mapping.get(key, key)] = hold  # the last drop of the storages that are now one
     names = sorted({_op_name(node) for node in nodes})
     peak_node = next((node for node in nodes if node.index >= at), nodes[-1])
     text = f"{', '.join(names)} in place ({_calls(nodes)})"
@@ -212,7 +218,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
 
 
 def _has_in_place_form(node: Node) -> bool:
-    """Whether the operator works element by element and ATen has it in place, with the same arguments."""
+    """Whether the operator is elementwise and has an in-place variant in ATen with the same arguments."""
     name, overload = node.op._schema.name.rpartition("::")[2], node.op._overloadname
     if not works_by_element(node.op) or name.endswith("_") or not node.inputs:
         return False
@@ -236,10 +242,11 @@ def _calls(nodes: list[Node]) -> str:
 
 
 def foreach(program: Program) -> Iterator[Changed]:
-    """``foreach=False``: parameters are stepped one after another, so their temporaries do not add up.
+    """``foreach=False``: parameters are updated one after another, so that only the temporaries of one exist
+    at a time.
 
-    An estimate, within the largest parameter's size: where the foreach form works in place on a
-    temporary, another of the same size is counted, since some of ``torch.optim``'s loops make one
+    An estimate, within the size of the largest parameter: if the foreach implementation works in place on a
+    temporary, another one of the same size is counted, because some loops of ``torch.optim`` allocate one
     (``denom`` in torch/optim/adam.py).
     """
     names = [_op_name(step.node) for step in program.steps]
@@ -264,11 +271,11 @@ def foreach(program: Program) -> Iterator[Changed]:
 
 
 def _one_by_one(program: Program, steps: list[Step]) -> list[Step]:
-    """Steps on lists of tensors as steps on each tensor, all of one parameter before the next."""
+    """Split steps on lists of tensors into steps on each tensor, grouped by parameter."""
     keys = program.keys
     temporary = {key for step in steps for key in step.makes} - program.kept
     for key in temporary:
-        program.held.pop(key, None)  # the loop's variables are bound anew for the next parameter
+        program.held.pop(key, None)  # the loop variables are rebound for the next parameter
     slices: list[tuple[Step, tuple[Key, ...]]] = []
     parent: dict[Key, Key] = {}
 
@@ -300,7 +307,7 @@ def _one_by_one(program: Program, steps: list[Step]) -> list[Step]:
     order: dict[Key, int] = {}
     ranked: list[tuple[int, Step]] = []
     for step, used in slices:
-        # A step on one tensor goes with the parameter that it belongs to; what it makes, too.
+        # A step on one tensor is grouped with its parameter, and so are its results.
         home = next((root(key) for key in used if key in parent), None)
         if home is None:
             ranked.append((-1, step))
@@ -322,13 +329,13 @@ def _is_list(argument: object) -> bool:
 def recompute(
     program: Program, at: int, started: Mapping[int, Sequence[tuple[str, str]]]
 ) -> Iterator[Changed]:
-    """``torch.utils.checkpoint``: a module's saved tensors, computed again when its backward begins.
+    """``torch.utils.checkpoint``: a module's saved tensors are recomputed when its backward pass begins.
 
-    Follows the non-reentrant form (``use_reentrant=False``) of torch/utils/checkpoint.py: the first
-    unpacked tensor of a call runs the module again, up to the last operator that saves something
-    (that operator itself only if it saves its result).  Modules that differ in numbers alone are
-    taken together.  ``started`` are the calls by their first node, as root and path: of a ``ModuleList``
-    only the members are called; the path of a module that the user calls directly is empty.
+    Follows the non-reentrant implementation (``use_reentrant=False``) of torch/utils/checkpoint.py: unpacking
+    the first tensor of a call runs the module again, up to the last operator that saves a tensor (that
+    operator itself only if it saves its result). Modules whose names differ only in numbers form a family.
+    ``started`` has the calls by their first node, as root and path: for a ``ModuleList``, only the members
+    are called; the path of a module that the user calls directly is empty.
     """
     saved = _saved_reads(program)
     calls = _module_calls(program, started)
@@ -357,7 +364,9 @@ def recompute(
 
 
 def _saved_reads(program: Program) -> dict[int, list[tuple[int, tuple[Key, ...]]]]:
-    """Per forward node, what its backward reads from before the backward pass: (position, keys)."""
+    """For each forward node, the tensors from before the backward pass that its backward reads: (position,
+    keys).
+    """
     result: dict[int, list[tuple[int, tuple[Key, ...]]]] = {}
     steps = program.steps
     backward = {key for step in steps if step.node.phase == "backward" for key in step.makes}
@@ -375,9 +384,9 @@ def _saved_reads(program: Program) -> dict[int, list[tuple[int, tuple[Key, ...]]
 def _module_calls(
     program: Program, started: Mapping[int, Sequence[tuple[str, str]]]
 ) -> dict[str, list[range]]:
-    """The calls of each family of modules: runs of forward nodes in one call.
+    """The calls of each family of modules, as sequences of forward nodes.
 
-    Modules that the user calls directly go by their class.
+    Modules that the user calls directly are grouped by class.
     """
     modules = {name for names in started.values() for name in names}
     result: dict[str, list[range]] = {}
@@ -410,7 +419,9 @@ def _alive(program: Program, at: int) -> set[Key]:
 def _recomputed(
     program: Program, saved: dict[int, list[tuple[int, tuple[Key, ...]]]], runs: list[range]
 ) -> tuple[Program, int]:
-    """The program with each run computed again where its backward begins, and how many steps that is."""
+    """The program with each run recomputed where its backward pass begins, and the number of additional
+    steps.
+    """
     changed = program.copy()
     inserted: list[tuple[int, list[Step]]] = []
     again = 0
@@ -444,10 +455,10 @@ def _recomputed(
 
 
 def _hold_arguments(changed: Program, copies: list[Step], last: int) -> None:
-    """Let what a checkpointed call was given stay until the backward pass of the call is done.
+    """Keep the arguments of a checkpointed call alive until its backward pass has finished.
 
-    torch/utils/checkpoint.py's frame refers to the arguments as long as a saved tensor of the call is to
-    come.
+    A frame of torch/utils/checkpoint.py refers to them until the last saved tensor of the call has been
+    unpacked.
     """
     nodes = [step.node for step in changed.steps]
     until = formula_end(nodes, last)
@@ -459,7 +470,7 @@ def _hold_arguments(changed: Program, copies: list[Step], last: int) -> None:
 
 
 def _group_start(program: Program, position: int) -> int:
-    """Where the backward of the same forward operator begins, which unpacks all it needs at once."""
+    """The position where the backward of the same forward operator begins, which unpacks all its tensors."""
     forward = program.steps[position].node.forward
     while position and program.steps[position - 1].node.forward is forward:
         position -= 1
@@ -470,10 +481,10 @@ def _group_start(program: Program, position: int) -> int:
 
 
 def offload(program: Program) -> Iterator[Changed]:
-    """``torch.autograd.graph.save_on_cpu()``: every saved tensor waits on the host.
+    """``torch.autograd.graph.save_on_cpu()``: saved tensors are kept on the host.
 
-    As in torch/autograd/graph.py each tensor that an operator saved, weights too, is copied to the
-    host and, where its backward begins, to new memory on the device.  An estimate: a custom function
+    As in torch/autograd/graph.py, each tensor that an operator saved, including weights, is copied to the
+    host and, where its backward begins, to new memory on the device. An estimate, because a custom function
     may keep tensors in other ways.
     """
     saved = _saved_reads(program)
@@ -485,7 +496,7 @@ def offload(program: Program) -> Iterator[Changed]:
     inserted: dict[int, list[Key]] = {}
     first = None
     for index, reads in sorted(saved.items()):
-        mapping: dict[tuple[int, int], Key] = {}  # views of one memory are copied one by one
+        mapping: dict[tuple[int, int], Key] = {}  # views of the same storage are copied separately
         for position, _ in reads:
             start = _group_start(program, position)
             node = program.steps[position].node
@@ -500,7 +511,7 @@ def offload(program: Program) -> Iterator[Changed]:
                     copied += value.nbytes
                 swapped.setdefault(key, []).append(mapping[start, value.id])
             if _op_name(node) == "detach" and (own := mapping.get((start, node.inputs[0].id))) is not None:
-                mapping[start, node.outputs[0].id] = own  # an operator's own result as autograd unpacks it
+                mapping[start, node.outputs[0].id] = own  # the operator's own result, as unpacked by autograd
             step = changed.steps[position]
             uses = [new for key in step.uses for new in swapped.get(key, (key,))]
             changed.steps[position] = step._replace(uses=tuple(dict.fromkeys(uses)))

@@ -17,15 +17,16 @@ from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
 
-WORTHWHILE = 0.005  # of the peak: what brings less is not listed
+WORTHWHILE = 0.005  # minimum share of the peak that a listed remedy saves
 
 
 def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
-    """What would lower ``plan``'s peak, cheapest first; ``kinds``: of so many kinds alone, the cheapest.
+    """Changes that would lower the peak of ``plan``, cheapest first; ``kinds``: only the cheapest kinds, that
+    many.
 
-    Takes a replay of the whole record for each candidate.  None for a plan in pieces.
+    Replays the whole program for each candidate. Empty for a plan of a split run.
     """
-    if not plan.peak_bytes or plan.split.pieces > 1:  # a run in pieces is another program than the record
+    if not plan.peak_bytes or plan.split.pieces > 1:  # a split run is another program than the recorded one
         return ()
     program = program_of(plan._nodes, plan._lifetimes.values())
     peak, at = program.peak()
@@ -42,7 +43,7 @@ def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
 
 
 def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> list[Remedy]:
-    """The remedies of one kind that bring something."""
+    """The remedies of one kind that save memory."""
     if kind in ("split", "batch"):
         planned = _in_pieces(plan) if kind == "split" else _halved(plan)
         return [remedy for remedy in planned if remedy.saves_bytes >= WORTHWHILE * peak]
@@ -83,7 +84,7 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
 
 
 def _in_pieces(plan: Plan) -> Iterator[Remedy]:
-    """The batch in pieces, as many as fit, else two: a plan of its own, not a replay."""
+    """Splitting the batch, into the fewest pieces that fit, otherwise two: a separate plan, not a replay."""
     size = plan.batch_size
     if size is None or size < 2 or plan.split.blocked_by:
         return
@@ -97,14 +98,14 @@ def _in_pieces(plan: Plan) -> Iterator[Remedy]:
 
 
 def _halved(plan: Plan) -> Iterator[Remedy]:
-    """Half of the batch."""
+    """Half the batch size."""
     size = plan.batch_size
     if size is None or size < 2 or plan.max_batch_size is None:
         return
     half = size // 2
     try:
         other = plan.replan(batch_size=half)
-    except ValueError:  # too few for DataParallel's GPUs
+    except ValueError:  # too few samples for DataParallel's GPUs
         return
     yield _planned("batch", f"a batch of {half} samples instead of {size}", plan, other, Cost())
 

@@ -12,8 +12,9 @@ from ..units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a remedy takes: ``ops`` more operators run (recomputed, or launched one by one),
-    ``copied_bytes`` between device and host, ``numerics`` where results are no longer the same bits."""
+    """The cost of a remedy: ``ops`` additional operators (recomputed, or launched one by one),
+    ``copied_bytes`` between device and host, and ``numerics`` if results are no longer bit-equal.
+    """
 
     ops: int = 0
     copied_bytes: int = 0
@@ -34,11 +35,11 @@ class Cost:
 class Remedy(Tabular):
     """A change of the user's code that lowers the projected peak.
 
-    ``kind`` is one of :data:`KINDS`; ``text`` says what to do; ``peak_bytes`` is the peak of our run
-    with the change, ``saves_bytes`` what that is less; ``source`` is the line to change, where there is
-    one.  ``estimate``: the replay stands on assumptions (about what a kernel allocates, say);
-    ``at_best``: it may bring less, never more.  ``fits``: whether the changed run would fit the device, on
-    a GPU by what its allocator would hold; ``None`` if the device's memory is not known.
+    ``kind`` is one of :data:`KINDS`; ``text`` describes the change; ``peak_bytes`` is the peak of lazyviz's
+    run with the change, ``saves_bytes`` the reduction; ``source`` is the line to change, if there is one.
+    ``estimate``: the replay makes assumptions (for example, about a kernel's allocations); ``at_best``: it
+    may save less, never more. ``fits``: whether the changed run would fit the device, on a GPU including
+    memory held by the allocator; ``None`` if the device's memory is unknown.
     """
 
     kind: str
@@ -69,7 +70,7 @@ class Remedy(Tabular):
 
 
 class Remedies(tuple[Remedy, ...], Tabular):
-    """Several of them, cheapest first, as a table."""
+    """Several remedies, cheapest first, as a table."""
 
     __slots__ = ()
     _repr_pretty_ = Tabular._repr_pretty_
@@ -103,11 +104,11 @@ KINDS = (
     "bf16",
     "batch",
 )
-"""In the order of what they cost."""
+"""Sorted by kind of cost."""
 
 
 def cheapest(all_of_them: Sequence[Remedy], count: int) -> list[Remedy]:
-    """The best of each kind, of the ``count`` cheapest kinds."""
+    """The best remedy of each of the ``count`` cheapest kinds."""
     best: dict[str, Remedy] = {}
     for remedy in all_of_them:
         best.setdefault(remedy.kind, remedy)

@@ -19,7 +19,7 @@ from .what_if import in_dtype, with_batch
 from .work import operator_class, touched
 
 LINES = 5
-WORTH = 0.03  # of the time that a change has to save to be named
+WORTH = 0.03  # minimum share of the time that a listed change saves
 FASTER_CARDS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {
     "measured": "its matmul rate was measured",
@@ -108,7 +108,7 @@ def _precision(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
 
 
 def _attention(time: Projection, card: Card) -> Iterable[Change]:
-    """What is computed on score matrices, by one kernel that keeps them on the chip."""
+    """The ops on score matrices, replaced by one kernel that keeps the matrices on the chip."""
     softmaxes = {
         node.outputs[0].shape
         for each in time.ops
@@ -137,7 +137,9 @@ _ON_SCORES = ("softmax", "elementwise", "copy", "random")
 
 
 def _fused(time: Projection) -> Iterable[Change]:
-    """Elementwise ops each joined with the one that made its operand: the traffic between is saved."""
+    """Elementwise ops, each fused with the producer of its operand, which saves the memory traffic between
+    them.
+    """
     pointwise = {each.node for each in time.ops if operator_class(each.node) == "elementwise"}
     users: dict[int, int] = {}
     for each in time.ops:

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from .cpu import CpuRates, Curve
 
-SECONDS = 0.045  # of each timing
+SECONDS = 0.045  # duration of each timing
 _KIB = 1024
 
 
 def measure() -> CpuRates:
-    """Time products, a convolution, elementwise work, copies, softmax and norms, on new tensors."""
-    generator = torch.Generator().manual_seed(0)  # the user's random numbers stay as they are
+    """Time matrix products, a convolution, elementwise ops, copies, softmax, and norms, on new tensors."""
+    generator = torch.Generator().manual_seed(0)  # the state of the user's generator does not change
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(*shape).uniform_(-1, 1, generator=generator)
@@ -38,7 +38,7 @@ def measure() -> CpuRates:
 
 
 def _seconds(f: Callable[[], Any]) -> float:
-    """The least time of a call, of as many as fit, after one that is not counted."""
+    """The minimum time of a call, over as many calls as fit, after one warm-up call."""
     f()
     best, start = float("inf"), time.perf_counter()
     while True:
@@ -51,7 +51,7 @@ def _seconds(f: Callable[[], Any]) -> float:
 
 
 def _net(f: Callable[[], Any], call: float) -> float:
-    """The same without what a call takes by itself."""
+    """The same without the overhead of a call."""
     seconds = _seconds(f)
     return max(seconds - call, seconds / 10)
 
@@ -77,7 +77,7 @@ def _convolutions(tensor: Callable[..., torch.Tensor], call: float) -> Curve:
 def _by_bytes(
     tensor: Callable[..., torch.Tensor], f: Callable[[torch.Tensor], Any], passes: int, call: float
 ) -> Curve:
-    """Bytes moved and bytes a second of ``f``, which reads and writes ``passes`` tensors."""
+    """Bytes moved, and bytes per second, of ``f``, which reads and writes ``passes`` tensors."""
     found = []
     for size in (4 * _KIB, 256 * _KIB, 4096 * _KIB, 32768 * _KIB):
         x = tensor(size // 4 // 256 or 1, 256)

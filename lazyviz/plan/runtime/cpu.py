@@ -22,19 +22,19 @@ from .work import operator_class, work_of
 
 FORMAT = 1
 Curve = tuple[tuple[float, float], ...]
-"""Pairs of an amount (FLOPs or bytes) and the rate at which an op of that amount goes, by amount."""
+"""Pairs of an amount (FLOPs or bytes) and the rate of an op of that amount, sorted by amount."""
 _FUNCTIONS = frozenset(
     {
         "exp", "exp_", "tanh", "tanh_", "sigmoid", "sigmoid_", "gelu", "gelu_backward", "silu",
         "silu_backward", "erf", "log", "sin", "cos", "pow", "softplus", "mish", "elu", "logaddexp",
     }
 )  # fmt: skip
-"""Elementwise operators that compute a function by a polynomial, which takes longer than the memory does."""
+"""Elementwise operators that evaluate a polynomial, which takes longer than their memory traffic."""
 
 
 @dataclass(frozen=True)
 class CpuRates:
-    """How fast this machine's CPU is at a few ops of several sizes; rates are FLOPs or bytes a second.
+    """Measured rates of this machine's CPU for a few ops of several sizes, in FLOPs or bytes per second.
 
     ``call``: seconds of an op on a single number.
     """
@@ -53,7 +53,7 @@ class CpuRates:
 
 
 def rates_from(text: str) -> CpuRates | None:
-    """What :meth:`CpuRates.text` wrote; ``None`` for anything else."""
+    """Parse the output of :meth:`CpuRates.text`; ``None`` for any other text."""
     try:
         found = json.loads(text)
         if found.pop("format") != FORMAT:
@@ -66,7 +66,7 @@ def rates_from(text: str) -> CpuRates | None:
 
 
 def rate_at(curve: Curve, amount: float) -> float:
-    """The rate for an op of ``amount``, between the measured ones on a scale of powers."""
+    """The rate of an op of ``amount``, interpolated logarithmically between the measured ones."""
     if amount <= curve[0][0]:
         return curve[0][1]
     for (low, slow), (high, fast) in pairwise(curve):
@@ -77,7 +77,7 @@ def rate_at(curve: Curve, amount: float) -> float:
 
 
 def cache_file() -> Path:
-    """Where the calibration of this machine is: by processor, threads and PyTorch's version."""
+    """The path of this machine's calibration; depends on the processor, threads, and PyTorch version."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     what = f"{platform.node()} {_processor()} {torch.get_num_threads()} {torch.__version__}"
     return Path(home) / "lazyviz" / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
@@ -98,7 +98,7 @@ _read: dict[Path, tuple[int, CpuRates | None]] = {}
 
 
 def known_rates() -> CpuRates | None:
-    """The calibration of this machine, if there is one; read again where the file has changed."""
+    """The calibration of this machine, if there is one; read again if the file has changed."""
     file = cache_file()
     try:
         changed = file.stat().st_mtime_ns
@@ -110,7 +110,7 @@ def known_rates() -> CpuRates | None:
 
 
 def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection:
-    """The time of ``nodes``, one after another, on the CPU."""
+    """The time of ``nodes`` on the CPU, in sequence."""
     ops = [_timed(node, rates) for node in nodes]
     busy = sum(each.seconds for each in ops)
     covered = sum(each.seconds for each in ops if operator_class(each.node) not in _ROUGH)

@@ -16,7 +16,7 @@ from .steps import last_step
 
 @dataclass(frozen=True, slots=True)
 class OnCard:
-    """One card: its name, whether the record fits, a step's projected time, and the price of an hour."""
+    """One GPU: its name, whether the graph fits, the projected time of a step, and the price per hour."""
 
     name: str
     fits: bool | None
@@ -24,7 +24,7 @@ class OnCard:
     price: float | None = None
 
     def cost(self, steps: float) -> float | None:
-        """What so many steps cost, in the price table's currency."""
+        """The cost of ``steps`` steps, in the currency of the price table."""
         if self.time is None or self.price is None:
             return None
         return self.time.seconds * steps / 3600 * self.price
@@ -32,8 +32,9 @@ class OnCard:
 
 @dataclass(frozen=True)
 class CardTable(Tabular):
-    """A record on several cards, the fastest that fit first.  ``samples``: of a step, where a batch is named;
-    ``epoch``: samples of an epoch, of which the cost is then told."""
+    """A graph on several GPUs, the fastest that fit first. ``samples``: samples per step, if a batch is
+    named; ``epoch``: samples per epoch, if the cost of an epoch is requested.
+    """
 
     cards: Sequence[OnCard]
     samples: int | None = None
@@ -45,7 +46,7 @@ class CardTable(Tabular):
     _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
-        """A row a card."""
+        """One row per GPU."""
         steps = self.epoch / self.samples if self.epoch and self.samples else 1000.0
         priced = any(each.price is not None for each in self.cards)
         columns = ["step", "range"]
@@ -75,10 +76,10 @@ def on_cards(
     prices: Mapping[str, float] | None = None,
     epoch: int | None = None,
 ) -> CardTable:
-    """The last step of the plan's record on the cards called ``names``, by default all known ones.
+    """The last step of the plan's graph on the GPUs called ``names``, by default all known ones.
 
-    ``prices`` are of an hour, by card; ``epoch`` is the number of samples of an epoch.  Raises ``ValueError``
-    for an unknown card, and for an epoch where no batch was named.
+    ``prices`` are per hour, by GPU; ``epoch`` is the number of samples per epoch. Raises ``ValueError`` for
+    an unknown GPU, and for ``epoch`` without a named batch.
     """
     if epoch is not None and plan.batch_size is None:
         raise ValueError(
@@ -95,9 +96,9 @@ def on_cards(
 
 
 def read_prices(file: str | Path) -> dict[str, float]:
-    """Prices of an hour from a CSV file with a card and a number a line; a heading is skipped.
+    """Prices per hour from a CSV file with a GPU and a number in each line; a header is skipped.
 
-    Raises ``ValueError`` for a line that is neither, and ``OSError`` if the file cannot be read.
+    Raises ``ValueError`` for an invalid line, and ``OSError`` if the file cannot be read.
     """
     prices: dict[str, float] = {}
     with Path(file).open(encoding="utf-8", newline="") as lines:

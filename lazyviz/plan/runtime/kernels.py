@@ -24,31 +24,32 @@ from .op_classes import OpClass, short_name
 from .work import compute_dtype, likeness, operator_class, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
-# Kernels of which the calibration has no measurement: shares of what elementwise kernels reach of the
-# bandwidth, as those that read scattered rows or meet in a few places do less well.
+# Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.
+# Kernels that gather scattered rows, or write to a few locations, reach less.
 _LIKE_ELEMENTWISE: dict[OpClass, float] = {
     "copy": 0.9, "reduction": 0.85, "indexing": 0.6, "random": 0.8, "optimizer": 0.9, "other": 0.6,
 }  # fmt: skip
-# Fused attention, as a share of what products reach, forward and backward.  FlashAttention-2's paper (arXiv
-# 2307.08691) has 60 to 70 and 50 to 60 % of an A100's peak, github.com/gpu-mode/ring-attention, issue 10, 73
-# and 63 of an RTX A5000's, gau-nernst's "Writing Speed-of-Light Flash Attention" 89 forward of an RTX 5090's
-# (``F.scaled_dot_product_attention``), FlashAttention-3's paper (arXiv 2407.08608) 37 forward of an H100's
-# for FlashAttention-2, which PyTorch has.  Hopper's backward: as much less as on an A100; the data center's
-# Blackwell is taken for a Hopper.
+# Fused attention, as a share of the throughput of matrix products, forward and backward. FlashAttention-2's
+# paper (arXiv 2307.08691) has 60 to 70 and 50 to 60 % of an A100's peak, github.com/gpu-mode/ring-attention,
+# issue 10, 73 and 63 of an RTX A5000's, gau-nernst's "Writing Speed-of-Light Flash Attention" 89 forward of
+# an RTX 5090's (``F.scaled_dot_product_attention``), FlashAttention-3's paper (arXiv 2407.08608) 37 forward
+# of an H100's for FlashAttention-2, which PyTorch has.  Hopper's backward pass is reduced by the same factor
+# as on an A100; data-center Blackwell uses Hopper's values.
 _ATTENTION = {"forward": 0.8, "backward": 0.7}
 _ATTENTION_ON_HOPPER = {"forward": 0.46, "backward": 0.4}
 WINOGRAD = 1.35
-"""By how much 3x3 convolutions of stride 1 beat products of as many FLOPs, of the calibration's cards."""
+"""Speedup of 3x3 convolutions with stride 1 over matrix products with as many FLOPs, on the calibrated
+GPUs."""
 _SPLITS = (1, 2, 4, 8)
 MOST_KNOWN = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What times on a card depend on: its name, rates and compute capability, and whether TF32 is allowed.
+    """What kernel times depend on: name, rates, and compute capability of a GPU, and whether TF32 is allowed.
 
-    ``host_apart``: the record has tensors on a card, so that those on the CPU are the host's; ``several``:
-    it has tensors on more than one card.
+    ``host_apart``: the graph has tensors on a GPU, so that tensors on the CPU are in host memory;
+    ``several``: it has tensors on more than one GPU.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Card:
             return float(cards[self.name][kind])
         copies = CALIBRATED["copies"]
         copying = copies["cards"].get(self.name, copies["memory"].get(self.rates.memory))
-        if copying is not None:  # elementwise kernels do as well as copies; others in proportion
+        if copying is not None:  # elementwise kernels reach as much as copies; others proportionally less
             return float(copying * memory["GDDR6"][kind] / memory["GDDR6"]["elementwise"])
         family = "HBM" if self.rates.memory.startswith("HBM") else self.rates.memory.rstrip("X")
         return float(memory.get(family, memory["GDDR6"])[kind])
@@ -83,9 +84,9 @@ class Card:
 
 
 class Kernel(NamedTuple):
-    """Seconds on the card of one op, what bounds them, and whether the calibration has data on its class.
+    """Seconds of one op on the GPU, their bound, and whether the calibration has data on its class.
 
-    ``unit``: what computed its products, if it has any.
+    ``unit``: the unit that computes its matrix products, if it has any.
     """
 
     seconds: float
@@ -105,12 +106,12 @@ class Product(NamedTuple):
 
 NO_TIME = Kernel(0.0, "launch", True)
 Times = dict[object, "Kernel | None"]
-"""What ops take on one card, by what those that are alike share."""
+"""The times of ops on one GPU, by the object that ops with the same work share."""
 _memo: dict[Card, Times] = {}
 
 
 def times_on(card: Card) -> Times:
-    """What is known of ``card`` so far, for :func:`kernel_time` of many ops."""
+    """The cached times on ``card``, for :func:`kernel_time` of many ops."""
     found = _memo.setdefault(card, {})
     if len(found) > MOST_KNOWN:
         found.clear()
@@ -118,7 +119,7 @@ def times_on(card: Card) -> Times:
 
 
 def kernel_time(node: Node, card: Card, times: Times) -> Kernel | None:
-    """What one op takes on ``card``; ``None`` where that is not known.  Looked up if it was asked before."""
+    """The time of one op on ``card``; ``None`` if unknown. Cached by the work of the op."""
     if card.several and len({*map(str, cards_of((*node.inputs, *node.outputs)))}) > 1:
         return _between_cards(node, card)
     key = likeness(node)
@@ -136,7 +137,7 @@ def _timed(node: Node, card: Card) -> Kernel | None:
     launch = work.launches * float(CALIBRATED["kernel_seconds"])
     places = {value.device.type for value in (*node.inputs, *node.outputs)} if card.host_apart else set()
     if places == {"cpu"}:
-        return NO_TIME  # the host's own work
+        return NO_TIME  # work of the host
     if kind == "copy" and "cpu" in places:
         return Kernel(launch + work.bytes_read / _host_link(card), "memory", False)
     if kind == "collective":
@@ -163,19 +164,19 @@ def _timed(node: Node, card: Card) -> Kernel | None:
 
 
 def cards_of(values: Iterable[Value]) -> list[torch.device]:
-    """The cards that ``values`` are on, one by one."""
+    """The GPUs that ``values`` are on, in order."""
     return [value.device for value in values if value.device.type == "cuda"]
 
 
 def _between_cards(node: Node, card: Card) -> Kernel:
-    """A copy or a sum over NVLink, else over the bus, as from the host."""
+    """The time of a copy or sum over NVLink, otherwise over the bus, as from the host."""
     moved = sum(value.nbytes for value in node.inputs if value not in node.outputs)
     rate = card.rates.link_gbps * 1e9 if card.rates.link_gbps else _host_link(card)
     return Kernel(float(CALIBRATED["kernel_seconds"]) + moved / rate, "memory", False)
 
 
 def _host_link(card: Card) -> float:
-    """Bytes a second of copies between pageable memory of the host and a card: half of what its bus does."""
+    """Bytes per second of copies between pageable host memory and a GPU: half of the bandwidth of its bus."""
     newest = card.capability is not None and card.capability >= (9, 0)
     return {16: 6e9, 12: 6e9}.get(card.rates.process, 25e9 if newest else 12e9)
 
@@ -199,7 +200,7 @@ def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) ->
 
 @cache
 def product_seconds(product: Product, rates: Rates, unit: Unit) -> float:
-    """The least, over tiles and cuts of the inner dimension, that the waves of tiles take."""
+    """The minimum time of the waves of tiles, over tile shapes and splits of the inner dimension."""
     table = CALIBRATED["tiles"]["float32" if unit == "float32" else "tensor"]
     each = rates.peak(unit) * rates.fraction(unit) / rates.sms
     count, m, n, k = product
@@ -216,7 +217,7 @@ def product_seconds(product: Product, rates: Rates, unit: Unit) -> float:
 
 
 def products_of(node: Node, kind: OpClass) -> list[Product]:
-    """The products of matrices that an op computes, as far as they are told by its operands."""
+    """The matrix products that an op computes, as far as its operands determine them."""
     if kind in ("matmul", "batched matmul"):
         operands = [value.shape for value in node.inputs if len(value.shape) in (2, 3)]
         if len(operands) < 2 or not node.outputs:
@@ -232,7 +233,7 @@ def products_of(node: Node, kind: OpClass) -> list[Product]:
 
 
 def _convolutions(node: Node) -> list[Product]:
-    """A convolution as products: pixels x filters x taps; its two gradients are two of them."""
+    """A convolution as matrix products: pixels x filters x taps; its two gradients are two of them."""
     backward = "backward" in short_name(node.op)
     out = node.inputs[0].shape if backward else node.outputs[0].shape
     weight = node.inputs[2 if backward else 1].shape

@@ -17,7 +17,7 @@ from .projection import Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:
-    """The time of ``nodes`` on ``target``; ``None`` where too little is known of either."""
+    """The time of ``nodes`` on ``target``; ``None`` if too little is known about either."""
     if target.name == "cpu":
         rates = known_rates()
         return project_on_cpu(nodes, rates) if rates is not None else None
@@ -26,26 +26,28 @@ def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Project
 
 
 class NodeTime(NamedTuple):
-    """Of one op of a record: the projected seconds, and what bounds it."""
+    """The projected seconds of one recorded op, and their bound."""
 
     seconds: float
     bound: Bound
 
 
-# By graph the number of its nodes then, and the times by position: a projection would keep the graph.
+# For each graph, the number of its nodes when it was projected, and the times by position. A stored
+# projection would keep the graph alive.
 _projected: WeakKeyDictionary[Graph, tuple[int, Mapping[int, NodeTime]]] = WeakKeyDictionary()
 
 
 def time_of_node(node: Node, graph: Graph) -> NodeTime | None:
-    """The projected time of one op of ``graph``, among the others, on the device that it is recorded for.
+    """The projected time of one op of ``graph``, on the device that the graph is recorded for.
 
-    The record is projected once, and again when it has grown or the host has been calibrated meanwhile.
+    The graph is projected once, and again when it has more nodes or the host has been calibrated in the
+    meantime.
     """
     known = _projected.get(graph)
     if known is None or known[0] != len(graph.nodes) or not known[1]:
         try:
             target = planned(graph.card or _device_of(graph))
-        except ValueError:  # a profile of the user's own, whose name says nothing
+        except ValueError:  # a user-defined profile, whose name has no meaning
             return None
         found = project_on(graph.nodes, target)
         times = {each.node.index: NodeTime(each.seconds, each.bound) for each in found.ops} if found else {}
@@ -54,7 +56,7 @@ def time_of_node(node: Node, graph: Graph) -> NodeTime | None:
 
 
 def _device_of(graph: Graph) -> str:
-    """The device of most of what the record makes."""
+    """The device of most outputs of the graph."""
     counts: dict[str, int] = {}
     for node in graph.nodes:
         for value in node.outputs:
@@ -64,7 +66,7 @@ def _device_of(graph: Graph) -> str:
 
 
 def card_of(target: Device | DeviceProfile) -> Card | None:
-    """What is known of a card's speed, with today's settings of TF32; ``None`` of what is no known card."""
+    """The known rates of a GPU, with the current TF32 settings; ``None`` for other devices."""
     profile = target if isinstance(target, DeviceProfile) else _profile_of(target)
     if profile is None or profile.rates is None:
         return None
@@ -78,7 +80,9 @@ def card_of(target: Device | DeviceProfile) -> Card | None:
 
 
 def _profile_of(device: Device) -> DeviceProfile | None:
-    """The profile whose name is part of the driver's name of a present card, and whose memory is as large."""
+    """The profile whose name is part of the driver's name for a present GPU, and whose memory has the same
+    size.
+    """
     if device.total_bytes is None or not device.name.startswith("cuda"):
         return None
     model = _plain(device.model)

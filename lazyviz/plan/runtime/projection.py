@@ -21,9 +21,9 @@ from .streams import Sent, Streams, cards_among, nodes_on_other_streams
 from .work import NOTHING, Work, is_view, total, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
-"""By how much the time may be off, by how the rate of the card is known."""
+"""Relative uncertainty of the time, by the source of the GPU's rate."""
 UNCOVERED = 0.5
-"""The same for what the calibration has no measurements of."""
+"""The same for kernels without measurements in the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
     known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
-    # Of the units that do most of the FLOPs; of all cards together.
+    # The peak of the units that compute most of the FLOPs, summed over all GPUs.
     peak = peaks.most_common(1)[0][0] * max(len(cards), 1) if peaks else None
     return Projection(card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
 

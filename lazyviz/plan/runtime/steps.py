@@ -8,9 +8,9 @@ from ...graph.ir import Node
 
 
 def last_step(nodes: Sequence[Node]) -> Sequence[Node]:
-    """The nodes of the last whole training step of several; of fewer than two steps, all of them.
+    """The nodes of the last complete training step; all nodes if there are fewer than two steps.
 
-    A step ends with the last op of an optimizer before a forward pass, or before the record ends.
+    A step ends with the last op of an optimizer before a forward pass, or before the end of the graph.
     """
     ends: list[int] = []
     stepped = 0

@@ -24,9 +24,9 @@ from .work import is_view
 
 @dataclass(slots=True)
 class Sent:
-    """A collective: on the links for ``seconds``, until it ``ends``.
+    """A collective that occupies the links for ``seconds``, until ``ends``.
 
-    ``exposed`` are the seconds that kernels wait for it, ``hidden`` those of its own in which kernels run.
+    ``exposed``: seconds that kernels wait for it; ``hidden``: seconds that overlap with kernels.
     """
 
     group: str
@@ -41,17 +41,20 @@ class Sent:
 
 @dataclass(slots=True)
 class Streams:
-    """Where each stream is, in seconds from the record's begin."""
+    """The current time of each stream, in seconds since the start of the graph."""
 
     has_collectives: bool
     kernels: float = 0.0
     _groups: dict[str, float] = field(default_factory=dict)
-    _there: dict[Storage, float] = field(default_factory=dict)  # when what was last written there is complete
-    _brought: dict[Storage, Sent] = field(default_factory=dict)  # storages that a collective wrote last
+    _there: dict[Storage, float] = field(default_factory=dict)  # when the last write is complete
+    # Storages whose last write is by a collective.
+    _brought: dict[Storage, Sent] = field(default_factory=dict)
     _sent: list[Sent] = field(default_factory=list)
 
     def run(self, node: Node, seconds: float, issued: float) -> float:
-        """A kernel of ``seconds``, issued by then; returns how long the card waits for Python."""
+        """Add a kernel of ``seconds`` that Python has issued by ``issued``; returns how long the GPU waits
+        for Python.
+        """
         ready = self.kernels
         begin = max(ready, issued) if seconds else ready
         late = self._latest(node.inputs)
@@ -61,14 +64,14 @@ class Streams:
         self.kernels += seconds
         if seconds:
             self._write(node, self.kernels, None)
-        elif late is not None:  # a view of what is on its way, or waiting for it, which no kernel does
+        elif late is not None:  # a view of a tensor in transfer, or a wait, neither of which runs a kernel
             for storage in _storages(node.outputs):
                 if storage not in self._there:
                     self._there[storage], self._brought[storage] = late.ends, late
         return begin - ready
 
     def send(self, node: Node, seconds: float, issued: float, group: str) -> Sent:
-        """A collective of the group that takes ``seconds`` on the links, or a copy into what it gathers."""
+        """Add a collective that takes ``seconds`` on the links of the group, or a copy into its input."""
         inputs = max((self._there.get(each, 0.0) for each in _storages(node.inputs)), default=0.0)
         begin = max(issued, self._groups.get(group, 0.0), inputs)
         sent = Sent(group, seconds, begin + seconds)
@@ -126,7 +129,7 @@ def nodes_on_other_streams(nodes: Sequence[Node], cards: Counter[torch.device]) 
     found = _on_other_cards(nodes, cards)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
         return found
-    following: dict[Storage, Node] = {}  # by storage: what touches it next
+    following: dict[Storage, Node] = {}  # by storage: the next node that accesses it
     for node in reversed(nodes):
         collective = collective_of(node)
         if collective is not None:
@@ -147,7 +150,7 @@ def nodes_on_other_streams(nodes: Sequence[Node], cards: Counter[torch.device]) 
 
 
 def cards_among(nodes: Iterable[Node]) -> Counter[torch.device]:
-    """How many ops of ``nodes`` run on each card: where they write, or what they make."""
+    """The number of ops of ``nodes`` per GPU, determined by what they write or produce."""
     places = Counter(map(_place_of, nodes))
     return Counter(
         {card: count for card, count in places.items() if card is not None and card.type == "cuda"}

@@ -12,7 +12,7 @@ from .work import likeness, shared
 
 
 def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
-    """Forward and backward with float32 tensors of ``dtype``; the optimizer stays as it is."""
+    """Forward and backward pass with ``dtype`` instead of float32; the optimizer does not change."""
 
     def change(value: Value) -> TensorMeta:
         meta = value.meta
@@ -23,12 +23,12 @@ def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
     found = _changed(nodes, change, lambda node: node.phase != "optimizer")
     for node, changed in zip(nodes, found):
         if changed is not node and (alike := likeness(node)) is not None:
-            changed.likeness = shared((alike, dtype))  # ops that were alike still are
+            changed.likeness = shared((alike, dtype))  # ops with the same work still have the same work
     return found
 
 
 def with_batch(nodes: Sequence[Node], factor: int) -> list[Node]:
-    """With ``factor`` times as many samples, where shapes say which dimensions grow with the batch."""
+    """``nodes`` with ``factor`` times as many samples; shapes show which dimensions grow with the batch."""
 
     def change(value: Value) -> TensorMeta:
         meta = value.meta
@@ -45,7 +45,7 @@ def with_batch(nodes: Sequence[Node], factor: int) -> list[Node]:
 
 
 def _strides(meta: TensorMeta, shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of the larger tensor in the same order of dimensions; broadcast ones stay so."""
+    """Strides of the larger tensor in the same order of dimensions; broadcast dimensions keep stride 0."""
     order = sorted(range(len(shape)), key=lambda dim: (meta.stride[dim], meta.shape[dim]))
     strides, grown = list(meta.stride), 1
     for dim in order:

@@ -23,17 +23,17 @@ from ...torch_internals.private_api import OpOverload
 from .op_classes import OpClass, class_of, short_name
 
 FOREACH_TENSORS = 100
-"""Tensors that one launch of a foreach kernel takes, about: ``multi_tensor_apply`` has 110 slots for one
+"""Approximate number of tensors per launch of a foreach kernel: ``multi_tensor_apply`` has 110 slots for one
 list of tensors, 30 for five."""
 MOST_KNOWN = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one op, or several, has to do.
+    """The work of one or more ops.
 
     ``flops``: multiplications and additions; ``bytes_read`` and ``bytes_written``: memory traffic;
-    ``launches``: kernels.
+    ``launches``: number of kernels.
     """
 
     flops: int = 0
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs a byte moved (arithmetic intensity); ``None`` where nothing is moved."""
+        """FLOPs per byte moved (arithmetic intensity); ``None`` if no bytes are moved."""
         return self.flops / self.bytes_moved if self.bytes_moved else None
 
     def __add__(self, other: Work) -> Work:
@@ -75,7 +75,7 @@ _NOT_READ = frozenset(
         "_foreach_copy_",
     )
 )
-"""Operators that overwrite their first argument without looking at it."""
+"""Operators that overwrite their first argument without reading it."""
 _ROWS_READ = frozenset(("embedding", "index", "index_select", "gather", "_embedding_bag", "take"))
 _ROWS_WRITTEN = frozenset(
     ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_")
@@ -83,7 +83,7 @@ _ROWS_WRITTEN = frozenset(
 
 
 def work_of(node: Node) -> Work:
-    """The work of one recorded op; the same op on tensors of the same shapes is counted once."""
+    """The work of one recorded op; cached for ops on tensors of the same shapes."""
     key = likeness(node)
     if key is None:
         return _count(node)
@@ -96,9 +96,10 @@ def work_of(node: Node) -> Work:
 
 
 def likeness(node: Node) -> object | None:
-    """An object that ops of the same :func:`signature` share, noted on each; ``None`` without a signature.
+    """An object that ops with the same :func:`signature` share, stored on each node; ``None`` without a
+    signature.
 
-    It is compared by identity, which costs less than the signature, of which it takes the place.
+    It replaces the signature as a key, because it is compared by identity, which is cheaper.
     """
     if node.likeness is None and (key := signature(node)) is not None:
         node.likeness = shared(key)
@@ -106,7 +107,7 @@ def likeness(node: Node) -> object | None:
 
 
 def shared(key: Hashable) -> object:
-    """The object that stands for ``key``."""
+    """The shared object of ``key``."""
     found = _shared.get(key)
     if found is None:
         if len(_shared) > MOST_KNOWN:
@@ -116,14 +117,14 @@ def shared(key: Hashable) -> object:
 
 
 def operator_class(node: Node) -> OpClass:
-    """The class of a recorded op; a view, whatever its operator, moves nothing."""
+    """The class of a recorded op; views of any operator move no bytes."""
     return "view" if is_view(node) else class_of(node.op)
 
 
 def signature(node: Node) -> Hashable | None:
-    """What work and time of an op depend on, as a key: operator, shapes, strides, dtypes, numbers.
+    """The key that work and time of an op depend on: operator, shapes, strides, dtypes, numbers.
 
-    ``None`` where that cannot be told, of a collective or of an argument that has no hash.
+    ``None`` if there is none: for a collective, or an argument that is not hashable.
     """
     if class_of(node.op) == "collective":
         return None
@@ -156,7 +157,7 @@ def _hashable(argument: Any) -> Hashable:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the op only gives another view of memory that exists."""
+    """Whether the op only returns a view of existing memory."""
     if node.writes or not node.outputs:
         return False
     given = {value.storage for value in node.inputs}
@@ -164,7 +165,7 @@ def is_view(node: Node) -> bool:
 
 
 def touched(meta: TensorMeta) -> int:
-    """Bytes of memory behind a tensor: broadcast dimensions once, overlapping windows once."""
+    """Bytes of memory that a tensor covers; broadcast dimensions and overlapping windows count once."""
     elements = math.prod(size for size, step in zip(meta.shape, meta.stride) if step)
     if not all(meta.shape):
         return 0
@@ -217,7 +218,7 @@ def _traffic(node: Node) -> tuple[int, int]:
                 overwritten = name in _NOT_READ or argument.startswith("out")
                 read += 0 if overwritten else size
             elif name in _ROWS_READ and table:
-                read += min(size, made)  # the rows that are taken, not all that there are
+                read += min(size, made)  # the selected rows, not the whole table
                 table = False
             else:
                 read += size
@@ -241,7 +242,7 @@ def _launches(node: Node, kind: OpClass) -> int:
 
 
 def flops_of(node: Node) -> int:
-    """FLOPs of one op: by PyTorch's counter, else by a rule of lazyviz, else 0."""
+    """FLOPs of one op: by PyTorch's counter, otherwise by a rule of lazyviz, otherwise 0."""
     formula = flop_registry.get(node.op.overloadpacket)
     if formula is not None:
         returned: list[Any] = [None] * len(node.op._schema.returns)
@@ -252,7 +253,7 @@ def flops_of(node: Node) -> int:
         try:
             return int(formula(*_shapes(node.args), **_shapes(node.kwargs), out_val=out))
         except (AttributeError, TypeError, AssertionError, IndexError, ValueError):
-            return 0  # a call that the formula was not written for
+            return 0  # a call that the formula does not support
     rule = _OWN.get(short_name(node.op))
     return int(rule(node)) if rule is not None else 0
 
@@ -295,7 +296,7 @@ def _rnn(node: Node) -> int:
 
 
 def _encoder_layer(node: Node) -> int:
-    """One layer of ``nn.TransformerEncoder``'s fused inference: its products and its attention."""
+    """One layer of ``nn.TransformerEncoder``'s fused inference path: its matrix products and attention."""
     batch, length, width = node.inputs[0].shape
     weights = [value.shape for value in node.inputs[1:] if len(value.shape) == 2]
     kernels = [shape for shape in weights if width in shape]
@@ -323,7 +324,7 @@ _OWN: Mapping[str, Callable[[Node], int]] = {
 
 
 def total(nodes: Iterable[Node]) -> Work:
-    """The work of several ops together."""
+    """The total work of several ops."""
     flops = read = written = launches = 0
     for node in nodes:
         work = work_of(node)
@@ -335,7 +336,7 @@ def total(nodes: Iterable[Node]) -> Work:
 
 
 def grouped(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> dict[Hashable, Work]:
-    """The work by what ``key`` says of each op, most FLOPs first, then most bytes."""
+    """The work grouped by ``key(op)``, most FLOPs first, then most bytes."""
     found: dict[Hashable, Work] = {}
     for node in nodes:
         group = key(node)
@@ -344,7 +345,7 @@ def grouped(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> dict[Hash
 
 
 def compute_dtype(node: Node) -> torch.dtype:
-    """The dtype in which an op computes: of its largest floating-point operand."""
+    """The compute dtype of an op: the dtype of its largest floating-point operand."""
     floating = [value for value in (*node.inputs, *node.outputs) if value.dtype.is_floating_point]
     if not floating:
         floating = [*node.inputs, *node.outputs]
