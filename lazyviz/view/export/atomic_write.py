@@ -9,14 +9,13 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Make ``data`` the content of ``path``; whatever fails, the file that was there is as it was.
-
-    A symbolic link is followed.  A file that was there keeps its permissions; a new one gets those that the
-    process gives to new files.  What is not a file (a pipe, a terminal) is written to, and so is a file in
-    a folder that takes no others.
+    """Write ``data`` to ``path``; on any failure, an existing file stays unchanged. Symbolic links are
+    followed. An existing file keeps its permissions; a new one gets the default permissions of the process.
+    If ``path`` is not a regular file (a pipe, a terminal), or its folder is not writable, it is written in
+    place.
 
     Raises:
-        OSError: the folder is missing, or there is no room or no right to write; nothing is left behind.
+        OSError: the folder is missing, the disk is full, or permission is denied; no temporary file remains.
     """
     place = Path(os.path.realpath(path))
     try:
@@ -46,7 +45,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _umask() -> int:
-    """What new files are not permitted; asking for it is setting it."""
+    """The umask of the process; it can be read only by setting it."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             for line in lines:

@@ -13,11 +13,12 @@ from ..scene.scene import Scene
 from .save import save
 
 KINDS = {"dot": "text/vnd.graphviz", "pdf": "application/pdf", "html": "text/html"}
-PIECE = 750_000  # characters of base64 in one message; a multiple of 4, so that each piece is whole bytes
+# Characters of base64 per message; a multiple of 4, so that each piece decodes to whole bytes.
+PIECE = 750_000
 
 
 def send_file(controller: Any, scene: Scene, kind: str, send: Callable[[dict[str, Any]], None]) -> None:
-    """Make the file on a thread of its own and send it; an unknown ``kind`` is ignored."""
+    """Create the file on a separate thread and send it; an unknown ``kind`` is ignored."""
     if kind not in KINDS:
         return
 
@@ -29,7 +30,7 @@ def send_file(controller: Any, scene: Scene, kind: str, send: Callable[[dict[str
 
 
 def file_messages(controller: Any, scene: Scene, kind: str) -> Iterator[dict[str, Any]]:
-    """The file of ``kind`` in messages; the last has ``more`` false, or ``error`` as text."""
+    """The file of ``kind`` as messages; the last one has ``more`` false, or ``error`` as text."""
     head = {"kind": "file", "format": kind, "type": KINDS[kind]}
     try:
         with tempfile.TemporaryDirectory(prefix="lazyviz-") as folder:
@@ -45,7 +46,7 @@ def file_messages(controller: Any, scene: Scene, kind: str) -> Iterator[dict[str
                 drawing=controller.drawing,
             )
             text = base64.b64encode(path.read_bytes()).decode()
-    except Exception as error:  # whatever it is, the page waits for an answer
+    except Exception as error:  # any error, because the page waits for an answer
         yield {**head, "data": "", "more": False, "error": f"{error}"}
         return
     for start in range(0, len(text), PIECE):

@@ -1,8 +1,8 @@
 """The saved page: one HTML file with the widget, which finds all its data in the file.
 
-Every question that needs no kernel is asked in advance, of a widget in this process, and the answers are
-stored as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` reads a part on first use.  Nothing
-is loaded from elsewhere: a content security policy forbids it.
+Every request that needs no kernel is answered in advance by a widget in this process. The answers are stored
+as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` decodes a part on first use. A content
+security policy prevents the page from loading anything else.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ..widget.page_state import Controller, bundle, first_traits
 from ..widget.requests import Answers
 from ..widget.search import Index
 
-PART = 500  # ids in one part
-MOMENTS = 1000  # positions of the timeline that tell what is alive, of a timeline up to `LONG`
+PART = 500  # ids per part
+MOMENTS = 1000  # positions of the timeline with a stored live set, for a timeline up to `LONG`
 LONG = 20_000
 MOMENTS_PART = 50
-DETAILS = 25_000  # boxes with details, the largest groups first: what all would take is minutes and megabytes
-# Actions of the page, and how they are answered without Python.
+# Boxes with details, the largest groups first; for all boxes, they would take minutes and megabytes.
+DETAILS = 25_000
+# Requests of the page, and how they are answered without Python.
 OFFLINE = {
     "second-part": "in the page's own script",
     "open": "every group",
@@ -46,7 +47,7 @@ OFFLINE = {
     "life": "as the details tell it",
     "track": "once",
 }
-# Those that are not, and why; what asks them is hidden (`HIDDEN`).
+# Requests that are not answered, and why; their controls are hidden (`HIDDEN`).
 NEEDS_PYTHON = {
     "evaluate": "nothing can be run without the notebook",
     "evaluate-to": "likewise",
@@ -102,7 +103,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
     messages: list[dict[str, Any]] = []
     answers = Answers(controller, messages.append, lambda: None, scene)
     shown = answers.scene
-    shown.numbers.asked |= set(COUNTED)  # boxes tell them from the start
+    shown.numbers.asked |= set(COUNTED)  # boxes show them from the start
 
     def ask(action: str, id: str = "") -> list[dict[str, Any]]:
         messages.clear()
@@ -116,7 +117,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
         controller.graph, shown.plan, title=controller.title, state=controller.state, scene=shown
     )["text/html"]
     hidden = ",".join([*(f'[data-action="{action}"]' for action in HIDDEN), "[data-python]"])
-    # Text in a <script> ends at the next "</script", and a "<!--" changes what that is.
+    # The text of a <script> element ends at the next "</script", and "<!--" changes how that is parsed.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; "
@@ -171,7 +172,7 @@ def _parts(scene: Scene, traits: Mapping[str, Any], ask: Any) -> Iterator[tuple[
 
 
 def _by_id(action: str, boxes: Iterable[Box], ask: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Answers about each of ``boxes``, in parts of ids that follow one another."""
+    """Answers about each of ``boxes``, in parts of consecutive ids."""
     part = ""
     found: dict[str, Any] = {}
     for box in boxes:

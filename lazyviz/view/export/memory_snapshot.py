@@ -21,9 +21,9 @@ Frames = list[dict[str, Any]]
 
 
 def memory_snapshot(plan: Plan, *, eager: bool = False) -> dict[str, Any]:
-    """The dictionary to pickle: one trace, of the plan's device (0 where it has no number).
+    """The dictionary to pickle: one trace, of the plan's device (0 if it has no number).
 
-    ``eager`` tells eager PyTorch's timeline instead of our run's.
+    ``eager``: the timeline of eager PyTorch instead of lazyviz's run.
     """
     if eager and plan.split.pieces > 1:
         plan = plan.replan(plan.batch_size)  # eager PyTorch runs the whole batch
@@ -103,7 +103,7 @@ def _entry(entry: Entry, frames: _Frames) -> dict[str, Any]:
 
 
 class _Frames:
-    """Frames, innermost first, made once for each node and storage."""
+    """Frames, innermost first, created once for each node and storage."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -111,7 +111,7 @@ class _Frames:
         self._storages: dict[Storage, Frames] = {}
 
     def at(self, position: int) -> Frames:
-        """Where the run is."""
+        """The frames of the node at a position of the timeline."""
         nodes = self._plan._nodes
         if not 0 <= position < len(nodes):
             return [_frame("before the run" if position < 0 else "after the run")]
@@ -120,7 +120,7 @@ class _Frames:
         return self._nodes[position]
 
     def of(self, key: object, position: int) -> Frames:
-        """Who allocated: the node that made a storage, or the name of what is from outside."""
+        """The origin of a storage: the node that allocated it, or the name of an external tensor."""
         if not isinstance(key, Storage):
             return [_frame(str(key)), *self.at(position)]
         if key not in self._storages:
@@ -136,7 +136,7 @@ class _Frames:
 def _of_node(node: Node) -> Frames:
     source = node.source
     file, line = (source.file, source.line) if source is not None else ("", 0)
-    # The innermost frame tells all by itself: lists of frames are often cut after it.
+    # The innermost frame is complete by itself, because lists of frames are often truncated after it.
     frames = [_frame(f"{node.module}: {node.name}" if node.module else node.name, file, line)]
     parts = node.module.split(".") if node.module else []
     frames += [_frame(".".join(parts[:depth])) for depth in range(len(parts), 0, -1)]

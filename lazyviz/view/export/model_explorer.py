@@ -16,11 +16,11 @@ from ..scene.scene import PHASE_TITLES
 
 
 def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any]:
-    """The collection as JSON; every attribute is text, as Model Explorer wants it."""
+    """The collection as JSON; every attribute is a string, as Model Explorer requires."""
     timeline: dict[int, int] = {}
-    for index, nbytes in plan.timeline:  # in pieces a node is there more than once
+    for index, nbytes in plan.timeline:  # in a split run, a node occurs more than once
         timeline[index] = max(nbytes, timeline.get(index, 0))
-    writers: dict[int, str] = {}  # the node that last gave a value, by the value's id
+    writers: dict[int, str] = {}  # the node that last produced a value, by the value's id
     nodes = []
     for value in graph.inputs:
         writers[value.id] = f"input {value.id}"
@@ -71,7 +71,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
 
 
 def _edges(node: Node, writers: Mapping[int, str]) -> list[dict[str, str]]:
-    """The edges into ``node`` from those that gave it its inputs, by the ids of their values."""
+    """The edges into ``node`` from the producers of its inputs, by the ids of their values."""
     return [
         {
             "sourceNodeId": writers[value.id],

@@ -15,11 +15,11 @@ from ..widget.runner import running_of
 
 
 class WithoutPaths:
-    """A recorded graph as the saved page asks it, without its code and with its own plan."""
+    """A recorded graph as the saved page queries it, without code and with its own plan."""
 
     def __init__(self, pictured: Any, told: Told) -> None:
         self._pictured = pictured
-        self._running = copy.copy(running_of(pictured))  # not among those who are told of its runs
+        self._running = copy.copy(running_of(pictured))  # without registering as a listener of its runs
         if (error := self._running.exception) is not None:
             kind = type(type(error).__name__, (Exception,), {})
             self._running.exception = kind(told.text(str(error)))
@@ -31,7 +31,7 @@ class WithoutPaths:
 
 
 class Told:
-    """What is told instead of source lines, and of texts that name them."""
+    """Replacements of source lines, and of text that contains them."""
 
     def __init__(self) -> None:
         self._lines: dict[SourceLine, SourceLine] = {}
@@ -52,7 +52,7 @@ class Told:
         return found
 
     def text(self, text: str) -> str:
-        """An error's message without folders and code."""
+        """An error message without directories and code."""
         for folder in sorted(self._folders, key=len, reverse=True):
             if len(folder) > 1:
                 text = text.replace(folder + os.sep, "").replace(folder, "")
@@ -64,9 +64,8 @@ class Told:
 
 @contextmanager
 def without_paths(graph: Graph) -> Iterator[Told]:
-    """For as long as the block lasts, ``graph`` and what it needs of others have no code and no folders.
-
-    What is planned and drawn in the block has none of them either.
+    """Inside the context, ``graph`` and the nodes of other graphs that it needs have no code and no
+    directories; nor do plans and pictures that are created inside.
     """
     told = Told()
     nodes: dict[int, Node] = {}

@@ -51,22 +51,21 @@ def save(
 ) -> None:
     """Write ``graph`` to ``path`` as ``format``; by default the suffix of ``path`` says which.
 
-    ``svg`` is the static picture; ``html`` a page of one file with all that the widget of
-    ``pictured`` shows but running (without it: the static picture and the text); ``dot`` is
-    Graphviz's language.  ``pdf`` and ``png`` are the static picture, made by CairoSVG or an installed
-    browser; where there is neither, Graphviz's ``dot`` program lays out all ops within ``dot_seconds``
-    seconds.  Pictures show the graph as ``drawing`` says, in ``theme``; where nobody has chosen, boxes show
-    the number ``by``.  ``perfetto`` and ``chrome`` (and ``json``) are
-    trace events, ``model-explorer`` is that tool's JSON, ``pickle`` PyTorch's memory snapshot, with
-    ``eager`` of eager PyTorch's timeline instead of our run's.  ``drawn``: boxes made earlier.  A ``figure``
-    is a picture of a part, for a paper: as ``svg``, ``pdf`` or ``png``.
-
-    A file that is there already is replaced once the new one is whole, and stays as it was if that fails.
+    ``svg`` is the static picture; ``html`` is a self-contained page with everything that the widget of
+    ``pictured`` shows, except running (without ``pictured``: the static picture and the text); ``dot`` is
+    Graphviz's language. ``pdf`` and ``png`` are the static picture, rendered by CairoSVG or an installed
+    browser; without either, Graphviz's ``dot`` program lays out all ops within ``dot_seconds`` seconds.
+    ``drawing`` and ``theme`` determine how pictures show the graph; by default, boxes show the number ``by``.
+    ``perfetto`` and ``chrome`` (and ``json``) are trace events, ``model-explorer`` is that tool's JSON,
+    ``pickle`` is PyTorch's memory snapshot, with ``eager`` of the timeline of eager PyTorch instead of
+    lazyviz's run. ``drawn``: boxes created earlier.  A ``figure`` is a picture of a part of the graph, for a
+    paper: ``svg``, ``pdf``, or ``png``. An existing file is replaced when the new one is complete, and stays
+    unchanged on failure.
 
     Raises:
         OSError: the file cannot be written.
         ValueError: an unknown format.
-        RuntimeError: nothing is installed that makes a ``pdf`` or ``png``, or it failed or took too long.
+        RuntimeError: no program that renders ``pdf`` or ``png`` is installed, or it failed or took too long.
     """
     path = Path(path)
     kind = (format or path.suffix.removeprefix(".")).lower()

@@ -20,7 +20,7 @@ from ..scene.scene import PHASE_TITLES
 
 _LANES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 _PROCESS = 1
-_SHORTEST = 1e-3  # of a measured node, so that every node can be seen and counted
+_SHORTEST = 1e-3  # minimum duration of a measured node, so that every node is visible
 
 
 def trace_events(nodes: Sequence[Node], plan: PlanLike, *, title: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def trace_events(nodes: Sequence[Node], plan: PlanLike, *, title: str) -> dict[s
 
 
 def _clock(order: Sequence[Node], *, pieces: int) -> tuple[list[float], bool]:
-    """When each node starts, and when the last ends, in microseconds; whether that was measured."""
+    """The start of each node and the end of the last one in microseconds, and whether they were measured."""
     seconds = [node.measured_seconds for node in order if node.measured_seconds is not None]
     if not order or len(seconds) < len(order) or pieces > 1:
         return [float(position) for position in range(len(order) + 1)], False
@@ -75,7 +75,9 @@ def _clock(order: Sequence[Node], *, pieces: int) -> tuple[list[float], bool]:
 def _lane(
     nodes: Sequence[tuple[int, Node]], thread: int, starts: Sequence[float], about: _About
 ) -> list[dict[str, Any]]:
-    """One phase: every module a slice around what it calls; slices nest, and never overlap."""
+    """The events of one phase: every module is a slice around the nodes and modules that it calls; slices
+    nest, and never overlap.
+    """
     events: list[dict[str, Any]] = []
     opened: list[tuple[str, int]] = []  # (name, position of the first node), outermost first
     last, piece = -2, 0
@@ -106,14 +108,14 @@ def _lane(
 
 
 class _About:
-    """What is told of a node: with the piece that it runs for, in a run of pieces."""
+    """The arguments of a node's event, including its piece in a split run."""
 
     def __init__(self, plan: PlanLike) -> None:
         self._split = plan.split
         self._starts = [start for start, _ in plan.split.ranges]
 
     def piece(self, position: int) -> int:
-        """The number of the piece; 0 for what runs once."""
+        """The number of the piece; 0 for nodes that run once."""
         found = bisect_right(self._starts, position) - 1
         return self._split.ranges[found][1] if found >= 0 else 0
 

@@ -16,22 +16,22 @@ from .svg import PHASE_COLORS
 
 
 def _label(*lines: str) -> str:
-    """Lines for a DOT label, with backslashes and record characters as themselves."""
+    """Lines of a DOT label, with backslashes and record characters escaped."""
     # graphviz.escape makes backslashes literal; "\n" here is DOT's own line break.
     return graphviz.nohtml("\\n".join(graphviz.escape(visible(line)) for line in lines))
 
 
 def to_dot(graph: Graph) -> graphviz.Digraph:
-    """``graph`` as a :class:`graphviz.Digraph`, with views drawn.  Runs nothing.
+    """``graph`` as a :class:`graphviz.Digraph`, including views.
 
-    ``dot`` takes long on big graphs: lay out a few hundred ops at most.
+    Runs nothing. ``dot`` is slow for large graphs: lay out a few hundred ops at most.
     """
     hierarchy = build_hierarchy(graph, views=True)
     dot = graphviz.Digraph("lazyviz")
     dot.attr("graph", rankdir="TB", fontname="sans-serif", compound="true")
     dot.attr("node", shape="box", style="rounded", fontname="sans-serif", fontsize="11")
     dot.attr("edge", fontname="sans-serif", fontsize="9", color="#7a8794")
-    # Clusters are written out inside-out by hand: subgraphs nest as deep as modules do.
+    # Clusters are built iteratively, innermost first, because subgraphs nest as deeply as modules.
     opened: list[tuple[Box, graphviz.Digraph]] = [(hierarchy.root, dot)]
     clusters: list[tuple[Box, graphviz.Digraph, graphviz.Digraph]] = []
     while opened:

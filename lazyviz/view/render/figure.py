@@ -16,14 +16,14 @@ CHOICES = {
     "dtype": "dtype",
     "module": "module",
 }
-"""The numbers that boxes can show, each with what it is."""
+"""The numbers that boxes can show, with their descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a figure shows: a ``title`` ("": none), parts of the picture, and whether scales are explained.
+    """Options of a figure: a ``title`` ("": none), the parts that are shown, and whether there is a legend.
 
-    ``direction`` is where the forward pass goes, down or to the right.
+    ``direction`` is the direction of the forward pass, down or to the right.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Figure:
 
     @property
     def lanes(self) -> frozenset[str]:
-        """The phases whose lanes are drawn."""
+        """The phases with visible lanes."""
         return frozenset(self.show) - {"memory"}
 
 
@@ -57,10 +57,10 @@ def figure_of(
     direction: str | None,
     theme: str | None,
 ) -> Figure | None:
-    """The figure that is asked for; ``None`` where nothing is, and the picture shows all there is.
+    """The requested figure; ``None`` without options, for the whole picture.
 
     Raises:
-        ValueError: ``show`` has a part that there is not, or there is no such direction or theme.
+        ValueError: an unknown part in ``show``, or an unknown direction or theme.
     """
     if all(each is None for each in (title, show, legend, direction, theme)):
         return None
@@ -70,7 +70,7 @@ def figure_of(
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A graph as a page shows it: ids of open groups, the choice of number, whether views are drawn."""
+    """The state of a page's picture: ids of open groups, the chosen number, and whether views are drawn."""
 
     opened: frozenset[str]
     by: str

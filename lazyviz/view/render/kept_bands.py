@@ -1,4 +1,4 @@
-"""Bands in static pictures, as in ``js/src/graph/kept.ts``: what is kept for the backward pass."""
+"""Bands for saved activations in static pictures, as in ``js/src/graph/kept.ts``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..scene.kept_tensors import kept_json
 from ..scene.scene import Scene
 
 MOST = 3
-SMALL = 0.01  # of the peak, from which something is drawn
+SMALL = 0.01  # minimum share of the peak for a band
 PER_PIXEL = 2**24  # bytes
-STEEPEST = 80.0  # pixels up or down between boxes that do not lie beside one another
+STEEPEST = 80.0  # maximum vertical distance in pixels between boxes that are not side by side
 WIDTHS = (2.0, 28.0)
-BEHIND = 6.0  # a fold's further cards
+BEHIND = 6.0  # further cards of a fold
 PILL = 20.0  # its height
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """From a box to another one: both ends, the width by bytes, and the words if there is room."""
+    """A band between two boxes: both ends, the width in proportion to bytes, and a label if there is room."""
 
     start: tuple[float, float]
     end: tuple[float, float]
@@ -31,7 +31,7 @@ class Band:
 
 
 def kept_bands(scene: Scene, picture: Arrangement) -> list[Band]:
-    """The largest bands between boxes that lie beside one another; none where data flows to the right."""
+    """The largest bands between boxes that are side by side; none if the forward pass goes to the right."""
     if picture.across:
         return []
     frames = {frame.box.id: frame for frame in picture.frames}
@@ -45,7 +45,7 @@ def kept_bands(scene: Scene, picture: Arrangement) -> list[Band]:
             continue
         y, last = _levels(start, end)
         if abs(y - last) > STEEPEST or any(_is_between(each, start, end, y, last) for each in closed):
-            continue  # behind a box it would seem to come from that
+            continue  # behind a box, it would seem to start there
         folded = start.box.repeats > 1 and start.box.calls == 1
         left, right = start.x + start.width + (BEHIND if folded else 0.0), end.x
         width = min(max(kept["bytes"] / PER_PIXEL, WIDTHS[0]), WIDTHS[1])
@@ -55,7 +55,7 @@ def kept_bands(scene: Scene, picture: Arrangement) -> list[Band]:
 
 
 def _visible(ids: Sequence[str], frames: dict[str, Frame]) -> Frame | None:
-    """The innermost box of a chain, outermost first, that is drawn."""
+    """The innermost visible box of a chain, which starts with the outermost."""
     shown = None
     for id in ids[1:]:
         shown = frames.get(id)
@@ -73,7 +73,7 @@ def _is_between(other: Frame, start: Frame, end: Frame, y: float, last: float) -
 
 
 def _levels(start: Frame, end: Frame) -> tuple[float, float]:
-    """The heights at which a band starts and ends: one, where its boxes lie beside one another."""
+    """The heights at which a band starts and ends; equal if its boxes are side by side."""
     top, bottom = max(start.y, end.y), min(start.y + start.height, end.y + end.height)
     if bottom > top:
         return (top + bottom) / 2, (top + bottom) / 2
@@ -83,7 +83,7 @@ def _levels(start: Frame, end: Frame) -> tuple[float, float]:
 def _pill(
     left: float, right: float, y: float, text: str, closed: Sequence[Frame]
 ) -> tuple[float, float, float] | None:
-    """Where the words stand, if that is free of boxes."""
+    """The position of the label, if no box is there."""
     wide = len(text) * SIZE * CHAR_WIDTH + 14.0
     x, top = (left + right) / 2 - wide / 2, y - PILL / 2
     if not (left < x - 4 and x + wide + 4 < right):

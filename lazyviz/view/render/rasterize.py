@@ -1,7 +1,7 @@
-"""Rasterizing the picture to PDF or PNG, by CairoSVG or a Chromium-like browser.
+"""Conversion of the picture to PDF or PNG, by CairoSVG or a Chromium-like browser.
 
-Both keep lines and letters of a PDF as vectors.  The browser is started only for this, without a window,
-profile, or network.
+Both keep lines and text in a PDF as vectors. The browser is started only for this, without a window, profile,
+or network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCALE = 2  # pixels of a PNG for one of the picture
+SCALE = 2  # pixels of a PNG per pixel of the picture
 SECONDS = 60.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 MAC_BROWSERS = (
@@ -26,16 +26,16 @@ REMEDY = "`pip install cairosvg` (with the cairo library), or install Chromium, 
 
 
 def convert(svg: str, kind: str) -> bytes | None:
-    """``svg`` as ``"pdf"`` or ``"png"``; ``None`` where nothing is installed that can do it."""
+    """``svg`` as ``"pdf"`` or ``"png"``; ``None`` if no program for it is installed."""
     return _by_cairo(svg, kind) or _by_browser(svg, kind)
 
 
 def _by_cairo(svg: str, kind: str) -> bytes | None:
     try:
         import cairosvg
-    except (ImportError, OSError):  # OSError: the package is there, the cairo library is not
+    except (ImportError, OSError):  # OSError: the package is installed, the cairo library is not
         return None
-    # It does not know `paint-order`, and would paint the halo of a word over the word.
+    # CairoSVG does not support `paint-order`, and would paint the halo of a text over the text.
     plain = re.sub(r' paint-order="stroke" stroke="[^"]*" stroke-width="[^"]*"', "", svg)
     make = cairosvg.svg2pdf if kind == "pdf" else cairosvg.svg2png
     made: bytes = make(bytestring=plain.encode(), scale=1 if kind == "pdf" else SCALE)
@@ -60,7 +60,7 @@ def _by_browser(svg: str, kind: str) -> bytes | None:
         options = ["--headless", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}/profile"]
         options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
-            options.append("--no-sandbox")  # the sandbox refuses to work for root
+            options.append("--no-sandbox")  # the sandbox does not work for root
         if kind == "pdf":
             options += [f"--print-to-pdf={target}", "--no-pdf-header-footer"]
         else:
@@ -76,7 +76,7 @@ def _by_browser(svg: str, kind: str) -> bytes | None:
 
 
 def browser() -> str | None:
-    """An installed browser that can print without a window."""
+    """An installed browser with a headless mode."""
     for name in BROWSERS:
         if found := shutil.which(name):
             return found

@@ -16,15 +16,15 @@ ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
 
 GREW, SHRANK, ALONE = "#b42318", "#0b6b45", "#1d2733"
 
-Part = tuple[str, float]  # a category or a color, and its share of a bar's length
+Part = tuple[str, float]  # a category or color, and its share of the bar's length
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What differs from another graph.
+    """Differences from another graph.
 
-    ``boxes``: by the id of a box its bytes at the peaks of the first and of the second graph, and whether the
-    other one has no such box.  ``most`` bytes are a bar's whole length.
+    ``boxes``: by box id, the bytes at the peaks of the first and the second graph, and whether the other
+    graph lacks the box. A bar of full length is ``most`` bytes.
     """
 
     boxes: Mapping[str, tuple[int, int, bool]]
@@ -32,10 +32,10 @@ class Compared:
 
 
 class ShownNumbers:
-    """One choice of number for the boxes of a picture.
+    """The number that the boxes of a picture show.
 
-    ``by`` is a key of :data:`CHOICES`, or ``"note:NAME"``; by default the newest annotation, if there is one,
-    or else the scene's.
+    ``by`` is a key of :data:`CHOICES`, or ``"note:NAME"``; default: the newest annotation, if there is one,
+    otherwise the scene's choice.
     """
 
     def __init__(self, scene: Scene, by: str = "", compared: Compared | None = None) -> None:
@@ -73,12 +73,12 @@ class ShownNumbers:
         return str(colouring.get(self.by, ""))
 
     def tells(self, box: Box) -> bool:
-        """Whether the number of ``box`` is not the usual one, and comes first where there is little room."""
+        """Whether the number of ``box`` was chosen explicitly, and has priority if there is little room."""
         before, after, _ = self._pair(box)
         return self.by != "peak" or before != after
 
     def short(self, box: Box) -> str:
-        """The same without what it is, for an op's row; "" where it is nothing."""
+        """The number without its meaning, for the row of an op; "" if there is none."""
         pair = self._pair(box)
         if self.by in ("peak", "memory") and not self._amount(box) and pair[0] == pair[1]:
             return ""
@@ -100,7 +100,7 @@ class ShownNumbers:
         return [(AMOUNT, self._amount(box) / self._longest())]
 
     def outline(self, box: Box, usual: str) -> tuple[str, str]:
-        """The color of a box's outline, by how it differs from the other graph's, and further attributes."""
+        """The outline color of a box by its difference from the other graph, and further attributes."""
         before, after, alone = self._pair(box)
         if alone:
             return ALONE, ' stroke-dasharray="4 3"'
@@ -113,12 +113,12 @@ class ShownNumbers:
         return self._compared.boxes.get(box.id, same) if self._compared is not None else same
 
     def tint(self, box: Box) -> Part | None:
-        """Color and opacity of a box's edge, by how large its number is; ``None``: as its layer's."""
+        """Color and opacity of a box's edge, by its number; ``None``: those of its layer."""
         told = self._noted(box) if self.note is not None else None
         return (told[0], told[1] * 0.8) if told is not None else None
 
     def scale(self) -> str:
-        """What the bars mean, in a sentence; "" where there are none."""
+        """A sentence that explains the bars; "" if there are none."""
         if self.by in ("dtype", "module"):
             return ""
         if self.note is not None:
@@ -155,7 +155,7 @@ class ShownNumbers:
         return f"{duration(projected)} projected" if projected is not None else "not run"
 
     def _measured(self, box: Box) -> float | None:
-        """Seconds that a box took which has run as a whole."""
+        """The seconds of a box whose ops have all run."""
         told = self._scene.states.of(box)
         return told[1] if told is not None and told[0] == "done" else None
 

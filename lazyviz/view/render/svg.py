@@ -35,7 +35,7 @@ from .text import render_text
 
 WIDTH = 900.0
 MARGIN = 20.0
-MIN_SCALE = 0.85  # lanes that would be drawn smaller than this go into a second row
+MIN_SCALE = 0.85  # lanes that would be scaled below this are placed in a second row
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STATIC_CLASS = "lazyviz-static"
@@ -63,21 +63,21 @@ ROLE_COLORS = {
 _VERDICT_COLORS = {"fits": "#1a7f4b", "too-big": "#c0352b", "unknown": "#5f6b7a"}
 _INK, _MUTED, _FAINT, _CARD, _LINE = "#1d2733", "#5c6874", "#e3e8ee", "#ffffff", "#98a4b1"
 
-_HALO = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'  # over lines
+_HALO = f' paint-order="stroke" stroke="{_CARD}" stroke-width="4" stroke-linejoin="round"'  # drawn over lines
 
 
 def char_width(size: float, *, mono: bool = False, bold: bool = False) -> float:
-    """Mean width of a character in pixels, of the widest of the fonts that may be there."""
+    """Average width of a character in pixels, for the widest of the fonts that may be installed."""
     return size * (0.605 if mono else 0.66 if bold else 0.58)
 
 
 def shorten(text: str, room: float, size: float, *, mono: bool = False, bold: bool = False) -> str:
-    """``text`` with its end left out where it would be wider than ``room`` pixels."""
+    """``text``, truncated if it is wider than ``room`` pixels."""
     return cut(text, int(room / char_width(size, mono=mono, bold=bold)))
 
 
 def _escape(text: object) -> str:
-    # Characters that XML 1.0 does not allow would make the whole picture unreadable.
+    # Characters that XML 1.0 does not allow would make the whole picture invalid.
     return html.escape(visible(str(text)), quote=True)
 
 
@@ -94,7 +94,7 @@ def _text(
     extra: str = "",
     beside: str = "",
 ) -> str:
-    """``beside`` follows in gray, as a class follows a name."""
+    """``beside`` follows in gray, for example the class after a name."""
     family = f' font-family="{MONO}"' if mono else ""
     bold = f' font-weight="{weight}"' if weight != 400 else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
@@ -138,12 +138,12 @@ def render_svg(
 ) -> str:
     """The picture of ``graph``: lanes of modules, memory, verdict and legend, as SVG text.
 
-    A ``figure`` has its own title and theme, and neither state nor verdict.  ``drawing``: what is open, and
-    which number boxes show.  ``compared``: what differs from another graph, which outlines boxes in color.
+    A ``figure`` has its own title and theme, and neither state nor verdict.  ``drawing``: the open groups,
+    and the number that boxes show. ``compared``: differences from another graph, shown as colored outlines.
 
-    ``state`` is one of pending, running, done, failed, interrupted; ``report``, once there
-    is one, has ``ops_run``, ``seconds`` and ``peak_bytes``.  ``scene``: that of ``graph`` and
-    ``plan``, where there is one already.
+    ``state`` is one of pending, running, done, failed, interrupted; ``report``, if there is one, has
+    ``ops_run``, ``seconds``, and ``peak_bytes``. ``scene``: the existing scene of ``graph`` and ``plan``, if
+    there is one.
     """
     scene = scene or Scene(graph, plan)
     parts, top = _header(scene, title, state, report) if figure is None else _figure_title(figure)
@@ -172,7 +172,7 @@ def render_svg(
 def _body(
     scene: Scene, top: float, asked: Figure | None, drawing: Drawing | None, compared: Compared | None
 ) -> tuple[list[str], float, float]:
-    """The lanes with the scale of their bars, and the memory chart; returns where they end, and the width."""
+    """Draw the lanes with the scale of their bars, and the memory chart; returns their bottom and width."""
     parts: list[str] = []
     figure = asked or Figure("", PARTS, legend=True)
     wide = WIDTH
@@ -184,7 +184,7 @@ def _body(
         across = figure.direction == "LR"
         room = WIDTH / MIN_SCALE
         picture = arrange(scene, opened, room=room, lanes=lanes, across=across, matching=True)
-        if across:  # as wide as it is long
+        if across:  # square
             wide = max(WIDTH, round(picture.width + 2 * MARGIN))
         scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
         left = (wide - picture.width * scale) / 2
@@ -230,7 +230,8 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
         "interrupted": "interrupted",
     }
     line = words.get(state, state)
-    if report is not None and state != "pending":  # else it is of a sync point, a part only
+    # Otherwise, it is the report of a sync point, which covers only a part.
+    if report is not None and state != "pending":
         line += f" · ran {plural(report.ops_run, 'op')} in {report.seconds:.3g} s"
         if getattr(report, "peak_bytes", None) is not None:
             line += f", measured peak {format_bytes(report.peak_bytes)}"
@@ -273,7 +274,7 @@ def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[
 
 
 def _band(band: Band) -> list[str]:
-    """What is kept for the backward pass: as wide as it has bytes, with a dashed line and words."""
+    """A band of saved activations: a width in proportion to bytes, a dashed line, and a label."""
     (x, y), (end, last) = band.start, band.end
     middle = (x + end) / 2
     path = f"M{x:.1f},{y:.1f}C{middle:.1f},{y:.1f} {middle:.1f},{last:.1f} {end:.1f},{last:.1f}"
@@ -291,7 +292,7 @@ def _band(band: Band) -> list[str]:
 
 
 def _line(line: Line, across: bool) -> list[str]:
-    """An edge and its tip, drawn as if the data went up or down; ``across``: then turned."""
+    """An edge and its arrowhead, for data that flows up or down; ``across``: transposed."""
 
     def turned(x: float, y: float) -> str:
         return f"{y:.1f},{x:.1f}" if across else f"{x:.1f},{y:.1f}"
@@ -324,7 +325,7 @@ def _frame(frame: Frame) -> str:
 
 
 def _frame_title(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool) -> str:
-    """What an open group is called, over the lines that run into it."""
+    """The title of an open group, drawn over the edges into it."""
     box = frame.box
     if box.kind == "lane":
         arrow = {"forward": " →" if across else " ↓", "backward": " ←" if across else " ↑"}.get(box.phase, "")
@@ -352,7 +353,7 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: Shown
     parts = []
     if box.kind == "sync":
         lane = frames.get(box.parent) if box.parent is not None else None
-        if lane is not None:  # a barrier: what is below it ran after what is above
+        if lane is not None:  # a barrier: ops below it ran after those above
             parts.append(
                 f'<path d="M{lane.x + 6:.1f},{y + h / 2:.1f}h{lane.width - 12:.1f}" stroke="#c0352b" '
                 'stroke-width="2.5" stroke-dasharray="7 4"/>'
@@ -386,7 +387,7 @@ def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: Shown
 
 
 def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) -> list[str]:
-    """The name, and at the end what else there is to say."""
+    """The name, with further text at the end."""
     mono = box.kind == "op"
     taken = len(aside) * char_width(11) + 8
     label = shorten(box.label, max(room - taken, room * 0.55), 12, mono=mono, bold=not mono)
@@ -406,14 +407,16 @@ def _one_row(box: Box, x: float, y: float, room: float, h: float, aside: str) ->
 
 
 def _fitting(text: str, room: float, short: str) -> str:
-    """``text``, or ``short`` where there is no room for it."""
+    """``text``, or ``short`` if there is not enough room."""
     return shorten(short if len(text) * char_width(11) > room else text, max(room, 0), 11)
 
 
 def _module_card(
     scene: Scene, box: Box, x: float, y: float, w: float, h: float, numbers: ShownNumbers
 ) -> list[str]:
-    """A tinted edge for the layer's kind; name and class, shapes, parameters and bytes, a bar of these."""
+    """The card of a module: an edge tinted by the kind of layer, name and class, shapes, parameters, bytes,
+    and a bar.
+    """
     told = scene.card(box)
     edge = 24.0 if h < 40 else 32.0
     badge = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
@@ -451,14 +454,14 @@ def _module_card(
     for at, row in enumerate(rows if h >= 40 else ()):
         words = " · ".join(filter(None, row))
         if row is short and row[0] and len(words) * char_width(11) > w - edge - 16:
-            words = row[0]  # the number only where it was chosen: on a small card it is a small one
+            words = row[0]  # the number only if it was chosen explicitly: on a small card, the text is small
         words = _fitting(words, w - edge - 16, row[-1])
         parts.append(_text(left, base + 15 + 14 * at, words, size=11, fill=_MUTED))
     return parts + (_bar(numbers, box, left, y + h - 9, w - edge - 20, 4) if h > 60 else [])
 
 
 def _bar(numbers: ShownNumbers, box: Box, x: float, y: float, width: float, height: float) -> list[str]:
-    """How large the box's number is, of bytes by category."""
+    """The bar of the box's number; bytes are divided by category."""
     parts = [_rect(x, y, width, height, fill=_FAINT, radius=height / 2)]
     at = x
     for kind, share in numbers.bar(box):
@@ -470,7 +473,7 @@ def _bar(numbers: ShownNumbers, box: Box, x: float, y: float, width: float, heig
 
 
 def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:
-    """A tensor from outside or a result: round; parameters and buffers with their corners cut."""
+    """An external tensor or a result: a rounded box; parameters and buffers have cut corners."""
     role = str(box.key) if box.kind == "input" else "output"
     if role in ("input", "output"):
         card = _rect(x, y, w, h, fill="#ffffff", stroke="#b9c3cd", radius=h / 2)
@@ -490,7 +493,7 @@ def _tensor_card(box: Box, x: float, y: float, w: float, h: float) -> str:
 
 
 def _chart(memory: dict[str, Any], top: float, wide: float) -> tuple[list[str], float]:
-    """The memory chart and its legend; returns where the next thing may start."""
+    """Draw the memory chart and its legend; returns their bottom edge."""
     left, right, tall = MARGIN + 66, wide - MARGIN, 130.0
     parts = [_text(MARGIN, top + 4, "Projected memory", size=13, weight=650)]
     note = f"peak {memory['peakText']} at {memory['peakName']}" if memory["peakName"] else ""
@@ -537,7 +540,7 @@ def _chart(memory: dict[str, Any], top: float, wide: float) -> tuple[list[str], 
 
 
 def _areas(memory: dict[str, Any], left: float, step: float, y_of: Callable[[float], float]) -> list[str]:
-    """The bytes of each category over the run, stacked."""
+    """The bytes of each category over the run, as a stacked chart."""
     points = len(memory["points"]["at"])
     parts: list[str] = []
     below = [0] * points
@@ -568,7 +571,7 @@ def _phases(memory: dict[str, Any], left: float, right: float, bottom: float) ->
 
 
 def _legend(memory: dict[str, Any], left: float, right: float, bottom: float) -> tuple[list[str], float]:
-    """The categories with their bytes at the peak, and where the last line of them is."""
+    """The categories with their bytes at the peak, and the position of the last line."""
     parts: list[str] = []
     x = left
     for category in memory["categories"]:
@@ -584,7 +587,7 @@ def _legend(memory: dict[str, Any], left: float, right: float, bottom: float) ->
 
 
 def _pieces(memory: dict[str, Any], left: float, right: float, top: float, bottom: float) -> list[str]:
-    """Where the pieces of a split run begin, and which they are, where there is room to say it."""
+    """Markers for the start of each piece of a split run, labeled if there is room."""
     parts = []
     starts = memory["pieces"]
     for (first, name), following in itertools.zip_longest(starts, starts[1:]):
@@ -593,7 +596,7 @@ def _pieces(memory: dict[str, Any], left: float, right: float, top: float, botto
         x1 = left + (right - left) * last / max(memory["count"], 1)
         if first:
             parts.append(f'<path d="M{x0:.1f},{top:.1f}V{bottom:.1f}" stroke="{_MUTED}" stroke-width="0.8"/>')
-        # In full where there is room, else the piece alone: "piece 2, and 6 more like it".
+        # In full if there is room, otherwise only the piece: "piece 2, and 6 more like it".
         for text in (name, name.partition(",")[0]):
             if text and len(text) * char_width(11) + 8 < x1 - x0:
                 parts.append(_text(x0 + 4, top - 4, text, size=11, fill=_MUTED))
@@ -613,8 +616,7 @@ def static_bundle(
 ) -> dict[str, str]:
     """The separate output that saved notebooks keep: MIME type -> data.
 
-    ``text/html`` is one ``<img>`` with the picture in it; its id (``static_id``) lets a live
-    widget hide it.
+    ``text/html`` is one ``<img>`` element with the picture; a live widget hides it by its id (``static_id``).
     """
     scene = scene or Scene(graph, plan)
     svg = render_svg(graph, plan, title=title, state=state, report=report, scene=scene, theme=theme)

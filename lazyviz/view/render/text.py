@@ -27,8 +27,8 @@ _LISTED = 6
 def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene | None = None) -> str:
     """A summary of ``graph`` and its projected memory, at most ``width`` terminal cells wide.
 
-    What was recorded, sync points with cause and line, modules by phase with repeats folded,
-    the memory over time, what is alive at the peak, and whether it fits.
+    It has the recorded ops, sync points with cause and line, modules by phase with repeats folded, memory
+    over time, the live set at the peak, and whether it fits.
     """
     width = max(width, 48)
     scene = scene or Scene(graph, plan)
@@ -43,7 +43,7 @@ def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene 
 
 
 def _steps_and_lanes(scene: Scene) -> list[Box]:
-    """Lanes that are drawn, and steps that stand for others, in program order."""
+    """Visible lanes, and steps that stand for several folded ones, in program order."""
     result: list[Box] = []
     stack = [scene.hierarchy.root]
     opened = {box.id for box in scene.opened()}
@@ -71,7 +71,7 @@ def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
 
 
 def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
-    """Name and words of each box in a lane; of a model that is open its parts, set in."""
+    """Name and text of each box in a lane; the parts of an open model are indented."""
     opened = {box.id for box in scene.opened()}
     stack = [(box, lane, 0) for box in reversed(lane.children)]
     while stack:
@@ -124,7 +124,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    """One line of at most ``width`` terminal cells, shortened in the middle."""
+    """One line of at most ``width`` terminal cells, truncated in the middle."""
     text = " ".join(text.splitlines())
     if _cells(text) <= width:
         return text
@@ -135,11 +135,11 @@ def _cut(text: str, width: int) -> str:
 
 
 def _fitting(parts: list[str], width: int) -> int:
-    """How many of the first letters take no more than ``width`` cells."""
+    """The number of leading characters that fit in ``width`` cells."""
     return sum(used <= width for used in accumulate(map(_cells, parts)))
 
 
 def _cells(text: str) -> int:
-    """The terminal cells that ``text`` takes; of text with control characters, its length."""
+    """The width of ``text`` in terminal cells; for text with control characters, its length."""
     cells: int = wcswidth(text)
     return cells if cells >= 0 else len(text)

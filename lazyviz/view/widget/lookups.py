@@ -18,11 +18,11 @@ from .source_view import Code
 from .table import Request, Table
 
 MAX_QUERY = 200
-CODE_CHARS = 20_000  # of a cell's code that comes with the first picture; longer code is asked for
+CODE_CHARS = 20_000  # bytes of a cell's code in the first picture; longer code is requested separately
 
 
 class Lookups:
-    """Answers such questions about one graph; ``scene`` gives the picture that is shown now."""
+    """Answers lookups for one graph; ``scene`` returns the picture that is currently shown."""
 
     def __init__(
         self, graph: Graph, code: str, scene: Callable[[], Scene], send: Callable[[dict[str, Any]], None]
@@ -30,23 +30,23 @@ class Lookups:
         self._scene = scene
         self._send = send
         self._code = Code(graph, code)
-        # Made when first asked for: a picture is mostly looked at without a search.
+        # Created on first use, because most pictures are never searched.
         self._known: tuple[Scene, Index] | None = None
         self._listed: tuple[Scene, Table] | None = None
 
     def answer(self, action: str, id: str) -> bool:
-        """Answer one question; False if there is no such action."""
+        """Answer one request; False if the action is unknown."""
         handler = self._handlers.get(action)
         if handler is not None:
             handler(self, id)
         return handler is not None
 
     def first_code(self) -> dict[str, Any] | None:
-        """The code as it comes with the first picture; ``None`` if it is long."""
+        """The code that is sent with the first picture; ``None`` if it is long."""
         return self._code_json() if self._code.size <= CODE_CHARS else None
 
     def lines_of(self, box: Box) -> list[str]:
-        """Ids of the lines that a box's ops come from."""
+        """Ids of the source lines of a box's ops."""
         return self._code.ids_of(self._scene().hierarchy.nodes_in(box))
 
     def index(self) -> Index:
@@ -63,7 +63,7 @@ class Lookups:
         return self._code.facts_json(scene.plan, projected(scene) if ASKED in scene.numbers.asked else None)
 
     def _lines(self, id: str) -> None:
-        """The code; with "facts" only what is known of its lines, which changes with plan and run."""
+        """The code; with "facts", only the numbers of its lines, which change with plan and run."""
         code = {"facts": self._facts_json()} if id == "facts" else self._code_json()
         self._send({"kind": "code", "code": code})
 
@@ -77,7 +77,7 @@ class Lookups:
         self._send({"kind": "found", **self.index().page(query[:MAX_QUERY])})
 
     def _search_on(self, id: str) -> None:
-        """A further page of hits: ``"50 relu"``, those from number 50 on."""
+        """A further page of hits: ``"50 relu"``: hits from number 50 on."""
         start, _, query = id.partition(" ")
         if re.fullmatch(r"[0-9]{1,9}", start):
             self._send({"kind": "found", **self.index().page(query[:MAX_QUERY], int(start))})

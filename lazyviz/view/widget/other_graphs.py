@@ -12,12 +12,12 @@ from ..comparison.pictures import differences, side_by_side
 from ..scene.scene import Scene
 from .requests import Pictured
 
-OWN = "own"  # the token of the plan of the batch and device as recorded, while another one is shown
+OWN = "own"  # token of the plan for the recorded batch and device, while another plan is shown
 _numbers = itertools.count(1)
 
 
 class Shown(Protocol):
-    """A widget, as far as its graph is compared."""
+    """The part of a widget that comparisons use."""
 
     token: str
 
@@ -25,15 +25,15 @@ class Shown(Protocol):
     def pictured(self) -> Pictured: ...
     @property
     def plans(self) -> tuple[Any, Any]:
-        """The plan as recorded, and the one that is shown."""
+        """The plan for the recorded batch and device, and the shown plan."""
 
     @property
     def drawn(self) -> Scene:
-        """The picture, under the plan that is shown."""
+        """The picture for the shown plan."""
 
 
 def new_token() -> str:
-    """A token that no other widget of this process has."""
+    """A token that is unique in this process."""
     return f"w{next(_numbers)}"
 
 
@@ -45,7 +45,7 @@ def named(widget: Shown) -> str:
 
 
 def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
-    """What there is to compare ``widget``'s graph with; of one graph, the widget that was used last."""
+    """The graphs that ``widget``'s graph can be compared with; for each graph, the last used widget."""
     found: dict[int, Shown] = {}
     for each in shown:
         if each.pictured.graph is not widget.pictured.graph:

@@ -1,4 +1,4 @@
-"""Page state: what a live or saved page shows first."""
+"""Page state: the initial contents of a live or saved page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATIC = Path(PACKAGE) / "static"
 
 
 class Controller(Pictured, Runnable, Protocol):
-    """What the widget shows and drives: a recorded graph that can be planned and run."""
+    """The graph that a widget shows and controls: it can be planned and run."""
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def bundle(name: str) -> str:
 
 
 def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
-    """What a page is told of the runs and of how to run, by the traits' names."""
+    """The traits that describe runs and run options, by name."""
     running = running_of(controller)
     return {
         "state": running.state,
@@ -46,5 +46,5 @@ def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
 
 
 def first_traits(controller: Controller, answers: Answers) -> dict[str, Any]:
-    """What a page is shown first, by the traits' names."""
+    """The traits with the initial contents of a page, by name."""
     return {"scene": answers.first_picture(), **run_traits(controller, answers.scene)}

@@ -1,7 +1,7 @@
 """Plan choice: the plan that the widgets of a graph show, by device, batch size, and pieces.
 
-All widgets of one graph show the same plan, and are notified when one of them chooses another.  Nothing here
-runs the graph, and the Evaluate button changes only in the number of pieces.
+All widgets of one graph show the same plan, and are notified when one of them chooses another. Nothing here
+runs the graph; of these choices, only the number of pieces affects the Evaluate button.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...plan.units import format_bytes
 from ..scene.plan_protocol import PlanLike
 from .run_choice import Selectable
 
-GIVEN = "given"  # the id of the device that the graph was planned for at first
-SEARCH_SECONDS = 0.2  # of a search for the largest batch, until the page may ask for something else
+GIVEN = "given"  # the id of the device that the graph was first planned for
+SEARCH_SECONDS = 0.2  # seconds of a search for the largest batch before the page can send other requests
 
 
 class Planned(Selectable, Protocol):
@@ -29,34 +29,34 @@ class Planned(Selectable, Protocol):
 
 
 def plans_of(graph: Planned, own: PlanLike | None = None) -> Plans:
-    """The plans that all widgets of ``graph`` share; ``own`` is its plan, if there is one already."""
+    """The plans that all widgets of ``graph`` share; ``own`` is its existing plan, if there is one."""
     if graph.shown_plans is None:
         graph.shown_plans = Plans(graph, own or graph.plan())
     return graph.shown_plans
 
 
 class Plans:
-    """The plans of one graph; ``shown`` is the one that its widgets show now.
+    """The plans of one graph; ``shown`` is the plan that its widgets currently show.
 
-    ``own`` is the plan of the batch as recorded, for the device that the block was given; ``device`` the id
-    of the one that was chosen, as :class:`Targets` has it.
+    ``own`` is the plan for the recorded batch and the device of the block; ``device`` is the id of the chosen
+    device in :class:`Targets`.
     """
 
     def __init__(self, graph: Planned, own: PlanLike) -> None:
         self._graph = graph
         self.own = self.shown = own
         self.device = GIVEN
-        self.version = 0  # counts what was shown
-        self._split = graph.split  # that is shown
-        self._bases: dict[str, PlanLike] = {GIVEN: self.own}  # by device, of the batch as recorded
+        self.version = 0  # counts the shown plans
+        self._split = graph.split  # of the shown plan
+        self._bases: dict[str, PlanLike] = {GIVEN: self.own}  # by device, for the recorded batch
         self._listeners: list[weakref.WeakMethod[Callable[[str], None]]] = []
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Call a method, with a note or "", when another plan is chosen."""
+        """Register a method that is called with a note or "" when another plan is chosen."""
         self._listeners.append(weakref.WeakMethod(callback))
 
     def choose(self, device: str, target: Device | DeviceProfile | None) -> None:
-        """Plan for another device: ``target``, ``None`` for the one that the block was given."""
+        """Plan for another device: ``target``, ``None`` for the device of the block."""
 
         def plan() -> PlanLike:
             base = self.own if target is None else self.own.replan(device=target)
@@ -71,7 +71,7 @@ class Plans:
         self._show(lambda: self._of_size(self._base, samples))
 
     def cut(self, split: int | str) -> None:
-        """Have Evaluate run the batch in so many pieces, and plan that."""
+        """Set the number of pieces for Evaluate, and plan for it."""
         begun = getattr(self._graph, "split_run", None) is not None
         note = "the interrupted run continues with the number of pieces that it started with" if begun else ""
         before, self._split = self._split, split
@@ -82,7 +82,7 @@ class Plans:
         self._show(lambda: self._of_size(self._base, self.shown.batch_size), note)
 
     def follow(self) -> None:
-        """How the batch is cut may have been chosen elsewhere."""
+        """Update the plan if the split was chosen elsewhere."""
         if self._split != self._graph.split:
             self._split = self._graph.split
             self._show(lambda: self._of_size(self._base, self.shown.batch_size))
@@ -96,7 +96,7 @@ class Plans:
         return base.replan(None if own else samples, self._graph.split)
 
     def _show(self, plan: Callable[[], PlanLike], note: str = "") -> None:
-        """Pages wait for the answer: whatever happens, they get one."""
+        """Pages wait for the answer, so every error is answered."""
         try:
             self.shown = plan()
             self.version += 1
@@ -116,7 +116,7 @@ class Plans:
                 callback(note)
 
     def largest(self) -> dict[str, Any]:
-        """The largest batch that fits: ``most``, or where ``searching`` what is known to fit so far."""
+        """The largest batch size that fits: ``most``, or during a search the largest known one so far."""
         plan = self._base
         most, found = plan.largest_within(SEARCH_SECONDS, self._graph.split)
         note = ""
@@ -129,7 +129,7 @@ class Plans:
 
 
 class Targets:
-    """The devices that a page can choose, by their ids; only these can be asked for."""
+    """The devices that a page can choose, by id; others cannot be requested."""
 
     def __init__(self, own: PlanLike) -> None:
         self._own = own
@@ -144,7 +144,7 @@ class Targets:
         return self._by_id[device]
 
     def menu(self) -> dict[str, Any]:
-        """The menu: the graph's own device, those of this machine, and known cards, as ``[id, label]``."""
+        """The menu: the graph's own device, those of this machine, and known GPUs, as ``[id, label]``."""
         own = self._own
         given = [[GIVEN, f"{own.device} · {_room(own)}"]]
         here = [

@@ -1,7 +1,7 @@
 """Requests of the page that run nothing, and the responses.
 
-Each request is an action with an id; nothing else of a message is read.  None of them runs the graph, which
-is done by :mod:`lazyviz.view.widget.widget`.
+Each request is an action with an id; the rest of a message is ignored. None of them runs the graph; see
+:mod:`lazyviz.view.widget.widget` for that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..scene.time_track import ASKED, track_json
 from .lookups import Lookups
 from .plan_choice import Planned, Targets, plans_of
 
-FIRST_BYTES = 40_000  # about how much JSON the first picture may take, chart not counted
-MESSAGE_BYTES = 80_000  # about how much JSON one message of groups may take
-MOST_CHAINS = 40  # sync points of one line that the page can go to
-EXPANDED_BOXES = 2000  # boxes that "Expand all" opens at most
+FIRST_BYTES = 40_000  # approximate limit of the JSON of the first picture, without the chart
+MESSAGE_BYTES = 80_000  # approximate limit of the JSON of one message with groups
+MOST_CHAINS = 40  # maximum number of sync points of one line that the page can go to
+EXPANDED_BOXES = 2000  # maximum number of boxes that "Expand all" opens
 
 
 class Pictured(Planned, Protocol):
-    """A recorded graph as far as its picture goes."""
+    """The part of a recorded graph that its picture uses."""
 
     drawing: Drawing | None
 
@@ -43,17 +43,17 @@ class Pictured(Planned, Protocol):
     def title(self) -> str: ...
     @property
     def measured(self) -> Sequence[tuple[int, int]]:
-        """What runs held, as ``(node_index, bytes)`` in the order in which the nodes ran."""
+        """The memory of runs, as ``(node_index, bytes)`` in the order in which the nodes ran."""
 
 
 class Answers:
-    """Answers a page's questions about one graph; several pages may show it.
+    """Answers the requests of pages that show one graph.
 
     Args:
         pictured: the graph and its plan.
-        send: takes a message for the page.
-        redraw: called when the first picture has changed as a whole.
-        scene: of the graph under its plan, where there is one already.
+        send: sends a message to the page.
+        redraw: called when the whole first picture has changed.
+        scene: the existing scene of the graph and its plan, if there is one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Answers:
     ) -> None:
         self._pictured = pictured
         self._plans = plans_of(pictured, scene.plan if scene is not None else None)
-        # A scene of its own, since its plan may be another one later.
+        # A separate scene, because its plan may change later.
         drawn = scene.hierarchy if scene is not None else None
         by = scene.by if scene is not None else ""
         self.scene = Scene(pictured.graph, self._plans.shown, drawn=drawn, by=by)
@@ -73,20 +73,20 @@ class Answers:
         self._plans.subscribe(self._show_plan)
         self._views = False
         self._lookups = Lookups(pictured.graph, getattr(pictured, "code", ""), lambda: self.scene, send)
-        self.given: set[str] = set()  # the groups that the page has
+        self.given: set[str] = set()  # the groups that the page has received
         self._noted = self._annotations
         self._send = send
         self._redraw = redraw
 
     def answer(self, action: str, id: str) -> bool:
-        """Answer one question; False if there is no such action."""
+        """Answer one request; False if the action is unknown."""
         handler = self._handlers.get(action)
         if handler is not None:
             handler(self, id)
         return handler is not None or self._lookups.answer(action, id)
 
     def first_picture(self) -> dict[str, Any]:
-        """The first picture: what is open, and of the groups below what fits in a small message."""
+        """The first picture: the open groups, and as many groups below them as fit in a small message."""
         scene = self.scene
         self.given.clear()
         opened = scene.opened()
@@ -121,14 +121,14 @@ class Answers:
         }
 
     def _group(self, box: Box) -> dict[str, Any]:
-        """A group for the page, which is told of its boxes' states from now on."""
+        """A group for the page, which is notified of the states of its boxes from now on."""
         self.given.add(box.id)
         return self.scene.group(box)
 
     def follow(self, first: dict[str, Any]) -> None:
-        """A choice may have been made in another widget of this graph, or an annotation.
+        """Update the page after a choice in another widget of this graph, or an annotation.
 
-        ``first``: the first picture as the page was given it, which learns of new numbers, too.
+        ``first``: the first picture as sent to the page, to which new numbers are added.
         """
         self._plans.follow()
         if self._noted != self._annotations:
@@ -146,13 +146,13 @@ class Answers:
         return list(self._pictured.graph.annotations.values())
 
     def _numbers(self, id: str) -> None:
-        """Numbers that no box has told so far: FLOPs, or projected time."""
+        """Numbers that have not been sent for any box so far: FLOPs, or projected time."""
         if id in COUNTED:
             self.scene.numbers.asked.add(id)
             self._tell_numbers()
 
     def _tell_numbers(self) -> dict[str, Any]:
-        """All numbers of the boxes that the page has."""
+        """All numbers of the boxes that the page has received."""
         scene, boxes = self.scene, {}
         for box in scene.hierarchy.boxes.values():
             there = box.parent is not None and box.parent.id in self.given
@@ -164,7 +164,7 @@ class Answers:
 
     @property
     def plans(self) -> tuple[PlanLike, PlanLike]:
-        """The plan of what was recorded, and the one that is shown."""
+        """The plan for the recorded batch and device, and the shown plan."""
         return self._plans.own, self._plans.shown
 
     def _batch(self) -> dict[str, Any] | None:
@@ -189,7 +189,7 @@ class Answers:
         self._send_groups(_with_lanes(groups), note)
 
     def _send_groups(self, groups: list[Box], note: str = "") -> None:
-        """In messages of about :data:`MESSAGE_BYTES`; the page waits while there are more."""
+        """Send groups in messages of about :data:`MESSAGE_BYTES`; the page waits while there are more."""
         part: list[dict[str, Any]] = []
         size = 0
         for box in groups:
@@ -210,31 +210,31 @@ class Answers:
             self._send({"kind": "details", "details": details})
 
     def _life(self, id: str) -> None:
-        """When the box exists that the pointer is on."""
+        """The lifetime of the box under the pointer."""
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None:
             self._send({"kind": "life", "id": id, "lifetime": lifetime_of(self.scene, box)})
 
     def _summarize(self, id: str) -> None:
-        """What a result holds that is still there."""
+        """Statistics of a result that still exists."""
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None and box.node is not None:
             self._pictured.summarize([box.node])
             self._select(id)
 
     def _moment(self, id: str) -> None:
-        """What is alive at the position ``id`` of the plan's timeline."""
+        """The live set at the position ``id`` of the plan's timeline."""
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
 
     def _alive(self, id: str) -> None:
-        """What the boxes that the page has hold at the position ``id``, by category."""
+        """The bytes that the page's boxes hold at the position ``id``, by category."""
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             boxes = self._told(self.scene.alive_at(int(id)))
             self._send({"kind": "alive", "position": int(id), "boxes": boxes})
 
     def _told(self, held: Mapping[Box, Mapping[str, int]]) -> dict[str, list[list[Any]]]:
-        """Of the boxes that the page has, by id, what they hold by category."""
+        """For the page's boxes, by id, the bytes that they hold by category."""
         return {
             box.id: [[name, size] for name, size in sizes.items() if size]
             for box, sizes in held.items()
@@ -245,7 +245,7 @@ class Answers:
         return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
 
     def _range(self, id: str) -> None:
-        """The chart's points between two positions, ``"120-180"``, and what is made there."""
+        """The chart's points between two positions, ``"120-180"``, and the allocations there."""
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
         start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if start < stop <= len(self.scene.plan.timeline):
@@ -255,14 +255,14 @@ class Answers:
             self._send({"kind": "range", **told})
 
     def _track(self, _: str) -> None:
-        """The projected time over the run, too long a work for the first picture; lines tell theirs."""
+        """The projected time over the run, and of each line; it takes too long for the first picture."""
         if self.scene.graph.nodes:
             self.scene.numbers.asked.add(ASKED)
             self._send({"kind": "track", "track": track_json(self.scene), "kept": kept_json(self.scene)})
             self._lookups.answer("code", "facts")
 
     def _shown(self, version: str) -> None:
-        """The plan that is shown, with what was measured, to a page that has another version of it."""
+        """The shown plan with measurements, for a page that has another version of it."""
         if self.scene.graph.nodes and version != self._version:
             self._show_plan("")
 
@@ -276,13 +276,15 @@ class Answers:
             self._plans.choose(id, self._targets[id])
 
     def _draw(self, id: str) -> None:
-        """How the page shows the graph: a choice of number, and the groups that are open, one a line."""
+        """Store the state of the page's picture: the chosen number and the open groups, one per line."""
         by, *opened = id.split("\n")
         known = self.scene.hierarchy.boxes
         self._pictured.drawing = Drawing(frozenset(each for each in opened if each in known), by, self._views)
 
     def _largest(self, _: str) -> None:
-        """The largest batch that fits, as far as it is known: the page asks until it is."""
+        """The largest batch size that fits, as far as known; the page repeats the request until the search
+        ends.
+        """
         if self._plans.own.batch_size is not None:
             self._send({"kind": "largest", **self._plans.largest()})
 
@@ -292,12 +294,12 @@ class Answers:
             self._plans.resize(int(id))
 
     def _cut(self, id: str) -> None:
-        """What Evaluate is to do about the batch: off, auto, or a number of pieces."""
+        """Set the split for Evaluate: off, auto, or a number of pieces."""
         if self._plans.own.batch_size is not None and re.fullmatch(r"off|auto|[1-9][0-9]{0,8}", id):
             self._plans.cut(id if id in ("off", "auto") else int(id))
 
     def _show_plan(self, note: str) -> None:
-        """Another plan is to be shown: this page, or another one of this graph, asked for it."""
+        """Show another plan, requested by this page or another page of the graph."""
         self.scene.plan = self._plans.shown
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
         plan["held"] = self._told(self.scene.held())
@@ -308,7 +310,7 @@ class Answers:
             self._tell_numbers()
 
     def _sizes(self) -> dict[str, Any]:
-        """What the boxes and edges that the page has say of bytes: those of the plan's batch."""
+        """The bytes that the page's boxes and edges show, for the batch size of the plan."""
         scene, groups = self.scene, self.scene.hierarchy.boxes
         given = [groups[id] for id in sorted(self.given) if id in groups]
         boxes = {
@@ -365,7 +367,7 @@ class Answers:
 
 
 def _chains_of_syncs(scene: Scene) -> list[list[list[str]]]:
-    """For each line of the list of sync points the ids that lead to them, of the first ones."""
+    """For each line of the list of sync points, the chains of ids to the first of them."""
     found: dict[object, list[list[str]]] = {
         (site.cause, site.source, site.reader): [] for site in sites(scene.graph.sync_points)[:MOST_LISTED]
     }
@@ -378,11 +380,11 @@ def _chains_of_syncs(scene: Scene) -> list[list[list[str]]]:
 
 
 def _with_lanes(groups: list[Box]) -> list[Box]:
-    """The groups, and the lanes of the steps among them: a step is shown with all of its lanes."""
+    """The groups, including all lanes of each step, because a step is shown with all its lanes."""
     lanes = [child for box in groups for child in box.children if child.kind == "lane"]
     return list(dict.fromkeys([*groups, *lanes]))
 
 
 def _size(group: dict[str, Any]) -> int:
-    """About how many bytes of JSON a group is."""
+    """The approximate size of a group's JSON in bytes."""
     return 250 * len(group["boxes"]) + 45 * len(group.get("edges", ()))

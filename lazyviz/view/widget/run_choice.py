@@ -15,14 +15,14 @@ from .runner import Runnable, Running
 
 
 class FindingLike(Protocol):
-    """The first NaN, or the first infinity; ``str`` says where and how much."""
+    """The first NaN or infinity; ``str`` has its location and share."""
 
     @property
     def node(self) -> Node: ...
 
 
 class Selectable(Protocol):
-    """A graph of which one can choose how it is run; the choices are shared by all its widgets."""
+    """A graph with run options, which all its widgets share."""
 
     @property
     def graph(self) -> Graph: ...
@@ -31,11 +31,11 @@ class Selectable(Protocol):
 
     @property
     def split(self) -> int | str:
-        """What ``evaluate`` is to do about the batch: ``"off"``, ``"auto"`` or a number of pieces."""
+        """The split of ``evaluate``: ``"off"``, ``"auto"``, or a number of pieces."""
 
     @property
     def summaries(self) -> bool:
-        """Whether ``evaluate`` takes note of the values."""
+        """Whether ``evaluate`` stores statistics of all results."""
 
     @property
     def nonfinite(self) -> Mapping[str, FindingLike]:
@@ -45,19 +45,19 @@ class Selectable(Protocol):
         """Whether results of any of ``nodes`` have not been summarized and are still there."""
 
     def summarize(self, nodes: Sequence[Node]) -> None:
-        """Take note of them, and tell every widget."""
+        """Store their statistics, and notify all widgets."""
 
     def backends(self) -> Sequence[tuple[str, str]]:
-        """Names, each with the reason why that backend cannot run the graph here, or ""."""
+        """Backend names, each with the reason why it cannot run the graph here, or ""."""
 
     def choose(
         self, *, backend: str | None = None, split: int | str | None = None, summaries: bool | None = None
     ) -> None:
-        """Choose, and tell every widget; raises ``ValueError`` for what cannot be, changing nothing."""
+        """Set options, and notify all widgets; raises ``ValueError`` for invalid ones, without a change."""
 
 
 def choices_json(controller: Selectable) -> dict[str, Any]:
-    """What is chosen, what there is to choose from, and whether any of the graph has run."""
+    """The chosen options, the available ones, and whether any op of the graph has run."""
     return {
         "begun": any(node.state == "done" for node in controller.graph.nodes),
         "backend": controller.backend,
@@ -67,19 +67,19 @@ def choices_json(controller: Selectable) -> dict[str, Any]:
 
 
 def choose(controller: Selectable, action: str, id: str) -> str:
-    """Choose what the page asks for; gives the reason why it cannot be, or ""."""
+    """Set the options that the page requests; returns the reason if that is not possible, or ""."""
     try:
         if action == "summaries" and id in ("on", "off"):
             controller.choose(summaries=id == "on")
         elif action == "backend" and id in [name for name, _ in controller.backends()]:
             controller.choose(backend=id)
-    except Exception as error:  # a third-party backend may fail in any way during import
+    except Exception as error:  # a third-party backend may raise any exception on import
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return ""
 
 
 def findings_json(found: Mapping[str, FindingLike], scene: Scene) -> list[dict[str, Any]]:
-    """The first NaN and the first infinity, with the boxes that they are in."""
+    """The first NaN and the first infinity, with their boxes."""
     rows = []
     for kind in ("nan", "inf"):
         if (first := found.get(kind)) is not None:
@@ -90,7 +90,7 @@ def findings_json(found: Mapping[str, FindingLike], scene: Scene) -> list[dict[s
 
 
 def nodes_up_to(scene: Scene, id: str) -> list[Node]:
-    """The nodes that a box stands for: those inside, or what makes the tensor."""
+    """The nodes of a box: those inside, or the producer of its tensor."""
     box = scene.hierarchy.boxes.get(id)
     if box is None:
         return []
@@ -100,7 +100,7 @@ def nodes_up_to(scene: Scene, id: str) -> list[Node]:
 
 
 def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
-    """The error of the last run, with the line of the user's and the box that it belongs to."""
+    """The error of the last run, with the user's line and the box."""
     error = running.exception
     if error is None:
         return _raised_json(scene)
@@ -116,7 +116,7 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
 
 
 def _where(scene: Scene, position: int, op: str, module: str) -> dict[str, Any]:
-    """Where the chart is to say so, and in which words."""
+    """The position and the text of its mark in the chart."""
     place = f" in {module}" if module else ""
     return {"at": position, "words": f"op {position + 1:,} failed: {op}{place}"}
 
@@ -142,7 +142,7 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
 
 
 def report_text(controller: Runnable, running: Running) -> str:
-    """What the last run did; at a sync point, while ops are pending, that says little."""
+    """The report of the last run; "" at a sync point while ops are pending, which is not informative."""
     own = running.report
     report = own if own is not None else getattr(controller, "report", None)
     if report is None or (own is None and controller.state == "pending"):

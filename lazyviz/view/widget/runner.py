@@ -21,17 +21,18 @@ from ...plan.devices.devices import memory_in_use
 from ...plan.units import format_bytes
 from ...process.tracebacks import report_ignored
 
-INTERVAL = 0.1  # seconds between two looks at a run
-FORESEEN_AFTER = 1.0  # seconds that a run takes before it is said how long it will take
-MEMORY_INTERVAL = 0.5  # seconds between two looks at the device's memory
+INTERVAL = 0.1  # seconds between two updates of a run's progress
+FORESEEN_AFTER = 1.0  # seconds of a run before the remaining time is estimated
+MEMORY_INTERVAL = 0.5  # seconds between two readings of the device's memory
 
 _log = logging.getLogger(__name__)
 
 
 class ProgressLike(Protocol):
-    """Where a run is: ``done`` of ``total`` ops after ``seconds``, now at ``label``, and what it holds.
+    """The progress of a run: ``done`` of ``total`` ops after ``seconds``, the current op's ``label``, and
+    memory.
 
-    In pieces, also at which of them, from 1; 0 in what runs once.
+    In a split run, also the current piece, from 1; 0 in a part that runs once.
     """
 
     @property
@@ -55,7 +56,7 @@ class ProgressLike(Protocol):
 
 
 class RunLike(Protocol):
-    """A run that is under way: the nodes that have ended so far, the one at hand, and where it is."""
+    """A run in progress: the nodes that have ended, the current node, and the progress."""
 
     @property
     def ended(self) -> Sequence[Node]: ...
@@ -76,27 +77,27 @@ class Runnable(Protocol):
 
     @property
     def live(self) -> RunLike | None:
-        """The run that is under way."""
+        """The current run."""
 
     @property
     def report(self) -> Any:
-        """Of the last run: it has ops_run, seconds, peak_bytes, backend and pieces."""
+        """The report of the last run, with ops_run, seconds, peak_bytes, backend, and pieces."""
 
     def evaluate(self, *, cancel: threading.Event | None = None, nodes: Sequence[Node] | None = None) -> Any:
-        """Run what is pending, or what ``nodes`` need; returns the report."""
+        """Run the pending ops, or those that ``nodes`` need; returns the report."""
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called, on whatever thread, when the state changes."""
+        """Call ``callback``, on any thread, when the state changes."""
 
 
 class Follower(Protocol):
-    """A widget, as far as it follows runs."""
+    """The part of a widget that follows runs."""
 
     def run_changed(self) -> None:
-        """State, report or error have changed, or a choice of how to run."""
+        """The state, report, error, or a run option has changed."""
 
     def run_goes_on(self, ended: Sequence[Node], running: Node | None) -> None:
-        """``ended`` have run since the last time."""
+        """The nodes in ``ended`` have run since the last call."""
 
 
 class Running:
@@ -106,10 +107,10 @@ class Running:
         self._controller = controller
         self._followers: list[Follower] = []
         self._lock = threading.RLock()
-        self._seen = 0  # of the live run's ended nodes
-        self._began = 0.0  # when the live run did
-        self._busy = False  # a run that a widget asked for is under way
-        self._refused: tuple[object, object] | None = None  # choices that a run was refused for
+        self._seen = 0  # number of reported ended nodes of the live run
+        self._began = 0.0  # start time of the live run
+        self._busy = False  # a run that a widget requested is in progress
+        self._refused: tuple[object, object] | None = None  # options that a run was rejected for
         self._over = threading.Event()  # for observers of the live run
         self.cancelled = threading.Event()
         self.worker: threading.Thread | None = None
@@ -133,9 +134,9 @@ class Running:
     # --- starting and stopping --------------------------------------------------------
 
     def start(self, nodes: Sequence[Node] | None = None) -> threading.Thread:
-        """Evaluate what is pending, or what ``nodes`` need; gives the thread that does.
+        """Evaluate the pending ops, or those that ``nodes`` need; returns the worker thread.
 
-        It is the one that runs already, if there is one.
+        If a worker is already running, it is returned.
         """
         with self._lock:
             if self._busy and self.worker is not None and self.worker.is_alive():
@@ -143,7 +144,7 @@ class Running:
             self._busy = True
             self.cancelled.clear()
             self._begin()
-            # The worker sees the caller's context (autocast, output routing) as a plain call would.
+            # The worker runs in the caller's context (autocast, output routing), like a direct call.
             context = contextvars.copy_context()
             self.worker = threading.Thread(
                 target=context.run, args=(self._work, nodes), name="lazyviz-evaluate", daemon=True
@@ -152,7 +153,7 @@ class Running:
             return self.worker
 
     def cancel(self) -> None:
-        """Ask the run to stop after the op that is running."""
+        """Request a stop of the run after the current op."""
         self.cancelled.set()
 
     def _work(self, nodes: Sequence[Node] | None) -> None:
@@ -163,7 +164,7 @@ class Running:
         except SystemExit:  # the process is exiting: the page gets no more updates
             return
         except BaseException as raised:
-            # Everything is shown in the widget; a thread has no caller to raise to.
+            # All errors are shown in the widget, because a thread has no caller.
             error = raised
         pending = any(node.state != "done" for node in self._controller.graph.nodes)
         stopped = self.cancelled.is_set() and pending and self.failed_node is None
@@ -181,7 +182,7 @@ class Running:
     # --- following --------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Something of the graph has changed: a run began or ended, or a choice was made."""
+        """Handle a change of the graph: a run began or ended, or an option was set."""
         state = self._controller.state
         with self._lock:
             if state == "running":
@@ -190,12 +191,12 @@ class Running:
                 if self._controller.live is not None:
                     self._watch()
             elif self._busy:
-                self._tell()  # a choice; its end the worker tells itself
+                self._tell()  # an option was set; the worker reports the end of its run itself
             elif self.state == "running":
                 self._end(state, getattr(self._controller, "error", None) if state == "failed" else None)
             else:
                 other = self.state == "pending" and self._chosen() != self._refused
-                if state == "done" or other:  # what was refused is not what is chosen now
+                if state == "done" or other:  # the rejected options are no longer the chosen ones
                     self.state, self.exception = state, None
                 self._tell()
 
@@ -215,7 +216,7 @@ class Running:
         for follower in list(self._followers):
             try:
                 follower.run_changed()
-            except Exception as error:  # another one, and the run, go on
+            except Exception as error:  # other followers and the run continue
                 report_ignored("a widget that follows a lazyviz graph", error)
 
     def _watch(self) -> None:
@@ -240,14 +241,14 @@ class Running:
                         return
                     try:
                         self._look(memory)
-                    except Exception:  # a page that has gone: the run is not to feel it
+                    except Exception:  # for example, a closed page, which must not affect the run
                         _log.exception("lazyviz: progress could not be shown")
                         return
                 if over.wait(INTERVAL):
                     return
 
     def _look(self, in_use: tuple[int, int] | None) -> None:
-        """Tell the followers how far the run is."""
+        """Notify the followers of the progress of the run."""
         live = self._controller.live
         if live is None:
             return
@@ -271,7 +272,7 @@ class Running:
 
 
 def running_of(controller: Runnable) -> Running:
-    """The one that all widgets of ``controller`` share."""
+    """The runner that all widgets of ``controller`` share."""
     found = controller.__dict__.get("_running")
     if found is None:
         found = controller.__dict__["_running"] = Running(controller)
@@ -280,7 +281,7 @@ def running_of(controller: Runnable) -> Running:
 
 
 def _device(graph: Graph) -> torch.device:
-    """The device whose memory is looked at during a run: a GPU, if it uses one."""
+    """The device whose memory is monitored during a run: a GPU, if it uses one."""
     device = torch.device("cpu")
     for node in graph.nodes:
         for value in node.outputs:
@@ -290,7 +291,7 @@ def _device(graph: Graph) -> torch.device:
 
 
 def _memory_text(held: int, in_use: tuple[int, int] | None) -> str:
-    """What the run holds now, and the whole device with all its processes."""
+    """Current memory of the run, and of the whole device with all processes."""
     text = f"{format_bytes(held)} held"
     return (
         text if in_use is None else f"{text}, {format_bytes(in_use[0])} of {format_bytes(in_use[1])} in use"

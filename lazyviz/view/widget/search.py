@@ -2,8 +2,8 @@
 
 A query is literal text, and case does not matter.  Three forms have a special meaning: ``line 12`` matches
 that line and not line 120, a shape can be written in any usual form (``8x128``, ``(8, 128)``), and
-``addmm_12`` is the name of a node. The index has every distinct word once, so that a query searches words,
-which are few, and not ops.
+``addmm_12`` is the name of a node. The index has every distinct word once, because there are far fewer words
+than ops.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...graph.modules import full_name
 from ..scene.boxes import Box, around, module_path, named, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 
-PAGE = 50  # hits sent at a time
-MOST_LIT = 4000  # boxes lit up at most
+PAGE = 50  # hits per message
+MOST_LIT = 4000  # maximum number of highlighted boxes
 
 _LINE = re.compile(r"(?:(?P<file>\S+):|line\s+)(?P<line>\d{1,9})")
-_SIZE = r"(?:(?:\d{1,12}\*)?b(?:/\d{1,9})?|\d{1,12})"  # B stands for the batch: 128*B/4
+_SIZE = r"(?:(?:\d{1,12}\*)?b(?:/\d{1,9})?|\d{1,12})"  # B is the batch size: 128*B/4
 _SHAPE = re.compile(
     rf"{_SIZE}(?:\s*[x×*,]\s*{_SIZE})+,?|[\[(]\s*(?:{_SIZE}(?:\s*[x×*,]\s*{_SIZE})*,?)?\s*[\])]"
 )
@@ -31,11 +31,10 @@ _NODE = re.compile(r"_\d+$")
 
 
 class Index:
-    """Finds boxes of ``scene``: modules before ops, what the optimizer does last.
+    """Finds boxes of ``scene``: modules before ops, ops of the optimizer last.
 
-    What is alike comes in the order of the program.
-
-    What only the text of its line tells comes last: a line may hold a whole training step.
+    Equal ranks are in program order. Boxes that match only by the text of their line come last, because one
+    line may contain a whole training step.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -45,7 +44,7 @@ class Index:
             key=lambda box: (_rank(box), _position(box), box.depth),
         )
         self._words: dict[str, list[int]] = defaultdict(list)
-        self._code: dict[str, list[int]] = defaultdict(list)  # text of lines
+        self._code: dict[str, list[int]] = defaultdict(list)  # words of source lines
         self._lines: dict[int, list[tuple[str, int]]] = defaultdict(list)
         self._shapes: dict[str, list[int]] = defaultdict(list)
         self._names: list[str] | None = None
@@ -73,7 +72,7 @@ class Index:
         self._words, self._code = _folded(self._words), _folded(self._code)
 
     def _note(self, values: Sequence[Value], words: set[str], at: int, texts: dict[object, str]) -> None:
-        """Shapes, dtypes and names of tensors."""
+        """Shapes, dtypes, and names of tensors."""
         shapes: set[str] = set()
         for value in values:
             sizes = shape_of(value, self._scene.graph)
@@ -88,13 +87,13 @@ class Index:
             self._shapes[shape.casefold()].append(at)
 
     def _path(self, box: Box) -> str:
-        """The path of a module's group, which its label may be the end of."""
+        """The path of a module's group; its label may be a suffix of it."""
         if box.kind != "module" or box.first < 0:
             return ""
         return box.name
 
     def find(self, query: str) -> list[int]:
-        """Positions in ``boxes`` of what matches, in order."""
+        """Positions of the matches in ``boxes``, in order."""
         wanted = query.strip().casefold()
         if not wanted:
             return []
@@ -129,7 +128,7 @@ class Index:
         return self._names
 
     def page(self, query: str, start: int = 0) -> dict[str, Any]:
-        """One page of hits from number ``start`` on, as JSON; with the first, what lights up."""
+        """One page of hits from number ``start`` on, as JSON; the first includes the highlighted boxes."""
         found = self.find(query)
         hits = [self.hit(at) for at in found[start : start + PAGE]]
         result: dict[str, Any] = {"query": query, "total": len(found), "start": start, "hits": hits}
@@ -138,7 +137,7 @@ class Index:
         return result
 
     def hit(self, at: int) -> dict[str, Any]:
-        """One box as a search lists it."""
+        """One box as a search result."""
         box = self.boxes[at]
         sub = self._scene.subtitle(box)
         if box.node is None and (path := _groups_above(box)):
@@ -146,7 +145,7 @@ class Index:
         return {**named(box), "sub": sub}
 
     def as_json(self) -> dict[str, Any]:
-        """What is searched, for a page that has no Python to ask; places as steps from one to the next."""
+        """The index for a page without Python; positions are stored as differences."""
         return {
             "words": _steps(self._words),
             "code": _steps(self._code),
@@ -171,14 +170,14 @@ def _steps(words: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 def _rank(box: Box) -> int:
-    """0 for modules and the user's tensors, 1 for ops and groups of them, 2 for what the optimizer does."""
+    """0 for modules and the user's tensors, 1 for ops and groups of ops, 2 for ops of the optimizer."""
     if box.phase == "optimizer":
         return 2
     return 0 if box.name or box.kind in ("input", "output", "sync", "step") else 1
 
 
 def _position(box: Box) -> int:
-    """Where a box stands in the program; a tensor from outside with what reads it first."""
+    """The position of a box in the program; for an external tensor, that of its first reader."""
     if box.sync is not None:
         return box.sync.index
     if box.first >= 0 or box.parent is None:

@@ -25,19 +25,19 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.planned_sizes import growing_storages, planned
 from ..scene.scene import Scene, plural
 
-AROUND = 2  # lines shown before and after one that an op comes from
-LONGEST = 400  # characters of a line
-WHOLE_CELL = 200  # lines of another cell that is shown as a whole
-WHOLE = 3000  # lines of a cell that are shown although nothing comes from them
-LISTED = 60  # ops of a line listed in the details
-MOST_LINES = 2000  # lines of all files
+AROUND = 2  # context lines shown before and after a line with ops
+LONGEST = 400  # maximum characters of a line
+WHOLE_CELL = 200  # maximum lines of another cell that is shown as a whole
+WHOLE = 3000  # maximum lines of a cell that are shown without ops
+LISTED = 60  # maximum ops of a line listed in the details
+MOST_LINES = 2000  # maximum lines of all files
 
 Key = tuple[str, int]  # file and line
 
 
 @dataclass(slots=True)
 class Section:
-    """A file, or the cell: its name for the user, and the lines shown."""
+    """A file, or the cell: its displayed name, and the visible lines."""
 
     file: str
     label: str
@@ -45,7 +45,7 @@ class Section:
 
 
 class Code:
-    """The code of one graph; ``cell`` is the cell's, where there is one.
+    """The code of one graph; ``cell`` is the code of the cell, if there is one.
 
     A line's id is ``"1:12"``: line 12 of the second section.
     """
@@ -53,7 +53,8 @@ class Code:
     def __init__(self, graph: Graph, cell: str = "") -> None:
         self._graph = graph
         self.ops: dict[Key, list[Node]] = defaultdict(list)
-        self.gradients: dict[Key, list[Node]] = defaultdict(list)  # of the backward pass, by forward line
+        # Nodes of the backward pass, by forward line.
+        self.gradients: dict[Key, list[Node]] = defaultdict(list)
         self._syncs: dict[Key, list[str]] = defaultdict(list)
         sources: dict[Key, SourceLine] = {}
         for node in graph.nodes:
@@ -86,13 +87,13 @@ class Code:
         self.sections = _sections(sources, cell)
         self._place = {section.file: at for at, section in enumerate(self.sections)}
         self._made = [0] * len(graph.nodes)  # bytes
-        self._growing: tuple[PlanLike, list[int]] | None = None  # those that are others in a plan
+        self._growing: tuple[PlanLike, list[int]] | None = None  # values that differ in a plan
         for storage in graph.storages:
             if not storage.external and 0 <= storage.created < len(self._made):
                 self._made[storage.created] += storage.nbytes
 
     def _drop_outside(self, sources: Mapping[Key, SourceLine]) -> None:
-        """Forget the lines around the block itself: those that called all there is, and made none of it."""
+        """Forget the lines around the block: they called all ops, and ran none themselves."""
         own = {(node.source.file, node.source.line) for node in self._graph.nodes if node.source is not None}
         some = sum(node.source is not None for node in self._graph.nodes)
         for key, nodes in list(self.ops.items()):
@@ -118,9 +119,9 @@ class Code:
         ]
 
     def facts_json(self, plan: PlanLike, time: Projection | None = None) -> dict[str, Any]:
-        """What is known of each line, by its id: numbers of ops, bytes, seconds; 0 and "" left out.
+        """Numbers of each line, by its id: ops, bytes, seconds; 0 and "" are omitted.
 
-        ``time``: the projected one of the plan, where it is to be told.
+        ``time``: the projected time of the plan, if it is shown.
         """
         held: dict[int, int] = defaultdict(int)
         for allocation in plan.alive_at_peak:
@@ -153,7 +154,7 @@ class Code:
         return f"{self._place[key[0]]}:{key[1]}"
 
     def key(self, id: str) -> Key | None:
-        """The line with this id; ``None`` if nothing comes from it."""
+        """The line with this id; ``None`` if it has no ops."""
         section, _, line = id.partition(":")
         if not (section.isascii() and section.isdigit() and line.isascii() and line.isdigit()):
             return None
@@ -163,7 +164,7 @@ class Code:
         return key if any(key in each for each in known) else None
 
     def ids_of(self, nodes: Iterable[Node]) -> list[str]:
-        """The lines that these ops come from, those of the forward pass for the backward's, too."""
+        """The lines of these ops, for backward ops also those of the forward pass."""
         sources: dict[SourceLine, None] = {}
         for node in nodes:
             sources.update(dict.fromkeys(lines_of(node)))
@@ -173,7 +174,7 @@ class Code:
         return [self.id(key) for key in keys if key in self._sources][:MOST_LINES]
 
     def allocated(self, nodes: Sequence[Node], plan: PlanLike) -> int:
-        """Bytes that these ops allocate in the plan's batch."""
+        """Bytes that these ops allocate for the batch size of the plan."""
         if self._growing is None or self._growing[0] is not plan:
             sizes = [0] * len(self._made)
             growing = growing_storages(self._graph, plan)
@@ -185,7 +186,7 @@ class Code:
         return made - more + planned(more, plan)
 
     def describe(self, scene: Scene, key: Key) -> tuple[dict[str, Any], list[Box]]:
-        """A line for the details panel, as JSON, with its ops as links; and the boxes of all of them."""
+        """A line for the details panel, as JSON, with its ops as links, and the boxes of all its ops."""
         nodes, backward = self.ops.get(key, []), self.gradients.get(key, [])
         section = self.sections[self._place[key[0]]]
         text = next((text for line, text in section.lines if line == key[1]), "")
@@ -203,7 +204,7 @@ class Code:
         for node in [*nodes, *backward]:
             box = scene.hierarchy.box_of[node.index]
             if box is None or box.id in boxes:
-                continue  # a view is drawn with what reads it
+                continue  # a view is drawn with its reader
             boxes[box.id] = box
             if len(links) < LISTED:
                 links.append({**named(box), "bytes": format_bytes(self.allocated([node], scene.plan))})
@@ -224,7 +225,7 @@ class Code:
 
 
 def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The lines without what lines that follow one another are all indented by."""
+    """The lines without the common indentation of consecutive lines."""
     result: list[tuple[int, str]] = []
     run: list[tuple[int, str]] = []
     for at, line in enumerate(lines):
@@ -237,7 +238,7 @@ def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def lines_of(node: Node) -> tuple[SourceLine, ...]:
-    """The user's lines that ``node`` counts at, innermost first."""
+    """The user's lines that ``node`` counts for, innermost first."""
     own = () if node.source is None else (node.source,)
     return own + tuple(line for line in node.callers if line != node.source)
 
@@ -277,9 +278,11 @@ def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:
 
 
 def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
-    """The cell's whole code; its file is the one that ends with it, whatever is written above."""
+    """The whole code of the cell. Its file is the one that ends with this code, which other lines may
+    precede.
+    """
     body = cell.strip("\n").rstrip().split("\n")
-    first = 2 + len(cell) - len(cell.lstrip("\n"))  # below the magic's line
+    first = 2 + len(cell) - len(cell.lstrip("\n"))  # below the line of the magic
     file = ""
     for name in lines:
         text = [line.rstrip("\n") for line in linecache.getlines(name)]
@@ -288,7 +291,7 @@ def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
         start = len(text) - len(body)
         if start >= 0 and text[start:] == body:
             file, first = name, start + 1
-    if not file:  # nothing comes from it, or its text was transformed: by what is known of its lines
+    if not file:  # it has no ops, or its text was transformed: use the recorded text of its lines
         for name, known in lines.items():
             if all(
                 first <= line < first + len(body) and text in body[line - first]
@@ -303,7 +306,7 @@ def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
 
 
 def _around(file: str, known: dict[int, str], *, whole: bool) -> list[tuple[int, str]]:
-    if not any(known.values()):  # not known, or not to be told
+    if not any(known.values()):  # unknown, or redacted
         return [(line, "") for line in sorted(known)]
     text = linecache.getlines(file)
     near = {line + by for line in known for by in range(-AROUND, AROUND + 1)}
@@ -314,7 +317,7 @@ def _around(file: str, known: dict[int, str], *, whole: bool) -> list[tuple[int,
     for line in sorted(near):
         here = text[line - 1].rstrip("\n") if 0 < line <= len(text) else ""
         if line in known and known[line].strip() not in here:
-            here = known[line]  # the file has changed since
+            here = known[line]  # the file has been changed since
         if line in known or here.strip() or (whole and 0 < line <= len(text)):
             shown.append((line, here))
     texts = textwrap.dedent("\n".join(here for _, here in shown)).split("\n")

@@ -19,17 +19,17 @@ from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code
 
-ROWS = 100  # of a page
+ROWS = 100  # rows per page
 PHASES = ("forward", "backward", "optimizer", "other")
-STATES = ("failed", "pending", "done")  # in the order of a sort: what wants attention first
+STATES = ("failed", "pending", "done")  # sort order: states that need attention first
 
-Sorted = Callable[[int], Any]  # of a row's number, what it is sorted by
+Sorted = Callable[[int], Any]  # the sort key of a row, by row number
 
 
 class Column(NamedTuple):
     key: str
     title: str
-    number: bool = False  # numbers begin with the largest
+    number: bool = False  # numbers are sorted in descending order first
 
 
 _OP = Column("op", "Op")
@@ -39,8 +39,8 @@ _LINE = Column("line", "Line")
 _OPS = Column("ops", "Ops", True)
 _BYTES, _HELD = Column("bytes", "Allocates", True), Column("held", "At peak", True)
 _TIME, _STATE = Column("seconds", "Time", True), Column("state", "State")
-OWN = "own_"  # of a module, without the modules inside
-# What one looks for stands first, in sight however narrow the table is.
+OWN = "own_"  # of a module, without its submodules
+# The most important columns come first, so that they are visible in a narrow table.
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "ops": (
         _OP,
@@ -71,9 +71,10 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 class Request(NamedTuple):
-    """What the page asks for: ``"ops bytes down 3 forward relu"``, each part but the query one word.
+    """A request of the page: ``"ops bytes down 3 forward relu"``; each part except the query is one word.
 
-    ``page`` counts from 0; ``"@n12"`` is the page of that box's row.  The phase ``all`` is every one.
+    ``page`` counts from 0; ``"@n12"`` is the page with the row of that box. The phase ``all`` selects all
+    phases.
     """
 
     mode: str
@@ -100,7 +101,7 @@ class Request(NamedTuple):
 
 
 class Table:
-    """The rows of one scene; ``index`` makes the index of its boxes, once a query needs it."""
+    """The rows of one scene; ``index`` creates the index of its boxes when a query first needs it."""
 
     def __init__(self, scene: Scene, code: Code, index: Callable[[], Index]) -> None:
         self._scene = scene
@@ -109,14 +110,15 @@ class Table:
         drawn = scene.hierarchy.box_of
         self._nodes = [node for node in scene.graph.nodes if drawn[node.index] is not None]
         self._rows: dict[str, list[tuple[Any, list[Node]]]] = {}
-        self._own: dict[str, list[Node]] = defaultdict(list)  # by module, without those inside
+        self._own: dict[str, list[Node]] = defaultdict(list)  # by module, without its submodules
         self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # of a plan
-        self._keys: dict[tuple[str, str], list[Any]] = {}  # by mode and column, where no run changes them
+        # By mode and column, for columns that no run changes.
+        self._keys: dict[tuple[str, str], list[Any]] = {}
 
     def rows(self, mode: str) -> list[tuple[Any, list[Node]]]:
-        """Every row's key (a box, a path, a line) and its ops, in the order of the program.
+        """Every row's key (a box, a path, a line) and its ops, in program order.
 
-        A module has those of the modules inside, too.
+        The ops of a module include those of its submodules.
         """
         known = self._rows.get(mode)
         if known is not None:
@@ -201,7 +203,7 @@ class Table:
         return held
 
     def _held_in(self, row: tuple[Any, list[Node]], held: dict[int, int], *, own: bool) -> int:
-        """Bytes at the peak that a row's ops made, and of a module those of its weights."""
+        """Bytes at the peak that a row's ops allocated, and for a module also those of its weights."""
         key, nodes = row
         size = sum(held.get(node.index, 0) for node in nodes)
         if not isinstance(key, str) or not key:
@@ -209,7 +211,7 @@ class Table:
         return size + self._weights_held()[0 if own else 1].get(key, 0)
 
     def _weights_held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes of weights that are alive at the peak, by module: its own, and with those inside."""
+        """Bytes of weights that are alive at the peak, by module: its own, and including submodules."""
         plan = self._scene.plan
         if self._weights[0] is not plan:
             owner = {
@@ -233,7 +235,7 @@ class Table:
         return self._weights[1]
 
     def _sorted_by(self, mode: str, column: str, held: dict[int, int]) -> list[Any]:
-        """What each row is sorted by; words by their rank, so that ``h.2`` stands before ``h.10``."""
+        """The sort keys of the rows; for text, its rank, so that ``h.2`` comes before ``h.10``."""
         known = self._keys.get((mode, column))
         if known is not None:
             return known
@@ -279,14 +281,14 @@ class Table:
         }
 
     def _id(self, mode: str, row: tuple[Any, list[Node]]) -> str:
-        """Of a box, or of a line of the code."""
+        """The text of a box, or of a line of code."""
         key, nodes = row
         if mode == "ops":
             return str(key.id)
         return self._code.id(key) if mode == "lines" else self._module_box(nodes).id
 
     def _module_box(self, nodes: list[Node]) -> Box:
-        """The innermost box that holds all that a module does in one phase; for one op, its box."""
+        """The innermost box that contains all ops of a module in one phase; for one op, its box."""
         box_of = self._scene.hierarchy.box_of
         phase = nodes[0].phase
         boxes = [box for node in nodes if node.phase == phase and (box := box_of[node.index]) is not None]
@@ -347,7 +349,7 @@ def _state(nodes: Sequence[Node]) -> str:
 
 
 def _seconds(nodes: Sequence[Node]) -> float:
-    """What these took together; what has not run comes after what took no time."""
+    """The total time of the nodes; nodes that have not run are sorted after those that took no time."""
     times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
     return sum(times) if times else -1.0
 
@@ -365,6 +367,6 @@ def _natural(word: str) -> list[tuple[bool, int, str]]:
 
 
 def _ranks(words: list[Any], key: Callable[[Any], Any] | None) -> list[int]:
-    """Each word's place among the distinct ones."""
+    """The rank of each word among the distinct ones."""
     places = {word: place for place, word in enumerate(sorted(set(words), key=key))}
     return [places[word] for word in words]

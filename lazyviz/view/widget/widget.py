@@ -28,11 +28,12 @@ from .run_choice import choose, nodes_up_to
 from .runner import running_of
 
 MOST_OPEN = 64
-"""Widgets that can be used at a time: ipywidgets keeps each until it is closed, and with it its graph."""
-LONGEST_ID = 10_000  # characters of what a message is about
+"""Maximum number of open widgets; ipywidgets keeps each one, and thereby its graph, until it is closed."""
+LONGEST_ID = 10_000  # maximum characters of a message's id
 
-_open: dict[int, LazyWidget] = {}  # by id, the one used longest ago first
-_lock = threading.RLock()  # the collector may close a widget while another one takes it
+_open: dict[int, LazyWidget] = {}  # by id, least recently used first
+# Reentrant: the garbage collector may close a widget while another one holds the lock.
+_lock = threading.RLock()
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ class LazyWidget(anywidget.AnyWidget):
     """The interactive picture of one recorded graph.
 
     Args:
-        controller: the graph with its plan, its state and the means to run it.
-        static_id: id of the ``<img>`` in the output before this one, hidden while this is live.
-        scene: of the graph under its plan, where there is one already.
+        controller: the graph with its plan and state, and methods to run it. static_id: id of the ``<img>``
+        element in the previous output, hidden while the widget is live. scene: the existing scene of the
+        graph and its plan, if there is one.
 
     Raises:
         RuntimeError: the JavaScript bundle is missing; the message says how to build it.
@@ -87,18 +88,18 @@ class LazyWidget(anywidget.AnyWidget):
 
     @property
     def plans(self) -> tuple[Any, Any]:
-        """The plan of what was recorded, and the one that is shown."""
+        """The plan for the recorded batch and device, and the shown plan."""
         return self._answers.plans
 
     @property
     def drawn(self) -> Scene:
-        """The picture, under the plan that is shown."""
+        """The picture for the shown plan."""
         return self._answers.scene
 
     def _used(self) -> None:
-        """This one is in use; where too many are open, those used longest ago are closed.
+        """Mark this widget as used, and close the least recently used ones if too many are open.
 
-        Their outputs show the static picture, and displaying a graph again makes it another widget.
+        Their outputs show the static picture, and displaying a graph again creates a new widget.
         """
         with _lock:
             _open.pop(id(self), None)
@@ -109,11 +110,13 @@ class LazyWidget(anywidget.AnyWidget):
             widget.close()
 
     def set_state(self, sync_data: Any) -> None:
-        """What the page sets is not taken, and put back: what it may do it asks for by messages."""
+        """Revert traits that the page sets, because it may only send requests."""
         self.send_state([name for name in self.keys if name in sync_data])
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget alone: where it cannot live, the picture in the output before it says it all."""
+        """Only the widget: without a front end that supports it, the picture in the previous output is
+        complete.
+        """
         self._used()
         bundle = super()._repr_mimebundle_(**options)
         data = bundle[0] if isinstance(bundle, tuple) else bundle
@@ -143,7 +146,7 @@ class LazyWidget(anywidget.AnyWidget):
     # --- running ------------------------------------------------------------------
 
     def _orders(self, action: str, id: str) -> bool:
-        """Do what ``action`` says about running; ``False`` if it is about something else."""
+        """Handle an ``action`` that concerns running; ``False`` for other actions."""
         if action == "evaluate":
             self.run()
         elif action == "evaluate-to":
@@ -167,19 +170,19 @@ class LazyWidget(anywidget.AnyWidget):
         return True
 
     def run(self, nodes: Sequence[Node] | None = None) -> threading.Thread:
-        """Evaluate what is pending, or what ``nodes`` need, on a worker thread, and give it.
+        """Evaluate the pending ops, or those that ``nodes`` need, on a worker thread, which is returned.
 
-        It is the one that runs already, if there is one.
+        If a worker is already running, it is returned.
         """
         return self._running.start(nodes)
 
     def cancel(self) -> None:
-        """Ask the run to stop after the op that is running."""
+        """Request a stop of the run after the current op."""
         self._running.cancel()
 
     @property
     def exception(self) -> BaseException | None:
-        """Of the last run."""
+        """The exception of the last run, if any."""
         return self._running.exception
 
     @property
@@ -187,10 +190,10 @@ class LazyWidget(anywidget.AnyWidget):
         return self._running.worker
 
     def run_changed(self) -> None:
-        """A run has started or ended, or an option of runs was changed."""
+        """A run has started or ended, or a run option has changed."""
         running, answers = self._running, self._answers
         state = running.state
-        if state == "running":  # the run is about to begin: no time for more
+        if state == "running":  # the run is about to begin, so nothing else is computed here
             with self.hold_sync():
                 self.progress = self.error = None
                 self.report, self.state = "", state
@@ -203,7 +206,7 @@ class LazyWidget(anywidget.AnyWidget):
         answers.follow(self.scene)
 
     def run_goes_on(self, ended: Sequence[Node], at_hand: Node | None) -> None:
-        """``ended`` have run since the last time."""
+        """The nodes in ``ended`` have run since the last call."""
         self.progress = self._running.progress
         self._answers.scene.states.follow(ended, at_hand)
         self._send_states()
@@ -214,7 +217,8 @@ class LazyWidget(anywidget.AnyWidget):
             states.look()
         if boxes := states.changes(self._answers.given):
             self.send({"kind": "states", "boxes": boxes})
-            # What is displayed again later begins with the first picture: not with old states.
+            # A page that is displayed again later begins with the first picture, which must not have old
+            # states.
             for group in self.scene["groups"]:
                 for box in group["boxes"]:
                     if box["id"] in boxes:
@@ -225,5 +229,5 @@ class LazyWidget(anywidget.AnyWidget):
             _open.pop(id(self), None)
         self._running.leave(self)
         if self.comm is not None:
-            self.layout.close()  # a widget of its own, which ipywidgets would keep
+            self.layout.close()  # a separate widget, which ipywidgets would keep
         super().close()
