@@ -169,20 +169,19 @@ def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOpti
     if options.budget is None:
         return FINE
     need, budget = data["needed_bytes"], options.budget
-    told = sys.stderr
     if need > budget:
         more = format_bytes(need - budget)
         print(
             f"lazyviz: {format_bytes(need)} needed on {data['device']}, {more} above the "
             f"{format_bytes(budget)} of --fail-above.",
-            file=told,
+            file=sys.stderr,
         )
         return ABOVE
     if recorded.how == "out of reach":
         print(
             "lazyviz: --fail-above cannot be checked: the plan ends before a value that only the absent GPU "
             "could compute.",
-            file=told,
+            file=sys.stderr,
         )
         return FAILED
     return FINE

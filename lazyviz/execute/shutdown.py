@@ -66,7 +66,7 @@ def stop_all(seconds: float = SECONDS) -> None:
     global _ends
     _ends = True
     own, begin = threading.get_ident(), time.monotonic()
-    told: dict[int, float] = {}  # interrupted threads, with the time
+    interrupted_at: dict[int, float] = {}  # interrupted threads, with the time
     # Threads outside of lazyviz: their position, and since when.
     seen: dict[int, tuple[object, float, float]] = {}
     while (now := time.monotonic()) - begin < seconds:
@@ -83,8 +83,8 @@ def stop_all(seconds: float = SECONDS) -> None:
             if thread in ours:
                 seen.pop(thread, None)
                 waits = True
-                if now - told.get(thread, begin) > _PATIENCE:
-                    told[thread] = now
+                if now - interrupted_at.get(thread, begin) > _PATIENCE:
+                    interrupted_at[thread] = now
                     dynamo.raise_in_thread(thread, SystemExit)
                 continue
             where = id(frames[thread]), frames[thread].f_lasti

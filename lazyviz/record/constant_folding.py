@@ -92,8 +92,8 @@ class Search:
 
 def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """The contents of ``values`` at this point of the program, or None if only running the graph can tell."""
-    if (told := _known_contents(values)) is not None:
-        return told
+    if (contents := _known_contents(values)) is not None:
+        return contents
     if Search.is_unknown(values):
         return None
     walk = _Walk(shapes)
@@ -116,15 +116,15 @@ _silently_computed = warning_routing.silenced(_computed)  # the nodes warn when 
 
 def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
     """Their contents, if each has been computed before and nothing has been written since."""
-    told: Tensors = {}
+    contents: Tensors = {}
     for value in values:
         shadow, writer = value.storage.shadow, value.storage.writer
         if shadow is None or shadow.lost or value not in shadow.tensors:
             return None
         if writer is not None and not writer.folded and writer.state != "done":
             return None
-        told[value] = shadow.tensors[value]
-    return told
+        contents[value] = shadow.tensors[value]
+    return contents
 
 
 def number(shapes: ShapeCache, value: TrackedValue) -> Any:

@@ -27,7 +27,15 @@ from .scalar_reads import evaluate_number, number_in
 from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
-from .storage import Lost, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
+from .storage import (
+    Shadow,
+    TensorRef,
+    TrackedNode,
+    TrackedStorage,
+    TrackedValue,
+    Unreachable,
+    on_tensor_death,
+)
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
@@ -83,7 +91,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Inferred=Inferred,
         TensorRef=TensorRef,
         TrackedStorage=TrackedStorage,
-        Lost=Lost,
+        Unreachable=Unreachable,
         LazyTensor=LazyTensor,
         MOST_TENSORS=MOST_TENSORS,
         Tensor=torch.Tensor,

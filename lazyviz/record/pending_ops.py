@@ -16,7 +16,7 @@ from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
-from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage, TrackedValue
+from .storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 
@@ -164,9 +164,9 @@ class PendingOps:
             start = time.perf_counter()
             if self._looked_for > 0.05 + 0.1 * (start - self._born):
                 return
-            Lost.something = False
+            Unreachable.possible = False
             self.forget_unreachable(self.reachable())
-            Lost.something = observable_work.writes_untracked_tensors(self.nodes)
+            Unreachable.possible = observable_work.writes_untracked_tensors(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start

@@ -143,13 +143,13 @@ class TrackedValue(Value):
         return next((ref for ref in self.refs() if ref() is tensor), None)
 
 
-class Lost:
-    """``something``: a tensor or a graph was deleted since the last check, so pending nodes may be
+class Unreachable:
+    """``possible``: a tensor or a graph was deleted since the last check, so pending nodes may be
     unreachable.
     """
 
-    something: ClassVar[bool] = False
-    look: ClassVar[Callable[[], None] | None] = None  # drops unreachable nodes
+    possible: ClassVar[bool] = False
+    drop: ClassVar[Callable[[], None] | None] = None  # drops unreachable nodes
 
 
 class TensorRef(weakref.ref):
@@ -188,15 +188,15 @@ def on_tensor_death(ref: TensorRef, is_ending: Callable[[], bool] = sys.is_final
         storage = storage.replaced_by
     storage.live -= 1
     if storage.live == 0:
-        Lost.something = True
+        Unreachable.possible = True
         note_drop(storage)
         if storage.external and storage.uses:
             storage.count_held()
-        if storage.graph.lost and Lost.look is not None:
+        if storage.graph.lost and Unreachable.drop is not None:
             # No exception can leave the callback of a weak reference; when a process ends, its thread gets
             # another one.
             with suppress(SystemExit):
-                Lost.look()
+                Unreachable.drop()
 
 
 def unlink(ref: TensorRef) -> None:

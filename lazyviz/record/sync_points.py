@@ -110,7 +110,7 @@ class PendingRuns:
         "evaluator",
         "lock",
         "running",
-        "under_way",
+        "active_thread",
     )
 
     def __init__(self, recording: RecordingState, scopes: Scopes) -> None:
@@ -121,7 +121,7 @@ class PendingRuns:
         self.lock = RunLock()
         self.background: Background | None = None  # accessed while holding the lock
         self.running = 0  # thread that runs nodes: reads by a kernel itself need no evaluation
-        self.under_way = 0  # thread whose run has not ended, although it may be in a user's callback
+        self.active_thread = 0  # thread whose run has not ended, although it may be in a user's callback
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False
@@ -212,7 +212,7 @@ class PendingRuns:
 
     def refuse_nested(self) -> None:
         """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
-        if self.under_way == threading.get_ident():
+        if self.active_thread == threading.get_ident():
             raise RuntimeError(NESTED)
 
 

@@ -23,7 +23,7 @@ from .parity.gradient_accumulation import is_taken_over, sharing_memory
 from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
-from .storage import FORGOTTEN, Lost, TrackedNode, TrackedStorage
+from .storage import FORGOTTEN, TrackedNode, TrackedStorage, Unreachable
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
 
@@ -161,7 +161,7 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
             return op(*args, **kwargs)
     anew: list[TrackedStorage] = []
     if tape.pending:
-        if Lost.something and tape.recording.graph is None:
+        if Unreachable.possible and tape.recording.graph is None:
             tape.pending_ops.forget_lost()
         if info.is_view and any(is_lazy(tensor) for tensor in tensors_in(args)):
             with tape.runs.lock:  # a run on another thread may be about to make it real

@@ -34,7 +34,7 @@ from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
-from ..record.storage import Lost, TrackedStorage, TrackedValue
+from ..record.storage import TrackedStorage, TrackedValue, Unreachable
 from ..record.tape import tape
 from . import evaluation, planned_device
 from .block_error import note_raised
@@ -157,7 +157,7 @@ class LazyBlock(Transaction, Generic[G]):
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:
-            if Lost.something and tape.pending:
+            if Unreachable.possible and tape.pending:
                 tape.pending_ops.forget_lost()
             if tape.pending_ops.overdue:
                 evaluation.catch_up()

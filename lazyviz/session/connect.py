@@ -9,7 +9,7 @@ from ..execute import shutdown
 from ..graph.ir import Node, Timed, Work
 from ..record import lazy_tensor
 from ..record.recorder import recorder
-from ..record.storage import Lost, TrackedNode
+from ..record.storage import TrackedNode, Unreachable
 from ..record.tape import tape
 from . import block, evaluation
 from .sync_evaluation import run_for_sync
@@ -23,7 +23,7 @@ def connect() -> None:
     tape.pending_ops.reachable = evaluation.reachable
     Node.count_work = staticmethod(_count_work)
     Node.project_time = staticmethod(_project_time)
-    Lost.look = tape.pending_ops.forget_lost
+    Unreachable.drop = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(shutdown.stop_all)
     atexit.register(evaluation.stop_background)

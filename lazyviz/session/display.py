@@ -80,8 +80,8 @@ class Pictures:
             return
         from ..view.export.path_redaction import WithoutPaths, without_paths
 
-        with without_paths(graph.ir) as told:
-            pictured: Any = WithoutPaths(graph, told)
+        with without_paths(graph.ir) as redactions:
+            pictured: Any = WithoutPaths(graph, redactions)
             save(graph.ir, graph.plan(), path, format, eager=eager, pictured=pictured, **shown)
 
     def show(self, graph: ShownGraph) -> Path:

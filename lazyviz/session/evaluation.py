@@ -60,7 +60,7 @@ def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
     return [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
 
 
-class under_way:
+class ActiveRun:
     """Context of a run: code that is called during the run cannot start another one.
 
     Signals wait until its end, or for a point between two nodes, so that exceptions of their handlers cannot
@@ -77,7 +77,7 @@ class under_way:
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
-        tape.runs.under_way = threading.get_ident()
+        tape.runs.active_thread = threading.get_ident()
         return arrived
 
     def __exit__(self, *error: object) -> None:
@@ -85,10 +85,10 @@ class under_way:
         if self._signals.leave is not None:
             self._signals.leave()
             watch.release()  # it saw nodes as pending that have run
-        tape.runs.under_way = 0
+        tape.runs.active_thread = 0
         if self.running:
             for lazy in self.running:
-                tell([lazy], None, {}, "interrupted" if lazy.has_pending else None)
+                notify([lazy], None, {}, "interrupted" if lazy.has_pending else None)
             watch.release()
             self.running = ()
         self._signals.__exit__()
@@ -112,7 +112,7 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
             return background.report
     if begun := begun_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
-    context = under_way(nodes)
+    context = ActiveRun(nodes)
     try:
         with context as arrived:
             strategy = _chosen(nodes, wanted, begun)
@@ -146,7 +146,7 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
     """
     shutdown.uses()
     tape.runs.finish_background()
-    wanted, context = RunOptions(**options), under_way(nodes)
+    wanted, context = RunOptions(**options), ActiveRun(nodes)
     begun = begun_split(nodes)
     try:
         with context as arrived:
@@ -216,7 +216,7 @@ class AsyncEvaluation:
         if strategy is None:
             return
         with tape.runs.lock:
-            context = under_way(strategy.nodes)
+            context = ActiveRun(strategy.nodes)
             try:
                 with context as arrived:
                     self.report = _execute(strategy, self.cause, context, arrived)
@@ -247,7 +247,7 @@ def _shows_bar(strategy: Strategy) -> bool:
     return progress_bar.is_wanted()
 
 
-def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferred) -> Report:
+def _execute(strategy: Strategy, cause: str, context: ActiveRun, arrived: Deferred) -> Report:
     """Run the nodes with the chosen ``strategy``; the graphs are notified in any case."""
     reports: list[Report] = []
     outcome: str | None = None
@@ -274,7 +274,7 @@ def _execute(strategy: Strategy, cause: str, context: under_way, arrived: Deferr
 def _end(
     strategy: Strategy,
     cause: str,
-    context: under_way,
+    context: ActiveRun,
     outcome: str | None,
     seconds: float,
     reports: list[Report],
@@ -285,9 +285,9 @@ def _end(
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.runs.under_way = 0  # listeners may read results, and evaluate again
+        tape.runs.active_thread = 0  # listeners may read results, and evaluate again
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
-        tell(strategy.touched, reports[0] if reports else None, timelines, outcome)
+        notify(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
         watch.release()
     if strategy.is_followed:
@@ -360,7 +360,7 @@ def _count(strategy: Strategy, report: Report) -> None:
         projection_errors.append(report.error)
 
 
-def tell(
+def notify(
     touched: Sequence[RecordedGraph], report: Report | None, timelines: Timelines, outcome: str | None
 ) -> None:
     """Notify the graphs of a run of their nodes, after all state has been updated."""
@@ -449,8 +449,8 @@ def stop_background() -> None:
 def end_abandoned() -> None:
     """End a run of this thread that was not exited, although its frames no longer exist."""
     if not is_running_here():
-        if tape.runs.under_way == threading.get_ident():
-            tape.runs.under_way = 0
+        if tape.runs.active_thread == threading.get_ident():
+            tape.runs.active_thread = 0
         if (left := Deferred.current.get(threading.get_ident())) is not None:
             left.__exit__()
 

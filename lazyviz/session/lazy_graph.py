@@ -33,7 +33,7 @@ from ..record.fake_cuda.host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
-from ..record.storage import Lost, TrackedNode
+from ..record.storage import TrackedNode, Unreachable
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from . import evaluation
@@ -98,8 +98,8 @@ class LazyGraph:
         if is_ending() or "ir" not in vars(self):
             return  # at interpreter exit, or if the constructor was interrupted
         self.ir.lost = True
-        if Lost.look is not None and tape.pending and node_passes.unfinished(self.nodes):
-            Lost.look()
+        if Unreachable.drop is not None and tape.pending and node_passes.unfinished(self.nodes):
+            Unreachable.drop()
 
     def __repr__(self) -> str:
         syncs = len(self.sync_points)

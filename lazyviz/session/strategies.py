@@ -155,10 +155,12 @@ class Strategy:
             return
         if self.compiler is not None:
             if nodes:
-                from ..execute.compiler.segment_cache import repeats
+                from ..execute.compiler.segment_cache import cached_segments
 
-                self.subgraph = repeats.look_at(tape, nodes, self.compiler)
-                self.code = repeats.find(self.subgraph, self.compiler) if self.subgraph is not None else None
+                self.subgraph = cached_segments.subgraph_of(tape, nodes, self.compiler)
+                self.code = (
+                    cached_segments.find(self.subgraph, self.compiler) if self.subgraph is not None else None
+                )
         elif self.choice is None and not (self.cuda and self.wanted.timings):
             self.subgraph = program_cache.replays.structure_of(tape, nodes, self.wanted.graph is not None)
             self.found = program_cache.replays.find(self.subgraph) if self.subgraph is not None else None

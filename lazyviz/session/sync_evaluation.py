@@ -26,7 +26,7 @@ from ..record.sync_points import SyncError, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
-from .evaluation import outcome_of, run, tell, under_way
+from .evaluation import ActiveRun, notify, outcome_of, run
 from .recorded_graph import RecordedGraph
 
 
@@ -90,7 +90,7 @@ def _note_read(
         lazy.runs.error = None
     if ir is not tape.recording.graph:
         report = Report.for_sync_point(done, seconds, levels.peak, cause, timeline)
-        tell(touched, report, {id(ir): timeline}, None)
+        notify(touched, report, {id(ir): timeline}, None)
         evaluation.watch.release()
         return
     for lazy in touched:  # without listeners
@@ -108,7 +108,7 @@ def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     touched = _touched_alone(nodes)
     if touched is None:
         return False
-    context = under_way(nodes)
+    context = ActiveRun(nodes)
     try:
         arrived = context.__enter__()
         nodes = node_passes.unfinished(nodes)  # a signal handler may have run them in the meantime
@@ -133,7 +133,7 @@ def _run_for_values(
     subgraph: Subgraph | None,
     found: program_cache.Replay | None,
     new: str | None,
-    context: under_way,
+    context: ActiveRun,
     arrived: Deferred,
 ) -> None:
     resident: ResidentMemory | None = None
@@ -169,7 +169,7 @@ def _run_for_values(
             if outcome is None and subgraph is not None and resident is not None:
                 with gc_pause.paused():
                     new = program_cache.replays.learn(subgraph, resident, None)
-            tape.runs.under_way = 0
+            tape.runs.active_thread = 0
             _note_values(nodes, touched, memory, outcome, seconds, cause, found is not None, new)
             context.running = ()
 
@@ -202,7 +202,7 @@ def _note_values(
     evaluation.last_run = cause, done, seconds
     evaluation.metrics.add("evaluate", seconds)
     evaluation.metrics.count("ops run", done)
-    tell(touched, report, timelines, outcome)
+    notify(touched, report, timelines, outcome)
     evaluation.watch.release()
 
 

@@ -55,7 +55,7 @@ def as_written(line: str) -> str:
         return line
     words = [given] if isinstance(given, str) else list(given)
     if found[1] in ("system", "getoutput"):
-        told = f"!{words[0]}"
+        shown = f"!{words[0]}"
     else:
-        told = f"{'%' if found[1] == 'run_line_magic' else '%%'}{' '.join(map(str, words[:2]))}".rstrip()
-    return line[: found.start()] + told + line[found.end() :]
+        shown = f"{'%' if found[1] == 'run_line_magic' else '%%'}{' '.join(map(str, words[:2]))}".rstrip()
+    return line[: found.start()] + shown + line[found.end() :]

@@ -58,7 +58,7 @@ def jupyter(*, dark: bool = False) -> Host:
 
 
 TRAITS = ("scene", "state", "summary", "progress", "report", "error", "choices", "findings", "static_id")
-# Timers up to this delay are waited for (a search's, for example), and animations up to this length are ended.
+# Timers up to this delay are waited for (a search's, for example); animations up to this length are ended.
 LONGEST_TIMER = 200  # milliseconds
 PAGE = """
 async ([code, second, css, traits, longest]) => {

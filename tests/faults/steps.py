@@ -423,7 +423,7 @@ def _state() -> dict[str, Any]:
     return {
         "signal handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)],
         "deferred signals": dict(signals.Deferred.current),
-        "the thread that runs": (tape.runs.running, tape.runs.under_way),
+        "the thread that runs": (tape.runs.running, tape.runs.active_thread),
         "the lock": tape.runs.lock.owner,
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "garbage collector": (gc.get_threshold(), gc.isenabled()),

@@ -24,12 +24,17 @@ COUNTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def inductor_cache(tmp_path_factory):
+    """An empty cache, because nothing would be compiled with one from earlier runs."""
+    return tmp_path_factory.mktemp("inductor")
+
+
 @pytest.fixture(scope="module", params=["compiled", "python"])
-def ended(request, tmp_path_factory):
+def ended(request, inductor_cache):
     """How children of one process ended: (how many of each kind, what is known of each)."""
     count = COUNTS[request.config.getoption("--all")][request.param]
-    folder = tmp_path_factory.mktemp("inductor")  # with a cache from earlier runs nothing would be compiled
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache)}
     if request.param == "python":
         env["LAZYVIZ_PURE_PYTHON"] = "1"
     command = [sys.executable, str(SCRIPT), str(count), *exits.KINDS]

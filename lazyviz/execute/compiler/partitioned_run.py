@@ -37,7 +37,7 @@ from . import verify
 from .compile_context import interruptible, progress_notices, without_active_modes
 from .fx_lowering import views_of
 from .output_checks import refuse_other_metadata
-from .segment_cache import Reuse, name_segment, note_partial_write, repeats
+from .segment_cache import Reuse, cached_segments, name_segment, note_partial_write
 
 _MOST_REASONS = 8
 
@@ -114,7 +114,7 @@ def run_with_backend(
         else:
             run.op_by_op(part)
     if subgraph is not None and run.reuse is not None and run.outcome.share + run.outcome.left == len(nodes):
-        repeats.learn(subgraph, backend, run.reuse)
+        cached_segments.add(subgraph, backend, run.reuse)
     return run.outcome
 
 

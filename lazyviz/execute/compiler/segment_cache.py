@@ -27,7 +27,7 @@ from ..replay.program_key import Key, Subgraph
 from .output_checks import refuse_other_metadata
 
 Reuse = Callable[[Segment], Compiled | None]
-MOST_KEPT = 128  # structures; the backends keep their programs
+MAX_SEGMENTS = 128  # structures; the backends keep their programs
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class _Known:
     reuse: Reuse
 
 
-class Repeats:
+class SegmentCache:
     """Structures that became one segment, with a function that finds their code."""
 
     def __init__(self) -> None:
-        self._known: LRUCache[Key, _Known] = LRUCache(MOST_KEPT)
+        self._known: LRUCache[Key, _Known] = LRUCache(MAX_SEGMENTS)
 
-    def look_at(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
+    def subgraph_of(self, tape: Tape, nodes: Sequence[TrackedNode], backend: Backend) -> Subgraph | None:
         """The structure of ``nodes``, if it can be cached."""
         subgraph = replays.structure_of(tape, nodes, id(backend))  # the entry keeps the backend alive
         return None if subgraph is None or subgraph.later else subgraph
@@ -59,7 +59,7 @@ class Repeats:
             Segment(subgraph.nodes, subgraph.outside, subgraph.users, _unkeyed_inputs(subgraph))
         )
 
-    def learn(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
+    def add(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
         """The subgraph has run as one segment; ``reuse`` finds its code."""
         assert subgraph.key is not None
         self._known[subgraph.key] = _Known(backend, reuse)
@@ -74,7 +74,7 @@ def _unkeyed_inputs(subgraph: Subgraph) -> bytes | None:
         return None
 
 
-repeats = Repeats()
+cached_segments = SegmentCache()
 
 
 def run_compiled(

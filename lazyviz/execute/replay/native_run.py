@@ -33,7 +33,9 @@ def is_possible(tape: Tape) -> bool:
     On other threads than the main one, it must be possible to stop a run when the process ends.
     """
     runs = tape.runs
-    return node_passes.active and not runs.under_way and not runs.running and threading.get_ident() == _main
+    return (
+        node_passes.active and not runs.active_thread and not runs.running and threading.get_ident() == _main
+    )
 
 
 def is_suited(subgraph: Subgraph, known: Known) -> bool:
@@ -106,5 +108,5 @@ def _end(
         known.seconds = times[-1] - times[0]
         if tape.recording.graph is not None:
             tape.tensors.made_real(subgraph.users)
-    tape.runs.running = tape.runs.under_way = 0
+    tape.runs.running = tape.runs.active_thread = 0
     tape.pending_ops.release_unused(nodes)

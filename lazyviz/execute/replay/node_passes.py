@@ -41,7 +41,7 @@ class Storages(NamedTuple):
     """The storages of a subgraph's values, in the order of their numbers.
 
     ``places`` are the numbers of the storages of outside values. For each storage with special properties,
-    ``told`` has three ints (its number, whether the user has tensors on it, and whether it was never
+    ``flags`` has three ints (its number, whether the user has tensors on it, and whether it was never
     dropped), and ``roles`` has its role. ``live`` are the numbers of storages with tensors; ``continued`` are
     outside storages that have the memory of an earlier one. ``later`` are the numbers of values that pending
     nodes outside of the subgraph need, ``beyond`` the numbers of such storages.
@@ -49,7 +49,7 @@ class Storages(NamedTuple):
 
     storages: list[TrackedStorage]
     places: tuple[int, ...]
-    told: bytes
+    flags: bytes
     roles: tuple[str | None, ...]
     live: tuple[int, ...]
     continued: list[TrackedStorage]
@@ -183,13 +183,13 @@ class InPython:
         """The storages of ``values``, in the order of :class:`Survey`, with the ``wiring``."""
         storages = list(dict.fromkeys([value.storage for value in values]))
         places = {storage: place for place, storage in enumerate(storages)}
-        told = array("i")
+        flags = array("i")
         roles: list[str | None] = []
         live: list[int] = []
         continued: list[TrackedStorage] = []
         for storage, place in places.items():
             if storage.live or storage.role is not None or storage.dropped is None or storage.external:
-                told.extend((place, storage.live > 0, storage.dropped is None))
+                flags.extend((place, storage.live > 0, storage.dropped is None))
                 roles.append(storage.role)
                 if storage.live:
                     live.append(place)
@@ -203,7 +203,7 @@ class InPython:
             inside[values[number].storage] += count
         beyond = tuple([place for place, each in enumerate(storages) if each.uses > inside[each]])
         return Storages(
-            storages, outside, told.tobytes(), tuple(roles), tuple(live), continued, later, beyond
+            storages, outside, flags.tobytes(), tuple(roles), tuple(live), continued, later, beyond
         )
 
     @staticmethod

@@ -380,7 +380,7 @@ class Steps:
         The third result has the numbers of the values that are needed later.
         """
         found = node_passes.storages_of(subgraph.values, made, wiring)
-        storages, places, told, roles, live, continued, later, kept = found
+        storages, places, flags, roles, live, continued, later, kept = found
         subgraph.storages, subgraph.live = storages, live
         if continued:
             origins: dict[Any, int] = {}
@@ -398,7 +398,7 @@ class Steps:
             later = tuple(sorted({*later, *[numbers[value] for value in states]}))
             on = {value.storage for value in states}
             kept = tuple(sorted({*kept, *[place for place, each in enumerate(storages) if each in on]}))
-        return (told, roles, *kept), places, later
+        return (flags, roles, *kept), places, later
 
 
 node_passes.connect(Step)

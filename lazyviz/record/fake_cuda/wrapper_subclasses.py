@@ -24,7 +24,7 @@ _seen: WeakSet[type] = WeakSet()  # a later block may use existing tensors of th
 
 def install(patches: Patches) -> None:
     original = private_api.make_wrapper_subclass
-    told: set[type] = set()
+    reported: set[type] = set()
 
     @functools.wraps(original)
     def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
@@ -36,14 +36,14 @@ def install(patches: Patches) -> None:
             below = torch_cuda.STAND_INS.get(place)
             if below is not None:
                 kwargs["device"] = below
-                if args[0] not in told:
-                    told.add(args[0])
+                if args[0] not in reported:
+                    reported.add(args[0])
                     report_planned_device(patches, args[0])
         return original(*args, **kwargs)
 
     patches.set(torch.Tensor, private_api.MAKE_WRAPPER_SUBCLASS, staticmethod(make_wrapper_subclass))
     for cls in list(_seen):
-        told.add(cls)
+        reported.add(cls)
         report_planned_device(patches, cls)
 
 

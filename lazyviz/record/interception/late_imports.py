@@ -22,8 +22,8 @@ from ...torch_internals import private_api
 from ...torch_internals.dynamo import IMPORTS_CUDA, KEEPS_WHAT_IT_FINDS
 from .attribute_patches import out_of_place
 
-_ASIDE = (KEEPS_WHAT_IT_FINDS, IMPORTS_CUDA)
-AFTER: dict[str, Callable[[ModuleType], None]] = {}
+_UNPATCHED = (KEEPS_WHAT_IT_FINDS, IMPORTS_CUDA)
+ACTIONS: dict[str, Callable[[ModuleType], None]] = {}
 """By module name: called with the module when a block has imported it."""
 
 
@@ -33,11 +33,11 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
     if module is not None:
         action(module)
     else:
-        AFTER[name] = action
+        ACTIONS[name] = action
 
 
 def forget(name: str) -> None:
-    AFTER.pop(name, None)
+    ACTIONS.pop(name, None)
 
 
 class LateImports(MetaPathFinder):
@@ -62,18 +62,18 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _ASIDE and name not in AFTER:
+        if name not in _UNPATCHED and name not in ACTIONS:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            if name in _ASIDE:
-                spec.loader = _Aside(spec.loader, self._mode)
-            if name in AFTER:
-                spec.loader = _Then(spec.loader, AFTER[name])
+            if name in _UNPATCHED:
+                spec.loader = _UnpatchedLoader(spec.loader, self._mode)
+            if name in ACTIONS:
+                spec.loader = _NotifyingLoader(spec.loader, ACTIONS[name])
         return spec
 
 
-class _For(Loader):
+class _LoaderWrapper(Loader):
     """Replaces ``loader`` until the module is executed."""
 
     def __init__(self, loader: Loader) -> None:
@@ -89,7 +89,7 @@ class _For(Loader):
         self._loader.exec_module(module)
 
 
-class _Aside(_For):
+class _UnpatchedLoader(_LoaderWrapper):
     """Runs ``loader`` without any of our patches and modes."""
 
     def __init__(self, loader: Loader, mode: private_api.TorchDispatchMode) -> None:
@@ -101,7 +101,7 @@ class _Aside(_For):
             super().exec_module(module)
 
 
-class _Then(_For):
+class _NotifyingLoader(_LoaderWrapper):
     """Runs ``loader``, and then ``action``."""
 
     def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:

@@ -48,7 +48,8 @@ _WORKAROUNDS = {
     _SHARED_MEMORY: "clone() it",
     _SHARED_FILE: "clone() it, or map the file for this process alone (shared=False)",
 }
-_MOST_LOOKS = 2  # searches in a block for released references: a call that uses a tensor refers to it as well
+# Searches in a block for released references: a call that uses a tensor refers to it as well.
+_MAX_SEARCHES = 2
 _MAY_TAKE = 0.05  # share of the process's time that may be spent on repeated searches in the next block
 _HELD_BY_NOTHING = (
     types.FunctionType,
@@ -73,19 +74,21 @@ class Verdict:
     """What is known about a storage: its memory, and what holds it.
 
     ``ties`` are the tensors that an unknown object refers to: once they are gone, it has no holder any more.
-    ``looks`` is how often they have been searched in this block.
+    ``searches`` is how often they have been searched in this block.
     """
 
-    __slots__ = ("end", "holder", "looks", "memory", "start", "ties")
+    __slots__ = ("end", "holder", "searches", "memory", "start", "ties")
 
-    def __init__(self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], looks: int = 0) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], searches: int = 0
+    ) -> None:
         place = memory_of(private_api.storage_address(tensor))
         self.memory = private_api.MemoryRef(tensor)
         self.start = place.data if place is not None else 0
         self.end = self.start + private_api.TensorBase.untyped_storage(tensor).nbytes()
         self.holder = holder
         self.ties = ties
-        self.looks = looks
+        self.searches = searches
 
 
 def workaround_for(holder: str) -> str:
@@ -159,7 +162,7 @@ class MemoryHolders:
             if holder is None or private_api.storage_address(tensor) in self.exported:
                 continue
             verdict = self._verdict(private_api.storage_address(tensor))
-            if verdict is not None and verdict.looks < _MOST_LOOKS:
+            if verdict is not None and verdict.searches < _MAX_SEARCHES:
                 return True
         return False
 
@@ -175,7 +178,7 @@ class MemoryHolders:
         """Holders that were found before may no longer exist."""
         if self._examined_for < _MAY_TAKE * (time.perf_counter() - self._born):
             for verdict in self._verdicts.values():
-                verdict.looks = 0
+                verdict.searches = 0
 
     def overlapped(self, tensor: torch.Tensor) -> Iterator[int]:
         """Addresses of other known storages whose memory overlaps that of ``tensor``."""
@@ -254,7 +257,7 @@ class MemoryHolders:
             _ReferenceScan(operands).judge(self._verdicts)
             for tensor in operands:  # what cannot be decided now is not searched again
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
-                    verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MOST_LOOKS)
+                    verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MAX_SEARCHES)
                     self._verdicts[private_api.storage_address(tensor)] = verdict
         self.lasting = True
         self._examined_for += time.perf_counter() - start
@@ -315,8 +318,8 @@ class _ReferenceScan:
         for address, tensor in tensors.items():
             verdict = verdicts.get(address)
             if verdict is None or verdict.holder is not None:
-                looks = 0 if verdict is None else verdict.looks
-                verdict = Verdict(tensor, NUMPY if ties[address] else None, ties[address], looks + 1)
+                searches = 0 if verdict is None else verdict.searches
+                verdict = Verdict(tensor, NUMPY if ties[address] else None, ties[address], searches + 1)
                 verdicts[address] = verdict
             ranges.append((verdict.start, verdict.end, verdict))
         ranges.sort(key=lambda entry: entry[0])

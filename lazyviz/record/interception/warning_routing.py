@@ -55,22 +55,22 @@ class _Ignored(no_warnings):
     """The PyTorch setting applies to all threads: the last of several overlapping contexts restores it."""
 
     before = False  # the setting before the first one
-    under_way: ClassVar[list[_Ignored]] = []
+    active: ClassVar[list[_Ignored]] = []
 
     def begin(self) -> None:
-        if not self.under_way:
+        if not self.active:
             _Ignored.before = torch.is_warn_always_enabled()
         self.undo_by(self._stop)
-        self.under_way.append(self)
+        self.active.append(self)
         torch.set_warn_always(True)  # otherwise a warning that is shown only once would be used up
         super().begin()
 
     def _stop(self) -> None:
-        if not [each for each in self.under_way if each is not self]:
+        if not [each for each in self.active if each is not self]:
             torch.set_warn_always(_Ignored.before)
         # Not earlier, so that contexts that begin meanwhile do not take our setting for the user's.
-        if self in self.under_way:
-            self.under_way.remove(self)
+        if self in self.active:
+            self.active.remove(self)
 
 
 def silenced(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -55,8 +55,8 @@ def longest(
     if targets.dim() == 2:
         return [targets.shape[1]] * count, "targets of ctc_loss are as long as their padded length"
     least, rest = divmod(targets.shape[0], count)
-    told = [least + (index < rest) for index in range(count)]
-    return told, "concatenated targets of ctc_loss have equal lengths"
+    assumed = [least + (index < rest) for index in range(count)]
+    return assumed, "concatenated targets of ctc_loss have equal lengths"
 
 
 def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from ...execute.report import Report
 from ...record.tape import tape
 from ..evaluation import AsyncEvaluation
 
-_LOOK = 0.05  # seconds between two looks at what another thread does
+_INTERVAL = 0.05  # seconds between two checks of another thread
 
 
 class Run:
@@ -76,14 +76,14 @@ class Run:
     def _finish_once_over(self) -> None:
         evaluation = self._evaluation
         while (started := evaluation.started) is not None:
-            if not started.wait(_LOOK):
+            if not started.wait(_INTERVAL):
                 continue
             with tape.runs.lock:
                 if tape.recording.graph is None:  # what is recorded is not to change under a recorder
                     with suppress(Exception):
                         evaluation.finish()
                     return
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
 
     def _wait(self, timeout: float | None) -> None:
         started = self._evaluation.started
@@ -94,7 +94,7 @@ class Run:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the evaluation is still running after {timeout:g} seconds")
-            started.wait(min(left, _LOOK))  # so that a signal is handled meanwhile
+            started.wait(min(left, _INTERVAL))  # so that a signal is handled meanwhile
 
     def __repr__(self) -> str:
         evaluation = self._evaluation

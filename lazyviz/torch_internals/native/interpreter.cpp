@@ -47,7 +47,7 @@ PyObject* Refused = nullptr;  // raised for what cannot be represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
-  PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *under_way;
+  PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *active_thread;
 } names;
 
 struct Classes {  // set by `connect`
@@ -1107,7 +1107,7 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   if (!PyList_Check(tensors.get())) Py_RETURN_NOTIMPLEMENTED;
   given.tensors = tensors.get();
   auto note = [&](PyObject* name, PyObject* who) { return PyObject_SetAttr(runs, name, who) == 0; };
-  if (!note(names.under_way, thread) || !note(names.running, thread)) return nullptr;
+  if (!note(names.active_thread, thread) || !note(names.running, thread)) return nullptr;
   PyObject* result = with_warnings([&]() -> PyObject* {
     THPObjectPtr found;
     {
@@ -1119,7 +1119,7 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
     for (Py_ssize_t at = 0; found.get() == Py_None && at < PyTuple_GET_SIZE(notes); at++) {
       if (!THPObjectPtr(PyObject_CallNoArgs(PyTuple_GET_ITEM(notes, at)))) return nullptr;
     }
-    if (found.get() == Py_None && !note(names.under_way, nobody.get())) return nullptr;
+    if (found.get() == Py_None && !note(names.active_thread, nobody.get())) return nullptr;
     return found && PyList_Append(ran, found.get()) == 0 ? found.release() : nullptr;
   });
   if (result == Py_None && PyErr_Occurred()) Py_CLEAR(result);  // a warning that is an error: the nodes have run
@@ -1479,7 +1479,7 @@ bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
       {&names.tensor, "tensor"}, {&names.next, "next"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
       {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"},
-      {&names.running, "running"}, {&names.under_way, "under_way"}};
+      {&names.running, "running"}, {&names.active_thread, "active_thread"}};
   for (auto [place, text] : all) {
     if ((*place = PyUnicode_InternFromString(text)) == nullptr) return false;
   }

@@ -234,7 +234,7 @@ cdef class Maker:
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
-cdef object TrackedStorage, Lost, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
+cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external
 cdef dict infos, entries, above, pending_nodes, held
@@ -261,7 +261,7 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
@@ -282,7 +282,7 @@ def connect(**parts):
     global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
-    global learn, info_of, TrackedStorage, Lost, infos, entries, above, nodes, values_, storages_
+    global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
@@ -292,7 +292,7 @@ def connect(**parts):
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
-    TensorRef, TrackedStorage, Lost = parts["TensorRef"], parts["TrackedStorage"], parts["Lost"]
+    TensorRef, TrackedStorage, Unreachable = parts["TensorRef"], parts["TrackedStorage"], parts["Unreachable"]
     ref_cls, most_tensors = TensorRef.__base__, parts["MOST_TENSORS"]
     stand_ins, wrap, storage_address = parts["cuda"].STAND_INS, parts["wrap"], parts["storage_address"]
     dispatch_depth, default_dtype = parts["dispatch_depth"], parts["default_dtype"]
@@ -349,7 +349,7 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, R_next, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_under_way, T_outside, T_storages, T_computed, T_exported
+    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
@@ -396,7 +396,7 @@ def _find_slots(parts):
     RS_explicit_detach = offset(state, "explicit_detach")
     RS_viewed, RS_owner, RS_summing = offset(state, "viewed"), offset(state, "owner"), offset(state, "summing")
     RS_batch, RS_held_bytes_limit = offset(state, "batch"), offset(state, "held_bytes_limit")
-    PR_under_way = offset(type(runs), "under_way")
+    PR_active_thread = offset(type(runs), "active_thread")
     known = type(table)
     T_outside, T_storages = offset(known, "outside"), offset(known, "storages")
     T_computed, T_exported = offset(known, "computed"), offset(known, "exported")
@@ -760,8 +760,8 @@ def dispatch(mode, func, types, args=(), kwargs=None):
 cdef int is_recording() noexcept:
     if get(recording_state, RS_graph) is None or get(recording_state, RS_pauses):
         return False
-    under_way = get(runs, PR_under_way)  # Python's recorder waits for another thread's run
-    return not under_way or under_way == PyThread_get_thread_ident()
+    active_thread = get(runs, PR_active_thread)  # Python's recorder waits for another thread's run
+    return not active_thread or active_thread == PyThread_get_thread_ident()
 
 
 cdef object record_call(object func, object args, object kwargs):
@@ -2100,8 +2100,8 @@ def on_death(ref):
     live = get(storage, S_live) - 1
     put(storage, S_live, live)
     if live == 0:
-        if Lost.something is not True:
-            Lost.something = True
+        if Unreachable.possible is not True:
+            Unreachable.possible = True
         put(storage, S_dropped, len(<list> get(graph, G_nodes)))
         put(storage, S_dropped_in, None)
 

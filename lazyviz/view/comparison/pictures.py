@@ -28,10 +28,10 @@ def side_by_side(here: Scene, there: Scene, names: tuple[str, str]) -> list[str]
     ]
 
 
-def _compared(told: dict[str, list[Any]], most: int, *, second: bool = False) -> Compared:
-    """``told`` of :func:`differences` for a picture; ``second``: of that of the second graph."""
+def _compared(by_box: dict[str, list[Any]], most: int, *, second: bool = False) -> Compared:
+    """The result of :func:`differences` for a picture; ``second``: for that of the second graph."""
     boxes = {}
-    for id, (own, other, alone) in told.items():
+    for id, (own, other, alone) in by_box.items():
         sizes = sum(size for _, size in own), sum(size for _, size in other)
         boxes[id] = (*(sizes[::-1] if second else sizes), alone)
     return Compared(boxes, most)

@@ -148,8 +148,8 @@ def _parts(scene: Scene, traits: Mapping[str, Any], ask: Any) -> Iterator[tuple[
     count = len(scene.plan.timeline)
     moments = sorted({*_spread(count, MOMENTS * LONG // max(count, LONG)), *_told(traits)})
     for number, first in enumerate(range(0, len(moments), MOMENTS_PART)):
-        told = {str(at): ask("moment", str(at)) for at in moments[first : first + MOMENTS_PART]}
-        yield f"moment-{number}", _packed(told)
+        answers = {str(at): ask("moment", str(at)) for at in moments[first : first + MOMENTS_PART]}
+        yield f"moment-{number}", _packed(answers)
     yield "search", _packed(_search(scene))
     yield "parents", _packed({box.id: box.parent.id for box in boxes if box.parent and not box.is_group})
     track = ask("track")

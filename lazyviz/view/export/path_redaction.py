@@ -17,12 +17,12 @@ from ..widget.runner import running_of
 class WithoutPaths:
     """A recorded graph as the saved page queries it, without code and with its own plan."""
 
-    def __init__(self, pictured: Any, told: Told) -> None:
+    def __init__(self, pictured: Any, redactions: Redactions) -> None:
         self._pictured = pictured
         self._running = copy.copy(running_of(pictured))  # without registering as a listener of its runs
         if (error := self._running.exception) is not None:
             kind = type(type(error).__name__, (Exception,), {})
-            self._running.exception = kind(told.text(str(error)))
+            self._running.exception = kind(redactions.text(str(error)))
         self.code = ""
         self.shown_plans: Any = None
 
@@ -30,7 +30,7 @@ class WithoutPaths:
         return getattr(self._pictured, name)
 
 
-class Told:
+class Redactions:
     """Replacements of source lines, and of text that contains them."""
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Told:
 
 
 @contextmanager
-def without_paths(graph: Graph) -> Iterator[Told]:
+def without_paths(graph: Graph) -> Iterator[Redactions]:
     """Inside the context, ``graph`` and the nodes of other graphs that it needs have no code and no
     directories; nor do plans and pictures that are created inside.
     """
-    told = Told()
+    redactions = Redactions()
     nodes: dict[int, Node] = {}
     queue = [*graph.nodes, *(value.node for value in graph.inputs if value.node is not None)]
     for node in queue:  # grows while it is read
@@ -79,20 +79,20 @@ def without_paths(graph: Graph) -> Iterator[Told]:
     points, place = graph.sync_points, graph.place
     try:
         for node, source, callers, _ in before:
-            node.source = told.line(source) if source is not None else None
-            node.callers = tuple([told.line(line) for line in callers])
+            node.source = redactions.line(source) if source is not None else None
+            node.callers = tuple([redactions.line(line) for line in callers])
         for node, _, _, error in before:
-            node.error = told.text(error) if error is not None else None
+            node.error = redactions.text(error) if error is not None else None
         graph.sync_points = [
             replace(
                 point,
-                source=told.line(point.source) if point.source is not None else None,
-                reader=told.line(point.reader) if point.reader is not None else None,
+                source=redactions.line(point.source) if point.source is not None else None,
+                reader=redactions.line(point.reader) if point.reader is not None else None,
             )
             for point in points
         ]
-        graph.place = told.line(place) if place is not None else None
-        yield told
+        graph.place = redactions.line(place) if place is not None else None
+        yield redactions
     finally:
         graph.sync_points, graph.place = points, place
         for node, source, callers, error in before:

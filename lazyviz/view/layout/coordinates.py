@@ -147,7 +147,7 @@ def arrange(
     if matching:
         _match(scene, order, drawn_in, placed, size, across=across)
     made = _located(scene, opened, order, drawn_in, placed, size, across=across)
-    return _turned(made) if across else made
+    return _transposed(made) if across else made
 
 
 def _located(
@@ -248,7 +248,7 @@ def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
     return (above, below, side, side) if across else (side, side, above, below)
 
 
-def _turned(made: Arrangement) -> Arrangement:
+def _transposed(made: Arrangement) -> Arrangement:
     """If data flows across, everything is laid out with widths and heights exchanged, and transposed at the
     end.
     """
@@ -301,10 +301,10 @@ def _lines(
     side = padding(box)[0]
     widths = [edge_width(values) for values in box.edges.values()]
     if not words:
-        told = _shapes(box, texts)
+        shapes = _shapes(box, texts)
         labels = [
             _beside(points, shape, flip=flip) if shape else None
-            for points, shape in zip(drawn, told, strict=True)
+            for points, shape in zip(drawn, shapes, strict=True)
         ]
         return [Line(*line) for line in zip(drawn, texts, labels, widths, strict=True)]
     labels = place_labels(
@@ -327,12 +327,12 @@ def _up(box: Box) -> bool:
 
 def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
     """The label of each edge if data flows to the right: for each group, the shape at its first edge."""
-    told: set[Box] = set()
+    labeled: set[Box] = set()
     result: list[str] = []
     for (start, _), text in zip(box.edges, texts, strict=True):
-        says = start.kind in ("module", "step") and start not in told
-        result.append(text.partition(" · ")[0] if says else "")
-        told.add(start)
+        first = start.kind in ("module", "step") and start not in labeled
+        result.append(text.partition(" · ")[0] if first else "")
+        labeled.add(start)
     return result
 
 
@@ -396,16 +396,16 @@ def curve(points: Sequence[tuple[float, float]], *, across: bool = False) -> str
     ``across``: transposed, with x and y exchanged.
     """
 
-    def told(x: float, y: float) -> str:
+    def point(x: float, y: float) -> str:
         return f"{y:.1f},{x:.1f}" if across else f"{x:.1f},{y:.1f}"
 
     x, y = points[0]
-    parts = [f"M{told(x, y)}"]
+    parts = [f"M{point(x, y)}"]
     for nx, ny in points[1:]:
         middle = (y + ny) / 2
         if abs(nx - x) < 0.5:
-            parts.append(f"L{told(nx, ny)}")
+            parts.append(f"L{point(nx, ny)}")
         else:
-            parts.append(f"C{told(x, middle)} {told(nx, middle)} {told(nx, ny)}")
+            parts.append(f"C{point(x, middle)} {point(nx, middle)} {point(nx, ny)}")
         x, y = nx, ny
     return "".join(parts)

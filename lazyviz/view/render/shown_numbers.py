@@ -95,8 +95,8 @@ class ShownNumbers:
             most = max(self._compared.most if self._compared else self._scene.plan.peak_bytes, 1)
             return [(name, size / most) for name, size in self._scene.held().get(box, {}).items()]
         if self.note is not None:
-            told = self._noted(box)
-            return [told] if told is not None else []
+            note = self._noted(box)
+            return [note] if note is not None else []
         return [(AMOUNT, self._amount(box) / self._longest())]
 
     def outline(self, box: Box, usual: str) -> tuple[str, str]:
@@ -114,8 +114,8 @@ class ShownNumbers:
 
     def tint(self, box: Box) -> Part | None:
         """Color and opacity of a box's edge, by its number; ``None``: those of its layer."""
-        told = self._noted(box) if self.note is not None else None
-        return (told[0], told[1] * 0.8) if told is not None else None
+        note = self._noted(box) if self.note is not None else None
+        return (note[0], note[1] * 0.8) if note is not None else None
 
     def scale(self) -> str:
         """A sentence that explains the bars; "" if there are none."""
@@ -156,8 +156,8 @@ class ShownNumbers:
 
     def _measured(self, box: Box) -> float | None:
         """The seconds of a box whose ops have all run."""
-        told = self._scene.states.of(box)
-        return told[1] if told is not None and told[0] == "done" else None
+        summary = self._scene.states.of(box)
+        return summary[1] if summary is not None and summary[0] == "done" else None
 
     def _amount(self, box: Box) -> int | float:
         scene = self._scene

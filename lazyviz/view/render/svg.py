@@ -340,9 +340,9 @@ def _frame_title(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool
     facts = module_facts(box)
     room = frame.width - 30 - len(label) * char_width(12.5, bold=True)
     beside = facts.kind if facts is not None and room > len(facts.kind) * char_width(12.5) else ""
-    told = numbers.text(box) if numbers.is_note else ""
-    if told and room > (len(beside) + len(told) + 3) * char_width(12.5):
-        beside = " · ".join(part for part in (beside, told) if part)
+    note = numbers.text(box) if numbers.is_note else ""
+    if note and room > (len(beside) + len(note) + 3) * char_width(12.5):
+        beside = " · ".join(part for part in (beside, note) if part)
     at = frame.x + 14, frame.y + 23
     return _text(*at, label, size=12.5, weight=600, beside=beside, extra=_HALO)
 
@@ -417,7 +417,7 @@ def _module_card(
     """The card of a module: an edge tinted by the kind of layer, name and class, shapes, parameters, bytes,
     and a bar.
     """
-    told = scene.card(box)
+    card = scene.card(box)
     edge = 24.0 if h < 40 else 32.0
     badge = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
     wide = len(badge) * 6.6 + 14 if badge else 0.0
@@ -425,14 +425,14 @@ def _module_card(
     stroke, dash = numbers.outline(box, "#cfd6df")
     parts.append(_rect(x, y, w, h, fill=_CARD, stroke=stroke, extra=dash))
     noted = numbers.tint(box)
-    tint, opacity = LAYER_TINTS[told["layer"]], ""
+    tint, opacity = LAYER_TINTS[card["layer"]], ""
     if noted is not None:
         tint, opacity = noted[0], f' fill-opacity="{noted[1]:.2f}"'
     parts.append(_rect(x + 0.5, y + 0.5, edge, h - 1, fill=tint, radius=5.5, extra=opacity))
     icon_at = f"translate({x + edge / 2 - 8:.1f},{y + (h / 2 - 8 if h < 40 else 12):.1f})"
-    ink = LAYER_INKS[told["layer"]]
+    ink = LAYER_INKS[card["layer"]]
     parts.append(
-        f'<path transform="{icon_at}" d="{LAYER_ICONS[told["layer"]]}" fill="none" stroke="{ink}" '
+        f'<path transform="{icon_at}" d="{LAYER_ICONS[card["layer"]]}" fill="none" stroke="{ink}" '
         'stroke-width="1.4" stroke-linecap="round" stroke-linejoin="round"/>'
     )
     left, room = x + edge + 8, w - edge - 18 - (wide + 4 if badge else 0)
@@ -447,8 +447,8 @@ def _module_card(
         middle = x + w - 10 - wide / 2
         parts.append(_text(middle, base - 1, badge, size=11, weight=600, fill="#1b5fcc", anchor="middle"))
     number = numbers.text(box)
-    through = told.get("through", "")
-    ops = told.get("params") or scene.subtitle(box).partition(" · ")[0]
+    through = card.get("through", "")
+    ops = card.get("params") or scene.subtitle(box).partition(" · ")[0]
     short = [number, through] if numbers.tells(box) else [through, number]
     rows = [short] if h < 60 else [[through], [ops, number]]
     for at, row in enumerate(rows if h >= 40 else ()):

@@ -120,12 +120,12 @@ class Numbers:
         inside: dict[Box, Span] = {}  # of a box and all in it
         result: dict[Box, Span] = {}
         for box in reversed(self._hierarchy.boxes.values()):  # children come after their parents
-            told = own.get(box) or inside.get(box)
-            if told is None:
+            number = own.get(box) or inside.get(box)
+            if number is None:
                 continue
-            result[box] = told
+            result[box] = number
             if box.parent is not None:
-                inside[box.parent] = _both(told, inside.get(box), inside.get(box.parent))
+                inside[box.parent] = _both(number, inside.get(box), inside.get(box.parent))
         return result
 
     def _own(self, given: Annotation) -> dict[Box, Span]:

@@ -101,9 +101,9 @@ class States:
         result: dict[str, list[Any]] = {}
         for box in touched:
             if box.parent is not None and box.parent.id in groups:
-                told = self.of(box)
-                if told is not None:
-                    state, seconds, alarm = told
+                summary = self.of(box)
+                if summary is not None:
+                    state, seconds, alarm = summary
                     rounded = None if seconds is None else float(f"{seconds:.3g}")
                     result[box.id] = [state, rounded, alarm, round(self.share(box), 3)]
         return result

@@ -297,10 +297,10 @@ class Scene:
         """The progress of a run in ``box``: ``state`` unless it is pending; ``share``, ``seconds``,
         ``alarm``.
         """
-        told = self.states.of(box)
-        if told is None:
+        summary = self.states.of(box)
+        if summary is None:
             return {}
-        state, seconds, alarm = told
+        state, seconds, alarm = summary
         result: dict[str, Any] = {"state": state} if state != "pending" else {}
         if state == "partly":
             result["share"] = round(self.states.share(box), 3)

@@ -103,11 +103,11 @@ class Plans:
         except ValueError as error:
             note = str(error)
         except Exception as error:
-            self._tell(f"{type(error).__name__}: {error}")
+            self._notify(f"{type(error).__name__}: {error}")
             raise
-        self._tell(note)
+        self._notify(note)
 
-    def _tell(self, note: str) -> None:
+    def _notify(self, note: str) -> None:
         for listener in list(self._listeners):
             callback = listener()
             if callback is None:

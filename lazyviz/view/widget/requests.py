@@ -133,13 +133,13 @@ class Answers:
         self._plans.follow()
         if self._noted != self._annotations:
             self._noted = self._annotations
-            told = self._tell_numbers()
-            first["notes"] = told["notes"]
+            numbers = self._send_numbers()
+            first["notes"] = numbers["notes"]
             for group in first["groups"]:
                 for box in group["boxes"]:
                     box.pop("numbers", None)
-                    if box["id"] in told["boxes"]:
-                        box["numbers"] = told["boxes"][box["id"]]
+                    if box["id"] in numbers["boxes"]:
+                        box["numbers"] = numbers["boxes"][box["id"]]
 
     @property
     def _annotations(self) -> list[Annotation]:
@@ -149,18 +149,18 @@ class Answers:
         """Numbers that have not been sent for any box so far: FLOPs, or projected time."""
         if id in COUNTED:
             self.scene.numbers.asked.add(id)
-            self._tell_numbers()
+            self._send_numbers()
 
-    def _tell_numbers(self) -> dict[str, Any]:
+    def _send_numbers(self) -> dict[str, Any]:
         """All numbers of the boxes that the page has received."""
         scene, boxes = self.scene, {}
         for box in scene.hierarchy.boxes.values():
             there = box.parent is not None and box.parent.id in self.given
             if there and (found := scene.numbers.of(box, scene.plan)):
                 boxes[box.id] = found
-        told = {"kind": "numbers", "notes": scene.numbers.notes_json(), "boxes": boxes}
-        self._send(told)
-        return told
+        message = {"kind": "numbers", "notes": scene.numbers.notes_json(), "boxes": boxes}
+        self._send(message)
+        return message
 
     @property
     def plans(self) -> tuple[PlanLike, PlanLike]:
@@ -249,10 +249,10 @@ class Answers:
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
         start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if start < stop <= len(self.scene.plan.timeline):
-            told = range_json(self.scene, start, stop, self._pictured.measured)
+            part = range_json(self.scene, start, stop, self._pictured.measured)
             if ASKED in self.scene.numbers.asked:
-                told["track"] = track_json(self.scene, start, stop)
-            self._send({"kind": "range", **told})
+                part["track"] = track_json(self.scene, start, stop)
+            self._send({"kind": "range", **part})
 
     def _track(self, _: str) -> None:
         """The projected time over the run, and of each line; it takes too long for the first picture."""
@@ -307,7 +307,7 @@ class Answers:
         plan["sizes"] = self._sizes()
         self._send({"kind": "plan", **plan, "note": note})
         if self.scene.numbers.asked.intersection(COUNTED):
-            self._tell_numbers()
+            self._send_numbers()
 
     def _sizes(self) -> dict[str, Any]:
         """The bytes that the page's boxes and edges show, for the batch size of the plan."""

@@ -191,28 +191,28 @@ class Running:
                 if self._controller.live is not None:
                     self._watch()
             elif self._busy:
-                self._tell()  # an option was set; the worker reports the end of its run itself
+                self._notify()  # an option was set; the worker reports the end of its run itself
             elif self.state == "running":
                 self._end(state, getattr(self._controller, "error", None) if state == "failed" else None)
             else:
                 other = self.state == "pending" and self._chosen() != self._refused
                 if state == "done" or other:  # the rejected options are no longer the chosen ones
                     self.state, self.exception = state, None
-                self._tell()
+                self._notify()
 
     def _chosen(self) -> tuple[object, object]:
         return getattr(self._controller, "backend", None), getattr(self._controller, "split", None)
 
     def _begin(self) -> None:
         self.state, self.exception, self.report, self.progress = "running", None, None, None
-        self._tell()
+        self._notify()
 
     def _end(self, state: str, error: BaseException | None) -> None:
         self._over.set()
         self.state, self.exception, self.progress = state, error, None
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for follower in list(self._followers):
             try:
                 follower.run_changed()
@@ -240,14 +240,14 @@ class Running:
                     if over.is_set():
                         return
                     try:
-                        self._look(memory)
+                        self._report_progress(memory)
                     except Exception:  # for example, a closed page, which must not affect the run
                         _log.exception("lazyviz: progress could not be shown")
                         return
                 if over.wait(INTERVAL):
                     return
 
-    def _look(self, in_use: tuple[int, int] | None) -> None:
+    def _report_progress(self, in_use: tuple[int, int] | None) -> None:
         """Notify the followers of the progress of the run."""
         live = self._controller.live
         if live is None:
