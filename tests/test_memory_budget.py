@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from lazyviz.plan.devices.devices import DeviceProfile
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.testing.memory_budget import PeakExceeded
+
+from .warm_python import environment, python
 
 pytest_plugins = ["pytester"]
 
@@ -201,17 +202,21 @@ def test_an_unknown_device_is_refused_before_the_block_runs():
 
 
 @pytest.fixture
-def project(pytester, monkeypatch):
+def project(pytester):
     """A project of its own that has the plugin; run in a process of its own, as a user's tests are."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return pytester
 
 
-def run(project, *arguments):
+def run(project, *arguments, fresh=False):
+    """pytest in the project with only our plugin; ``fresh``: in a new process, with all installed plugins."""
+    env = environment({} if fresh else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     # A checkout that is not installed has no entry point; naming the plugin twice is an error of pytest's.
     installed = [each for each in entry_points(group="pytest11") if each.value == "_lazyviz_pytest"]
-    named = [] if installed else ["-p", "_lazyviz_pytest"]
-    return project.runpytest_subprocess(*named, "-p", "no:cacheprovider", *arguments)
+    named = [] if installed and fresh else ["-p", "_lazyviz_pytest"]
+    arguments = (*named, "-p", "no:cacheprovider", f"--basetemp={project.path / 'temporary'}", *arguments)
+    imports = ("torch", "lazyviz", "pytest")
+    done = python("-m", "pytest", *arguments, imports=imports, env=env, cwd=project.path, fresh=fresh)
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
 def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(project):
@@ -311,7 +316,7 @@ def test_a_marker_that_makes_no_sense_fails_its_test_with_one_line(project):
 
 def test_pytest_does_not_import_torch_for_the_plugin_s_sake(project):
     project.makepyfile("import sys\ndef test(): assert 'torch' not in sys.modules\n")
-    run(project).assert_outcomes(passed=1)
+    run(project, fresh=True).assert_outcomes(passed=1)
 
 
 def test_the_plugin_is_declared_as_pytest_finds_it():
