@@ -13,6 +13,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
+import kernels  # noqa: E402
+
 project = "lazyviz"
 author = "the lazyviz maintainers"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -52,6 +54,7 @@ os.environ["LAZYVIZ_PROGRESS"] = "0"  # progress bars are widgets, which pages w
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+kernels.start()
 
 
 # Pages that are files of the repository outside the docs folder.

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..warm_python import environment, python
+
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[2]
 SECONDS = 400  # of a machine that has much else to do
+IMPORTS = (
+    "torch",
+    "lazyviz",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +39,8 @@ SECONDS = 400  # of a machine that has much else to do
 def test_each_rank_takes_what_was_planned(program, ranks, tmp_path):
     script = ROOT / "benchmarks" / "several_cards.py"
     result = tmp_path / "rows.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(script), program, "--ranks", str(ranks), "--json", str(result)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    arguments = (str(script), program, "--ranks", str(ranks), "--json", str(result))
+    done = python(*arguments, imports=IMPORTS, env=environment({}), timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = json.loads(result.read_text())["rows"]
     assert [row["rank"] for row in rows] == list(range(ranks))
