@@ -21,7 +21,7 @@ from lazyviz.execute.compiler import inductor as inductor_module
 from lazyviz.execute.compiler import verify
 from lazyviz.execute.compiler.fx_lowering import lower, row_major
 from lazyviz.execute.compiler.inductor import InductorBackend
-from lazyviz.execute.compiler.segment_cache import repeats
+from lazyviz.execute.compiler.segment_cache import cached_segments
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled
 
@@ -648,7 +648,7 @@ def test_a_program_in_bfloat16_is_checked_by_what_bfloat16_can_tell(inductor, mo
     assert report.share == 1.0 and not report.fallbacks
     lazyviz.session.lazy_graph.reset()
     monkeypatch.setattr(inductor, "programs", type(inductor.programs)())
-    repeats._known.clear()
+    cached_segments._known.clear()
     made = inductor._code
     wrong = lambda code: lambda *inputs: [each * 1.1 for each in code(*inputs)]  # noqa: E731
     monkeypatch.setattr(inductor, "_code", lambda *args: Compiled(wrong(made(*args).code)))

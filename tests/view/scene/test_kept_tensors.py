@@ -1,3 +1,5 @@
+"""Tensors that are saved for the backward pass, by the modules between which they are kept."""
+
 from __future__ import annotations
 
 import torch

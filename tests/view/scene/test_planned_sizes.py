@@ -1,3 +1,5 @@
+"""A picture of a plan for another batch size shows the sizes of that batch."""
+
 from __future__ import annotations
 
 import torch
