@@ -47,7 +47,7 @@ class AroundNodes(AbstractContextManager[Any], Protocol):
 
 
 class Interrupted(RuntimeError):
-    """Evaluation was cancelled between two ops; ops that have run are done, the others are pending."""
+    """Evaluation was canceled between two ops; ops that have run are done, the others are pending."""
 
 
 def run(
@@ -238,7 +238,7 @@ def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, wh
     if arrived:
         arrived.handle(where)
     if cancelled is not None and cancelled():
-        raise Interrupted(f"cancelled {where}")
+        raise Interrupted(f"canceled {where}")
 
 
 def report_progress(arrived: Deferred, progress: Progress, done: int, total: int, node: TrackedNode) -> None:

@@ -205,7 +205,7 @@ class AsyncEvaluation:
     def cancel(self) -> None:
         """Stop it between two nodes; finishing it then raises ``Interrupted``."""
         if (started := self.started) is not None:
-            started.stop(eager.Interrupted("cancelled"))
+            started.stop(eager.Interrupted("canceled"))
 
     def finish(self) -> None:
         """Wait for its end, and do its bookkeeping; a second call does nothing.

@@ -13,7 +13,7 @@ const EMPTY: Record<string, string> = {
 export class Legend {
   readonly element = html("div", { class: "lz-colour-key", role: "group", "aria-label": "Legend" });
   readonly menu: HTMLElement;
-  readonly #select = html("select", { "data-action": "colour", "aria-label": "Colour by" });
+  readonly #select = html("select", { "data-action": "colour", "aria-label": "Color by" });
   readonly #own = html("optgroup", { label: "your numbers" });
   readonly #colour = html("span", { class: "lz-colour-key-part" });
   readonly #relations = html("span", { class: "lz-colour-key-part" });

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ...torch_internals import dynamo, private_api
 from ..eager import Interrupted
 
-_PATIENCE = 0.05  # seconds between two checks whether a compilation was cancelled
+_PATIENCE = 0.05  # seconds between two checks whether a compilation was canceled
 _SHORT, _TICK = 0.2, 1.0  # seconds before the first progress notice about a compilation, and between two
 
 
@@ -101,4 +101,4 @@ def interruptible(cancelled: Callable[[], bool] | None, where: str) -> Iterator[
 
 
 class _Stop(BaseException):
-    """Raised in a cancelled compilation; a class of its own, so that no error handler catches it."""
+    """Raised in a canceled compilation; a class of its own, so that no error handler catches it."""

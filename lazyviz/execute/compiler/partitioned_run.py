@@ -194,7 +194,7 @@ class _Run:
         self, segment: Segment, reals: Sequence[torch.Tensor], inference_mode: bool
     ) -> Callable[..., Sequence[torch.Tensor]]:
         where = (
-            f"cancelled while {len(segment.nodes):,} ops were being compiled, "
+            f"canceled while {len(segment.nodes):,} ops were being compiled, "
             f"after {self.done} of {self.total} ops"
         )
         tape = self.tape

@@ -14,7 +14,7 @@ from .size import NOTHING, Need
 TABLE: dict[str, Rule] = {}
 
 # Neighbors along a dimension, each with a list of positions and one of weights (``HelperInterp...``).
-_NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
+_NEIGHBORS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
 
 
 @on(
@@ -45,10 +45,10 @@ def _resize(node: Node, threads: int) -> Need:
     if dims > 1 and "cubic" not in name:
         last = channels_last(image)
         small = dims == 2 and sum(result.shape[2:]) <= 128
-        colours = "bilinear" in name and threads == 1 and image.shape[1] == 3
-        if (last and image.shape[1] > 3) or small or colours:
+        three_colors = "bilinear" in name and threads == 1 and image.shape[1] == 3
+        if (last and image.shape[1] > 3) or small or three_colors:
             return exactly((0 if last else image.nbytes) + (0 if channels_last(result) else result.nbytes))
-    neighbors = next(count for kind, count in _NEIGHBOURS.items() if kind in name)
+    neighbors = next(count for kind, count in _NEIGHBORS.items() if kind in name)
     return exactly(neighbors * sum(result.shape[2:]) * (8 + image.dtype.itemsize))
 
 

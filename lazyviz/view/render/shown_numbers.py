@@ -69,8 +69,8 @@ class ShownNumbers:
             return format_flops(round(self._amount(box)))
         if self.by == "time":
             return self._time(box)
-        colouring = self._scene.colouring(box)
-        return str(colouring.get(self.by, ""))
+        coloring = self._scene.coloring(box)
+        return str(coloring.get(self.by, ""))
 
     def tells(self, box: Box) -> bool:
         """Whether the number of ``box`` was chosen explicitly, and has priority if there is little room."""

@@ -229,7 +229,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
         if known.parameters:
             count = known.parameters * (box.repeats if box.calls == 1 else 1)
             facts.append(["parameters", f"{count:,}"])
-    if dtype := scene.colouring(box).get("dtype"):
+    if dtype := scene.coloring(box).get("dtype"):
         facts.append(["dtype", str(dtype)])
     if flops := sum(node.flops for node in nodes):
         facts.append(["work", format_flops(flops)])

@@ -210,9 +210,9 @@ class Scene:
             return result | error
         if box.kind == "sync":
             return result | self.card(box)
-        return result | self.card(box) | self.colouring(box) | self.progress(box)
+        return result | self.card(box) | self.coloring(box) | self.progress(box)
 
-    def colouring(self, box: Box) -> dict[str, Any]:
+    def coloring(self, box: Box) -> dict[str, Any]:
         """The values that ``box`` can be colored by: ``bytes`` that its ops allocate, ``held`` ones at the
         peak, ...
         """

@@ -79,7 +79,7 @@ def geometry() -> Any:
 
 
 @program()
-def colours_and_losses() -> Any:
+def colors_and_losses() -> Any:
     left, right = pictures(), pictures().requires_grad_()
     loss = kornia.losses.ssim_loss(left, right, 5) + kornia.losses.total_variation(right).mean()
     loss = loss + kornia.losses.psnr_loss(left, right, 1.0)
