@@ -77,24 +77,6 @@ PROCESSORS = tuple(
 
 CHECKS = (
     Check("browser tests", (*TESTS, BROWSER)),
-    Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
-    Check("mypy", ("-m", "mypy"), lint=True, daily=True),
-    Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
-    Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True, daily=True),
-    Check("eslint", (*NPM, "lint"), lint=True, daily=True),
-    Check("tsc", (*NPM, "typecheck"), lint=True, daily=True),
-    Check("README's picture", ("scripts/readme_picture.py", "--check"), daily=True),
-    Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
-    Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
-    Check(
-        "unit tests in Python alone",
-        (*TESTS, "--daily", "tests/semantics", "tests/record", "tests/execute"),
-        env={"LAZYVIZ_PURE_PYTHON": "1"},
-    ),
-    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
-    Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
-    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
     Check(
         "other Python tests",
         (
@@ -104,7 +86,14 @@ CHECKS = (
         daily=True,
         more=("--all",),
     ),
-    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
+    Check("mypy", ("-m", "mypy"), lint=True, daily=True),
+    Check("ruff check", ("-m", "ruff", "check", "."), lint=True, daily=True),
+    Check("ruff format", ("-m", "ruff", "format", "--check", "."), lint=True, daily=True),
+    Check("eslint", (*NPM, "lint"), lint=True, daily=True),
+    Check("tsc", (*NPM, "typecheck"), lint=True, daily=True),
+    Check("README's picture", ("scripts/readme_picture.py", "--check"), daily=True),
+    Check("warnings of the C++ modules", ("scripts/build_native.py", "--check"), only_all=True),
+    Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
     Check(
         "tests of graphs, plans and views",
         (*TESTS, *LATER_STAGES),
@@ -112,6 +101,17 @@ CHECKS = (
         more=("--all",),
         any_threads=True,
     ),
+    Check(
+        "unit tests in Python alone",
+        (*TESTS, "--daily", "tests/semantics", "tests/record", "tests/execute"),
+        env={"LAZYVIZ_PURE_PYTHON": "1"},
+    ),
+    Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
+    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
+    Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
+    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
+    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
+    Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
     Check("programs of other libraries", (*TESTS, LIBRARIES), more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test"), daily=True),
