@@ -144,7 +144,7 @@ class Report(Tabular):
         projection = self._projection()
         if projection is None:
             return None
-        from ..plan.runtime.measured_times import compared  # times are projected when asked for
+        from ..plan.runtime.measured_times import compared  # times are projected on access
 
         nodes = [each.node for each in projection.ops]
         measured = {node: node.measured_seconds for node in nodes if node.measured_seconds is not None}

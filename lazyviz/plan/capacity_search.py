@@ -24,12 +24,12 @@ def largest_fitting(
 ) -> int:
     """The largest size up to ``most`` that fits; 0 if none does.
 
-    ``ask`` says of a size whether it fits and what it needs, of which ``room`` is there.  Needs are
-    nearly straight lines in the size, bent upwards at most (:func:`lazyviz.plan.batch.split.scaled`): the
-    next size asked for is where the line through what is known meets the room.  The allocator's steps make
-    that miss, so every third one is in the middle.  ``too_big`` is what a size of ``most + 1`` needs, if it
-    is known not to fit; else ``start`` is asked for first.  ``alike`` says of two sizes that one is as good
-    as the other.
+    ``ask`` returns whether a size fits, and the bytes that it needs; ``room`` bytes are available. The bytes
+    are nearly a linear, or else a convex, function of the size (:func:`lazyviz.plan.batch.split.scaled`), so
+    the next size is found by linear interpolation between known sizes. Because the allocator rounds sizes up,
+    every third step bisects the interval instead. ``too_big``: the bytes for size ``most + 1``, if it is
+    known not to fit; otherwise ``start`` is tried first. ``alike`` returns whether two sizes are equally
+    good.
     """
     low, need_low = 0, 0
     high, turn = min(start, most), 0

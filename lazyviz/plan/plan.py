@@ -251,7 +251,7 @@ class Plan(Tabular):
 
     @property
     def _context_range(self) -> tuple[int, int]:
-        """Bytes of the CUDA context; a profile of one's own says what it takes."""
+        """Bytes of the CUDA context; user-defined profiles specify it themselves."""
         context = self._reservation.context_bytes if self._reservation is not None else 0
         return CONTEXT_RANGE if context == CONTEXT_BYTES else (context, context)
 

@@ -60,7 +60,7 @@ class Tabular:
         return self.table().html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Of IPython: a table of its own where it is shown by itself, one line inside of something else."""
+        """Called by IPython: a table if displayed by itself, one line inside another object."""
         if cycle or len(printer.stack) > 1:
             printer.text(repr(self))
             return

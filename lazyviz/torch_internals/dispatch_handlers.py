@@ -2,8 +2,8 @@
 
 Private:
 
-- ``_push_mode``, ``_pop_mode``: PyTorch takes a mode off the stack while its handler runs, but what a
-  handler leaves to others is to be seen by the mode.
+- ``_push_mode``, ``_pop_mode``: PyTorch removes a mode from the stack while its handler runs, but calls that
+the handler leaves to others must reach the mode.
 - ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
   the op that it is given has been through that.
 - ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.

@@ -77,7 +77,7 @@ class PassWork:
 
 @dataclass(frozen=True, slots=True)
 class PieceWork:
-    """What one piece has of its own."""
+    """The parts of a message that are specific to one piece."""
 
     piece: Piece
     parts: Packed

@@ -30,7 +30,7 @@ class AllocatorConfig:
     ``None`` for a size means "unlimited" (``max_split_size_mb``) or "as ``large_segment_size_mb``"
     (``max_non_split_rounding_mb``).  ``roundup_power2_divisions`` has one number for each of the
     16 intervals from 1 MiB up; 0 and 1 are off.  Only the ``"native"`` backend is simulated:
-    whoever plans for another should say that the reserved bytes are unknown.
+    for other backends, the reserved bytes are unknown.
     """
 
     expandable_segments: bool = False

@@ -29,9 +29,9 @@ __all__ = ["AllocationFailure", "AllocatorConfig", "CachingAllocator", "Simulati
 class AllocationFailure:
     """The allocation that ran out of memory, and why: sizes after everything possible was released.
 
-    ``nbytes`` were asked for by the event at ``index``; ``segment`` is what PyTorch's message says it
-    tried to allocate.  Of ``reserved`` bytes ``allocated`` were in use and ``fragmented`` were free,
-    in pieces of at most ``largest_free`` that neither served the request nor could be given back.
+    ``nbytes`` were requested by the event at ``index``; ``segment`` is the size that PyTorch's message names.
+    Of ``reserved`` bytes ``allocated`` were in use and ``fragmented`` were free,
+    in pieces of at most ``largest_free`` that neither satisfied the request nor could be released.
     """
 
     index: int

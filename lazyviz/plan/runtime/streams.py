@@ -88,7 +88,7 @@ class Streams:
         return self.kernels
 
     def _wait(self, late: Sent) -> None:
-        """Kernels go on when ``late`` ends; until then they wait for what runs of its group, one by one."""
+        """Let kernels wait until ``late`` ends; the time counts for the collectives of its group in turn."""
         left = late.ends
         for each in reversed(self._sent):
             if left <= self.kernels:

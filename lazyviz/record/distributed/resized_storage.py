@@ -68,7 +68,7 @@ class PlannedStorage:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(name)
         text = f"{name} of a storage that is only planned: only its size can be read and changed."
-        if name == "_fix_weakref":  # asked for by what makes fake tensors
+        if name == "_fix_weakref":  # accessed when fake tensors are created
             text += f" {TRACE_ELSEWHERE}"
         raise AbsentDeviceError(text)
 

@@ -9,7 +9,7 @@ The list comes from running PyTorch's own operator samples with and without a mo
 (``tests/record/parity/test_derivative_formulas.py``).
 
 The autograd engine also accumulates gradients in place only if it sees plain tensors.  This reads no values:
-the recorder is told which additions are made by the engine.
+the recorder is notified which additions are made by the engine.
 """
 
 from __future__ import annotations

@@ -130,10 +130,10 @@ def eight_bit_optimizer() -> Callable[[Any], torch.optim.Optimizer] | None:
 
 
 def step_one_by_one_if_mixed(optimizer: torch.optim.Optimizer) -> None:
-    """Have parameters stepped one by one where some are DTensors and some are not.
+    """Disable the optimizer's foreach implementation if only some parameters are DTensors.
 
-    A plan for tensor parallelism leaves the rest of a model as it is, and PyTorch's foreach operators do not
-    take both together.
+    A plan for tensor parallelism does not change the rest of a model, and PyTorch's foreach operators do not
+    support both kinds together.
     """
     from torch.distributed.tensor import DTensor
 

@@ -16,7 +16,7 @@ from ..scene.scene import Scene
 from .pictures import side_by_side
 
 MOST_ROWS = 12
-# The chart, in pixels of its own.
+# The chart, in its own coordinate system.
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 180, 70, 10, 26
 POINTS = 400
 BEFORE, AFTER = "#6b7688", "#1b5fcc"  # the second one stands out

@@ -12,7 +12,7 @@ from .boxes import Box, module_facts
 from .small_ops import is_small_ops
 
 SMALL = 0.01  # of the peak, below which a module's card has no bar
-FEW_GRADIENTS = 2  # of a weight and a bias, of which the weight's is told
+FEW_GRADIENTS = 2  # a weight and a bias; the gradient of the weight is shown
 CARD = (190.0, 296.0)  # least and most width
 CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
 
@@ -56,7 +56,7 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
     if takes is None and box.phase == "other" and not box.name:
         return ""  # first values, of which nothing flows on
     if gives is None and box.phase == "backward" and box.name and (found := _gradients(last)):
-        # Nothing goes on to other layers: what it makes are the gradients of its weights.
+        # It has no output for other layers: its results are the gradients of its weights.
         given = shape(found[0]) if len(found) <= FEW_GRADIENTS else f"{len(found)} gradients"
     else:
         gives = gives or _last(last)

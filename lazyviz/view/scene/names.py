@@ -16,8 +16,8 @@ _NUMBERS = re.compile(r"\d+(–\d+)?")  # of an item in a list, or of several
 def tell_apart(root: Box, opened: Sequence[Box]) -> None:
     """Lengthen the labels of modules in the first picture until none ends the path of another module.
 
-    Of ``net.encoder.norm`` and ``net.decoder.norm`` none is called ``norm``, in whichever lane it is.
-    Items of lists that differ by their numbers alone are told apart by them.
+    For example, neither ``net.encoder.norm`` nor ``net.decoder.norm`` is labeled ``norm``, in any lane. Items
+    of lists that differ only in their numbers are distinguished by them.
     """
     groups = [root]
     for group in groups:  # grows while it is read

@@ -11,7 +11,7 @@ from .plan_protocol import PlanLike
 from .scene import Scene
 
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "launch")
-ASKED = "track"  # among the numbers that a page has asked for
+ASKED = "track"  # key in the set of requested numbers
 
 _HOW = {
     "measured": "for a card whose matmul rate was measured",

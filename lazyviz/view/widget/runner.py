@@ -116,7 +116,7 @@ class Running:
         self.worker: threading.Thread | None = None
         self.state = controller.state
         self.exception: BaseException | None = getattr(controller, "error", None)  # of the last run
-        self.report: Any = None  # of the last run that a widget asked for
+        self.report: Any = None  # of the last run that a widget requested
         self.progress: dict[str, Any] | None = None
         controller.subscribe(self._changed)
 
