@@ -48,7 +48,6 @@ def test_axe_finds_nothing_wrong_at_any_moment_of_use(page, dark):
         seen["details"] = violations(page)
         stage.click(".lz-code tr[data-line] button")
         page.locator('input[data-action="search"]').fill("mm")
-        page.wait_for_timeout(200)
         stage.settle()
         seen["a line and hits"] = violations(page)
         stage.click('button[data-action="table"]')

@@ -294,7 +294,7 @@ def test_a_lane_has_room_where_the_window_is_wide_and_a_hit_in_a_rail_opens_it(p
     assert rail.get_attribute("aria-expanded") == "true"
     page.set_viewport_size({"width": 1516, "height": 1000})
     page.evaluate("document.querySelector('.stage').style.width = '1500px'")
-    page.wait_for_timeout(100)
+    stage.settle()
     assert rail.get_attribute("role") is None, "a lane is nothing to click on"
 
 

@@ -32,11 +32,11 @@ def saved(stage, start):
     downloads = []
     stage.page.once("download", lambda download: downloads.append(download))
     start()
-    for _ in range(300):
+    for _ in range(1500):
         if downloads:
             break
         stage.pump()
-        stage.page.wait_for_timeout(100)
+        stage.page.wait_for_timeout(20)
     (download,) = downloads
     stage.settle()
     return download.suggested_filename, download.path().read_bytes()

@@ -22,7 +22,6 @@ def stage(page):
 
 def search(stage, query):
     stage.page.locator(BOX).fill(query)
-    stage.page.wait_for_timeout(200)
     stage.settle()
 
 

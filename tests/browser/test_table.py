@@ -65,11 +65,9 @@ def test_pages_follow_one_another(page, stage):
 
 def test_search_and_phase_filter_the_rows(page, stage):
     page.locator('input[data-action="search"]').fill("addmm")
-    page.wait_for_timeout(200)
     stage.settle()
     assert set(column(page, "op")) == {"addmm"} and page.locator(ROWS).count() == 5
     page.locator('input[data-action="search"]').fill("")
-    page.wait_for_timeout(200)
     stage.settle()
     page.select_option('[data-action="table-phase"]', "backward")
     stage.settle()

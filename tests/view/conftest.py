@@ -11,6 +11,7 @@ import torch
 from lazyviz.graph.ir import Graph, Node, Phase, Role, SourceLine, Storage, SyncPoint, TensorMeta, Value
 from lazyviz.plan.plan import Plan
 from lazyviz.plan.planner import make_plan
+from lazyviz.view.scene.scene import Scene
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -150,6 +151,14 @@ def training_step(program: Program, layers: int = 3, x: Value | None = None) -> 
 def write():
     """The tools to write a graph by hand."""
     return types.SimpleNamespace(Program=Program, training_step=training_step, aten=aten)
+
+
+@pytest.fixture(scope="session")
+def large_scene() -> Scene:
+    """The scene of a training step of more than 100,000 ops; building it takes seconds."""
+    program = Program()
+    training_step(program, layers=14_300)
+    return Scene(program.graph, make_plan(program.graph))
 
 
 @pytest.fixture

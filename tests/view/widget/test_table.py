@@ -15,8 +15,11 @@ from lazyviz.view.widget.table import COLUMNS, ROWS, Request, Table
 
 
 def table_of(graph) -> Table:
-    scene = Scene(graph, make_plan(graph))
-    return Table(scene, Code(graph), lambda: Index(scene))
+    return table_in(Scene(graph, make_plan(graph)))
+
+
+def table_in(scene) -> Table:
+    return Table(scene, Code(scene.graph), lambda: Index(scene))
 
 
 @pytest.fixture
@@ -147,10 +150,8 @@ def test_a_question_that_is_none_is_not_answered(id):
     assert Request.parse(id) is None
 
 
-def test_hundred_thousand_rows_sort_in_a_moment(write):
-    program = write.Program()
-    write.training_step(program, layers=14_300)
-    table = table_of(program.graph)
+def test_hundred_thousand_rows_sort_in_a_moment(large_scene):
+    table = table_in(large_scene)
     for id in ("ops bytes down 0 all ", "ops module up 400 all ", "modules held down 0 all "):
         page(table, id)
         begin = time.perf_counter()
