@@ -83,7 +83,7 @@ def stop_all(seconds: float = SECONDS) -> None:
             if thread in ours:
                 seen.pop(thread, None)
                 waits = True
-                if now - interrupted_at.get(thread, begin) > _PATIENCE:
+                if now - interrupted_at.get(thread, begin) > _PATIENCE and not _imports(frames[thread]):
                     interrupted_at[thread] = now
                     dynamo.raise_in_thread(thread, SystemExit)
                 continue
@@ -105,6 +105,22 @@ def _is_ours(frame: FrameType | None) -> bool:
         ours = name.startswith("lazyviz.") and not name.startswith("lazyviz.view.")
         if ours and frame.f_code.co_name not in _AROUND:
             return True
+        frame = frame.f_back
+    return False
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether this thread imports modules, and calls nothing of lazyviz from them.
+
+    An exception inside of Python's import system may leave a module's lock taken, and other threads that
+    import the module would then wait forever. Imports end by themselves.
+    """
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("importlib.") or name == "_frozen_importlib":
+            return True
+        if name.startswith("lazyviz.") and frame.f_code.co_name != "<module>":
+            return False
         frame = frame.f_back
     return False
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.abc
+import importlib.machinery
 import json
 import os
 import random
@@ -140,6 +142,49 @@ def while_a_widget_evaluates():
     widget = graph.widget()
     widget.run()
     time.sleep(random.random() / 5)
+
+
+SLOW_MODULE = """
+import os, threading, time
+imported.set()
+try:
+    for _ in range(100):  # longer than the end of the process waits before it interrupts a thread
+        time.sleep(0.01)
+except BaseException as error:
+    print("stopped in an import:", repr(error), file=sys.stderr)
+    raise
+"""
+
+
+@kind()
+def while_a_daemon_imports():
+    """An exception inside of an import may leave the module's lock taken."""
+    imported = threading.Event()
+
+    class Loader(importlib.abc.Loader):
+        def exec_module(self, module):
+            exec(SLOW_MODULE, {"imported": imported, "sys": sys})
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, Loader()) if name == "a_slow_module" else None
+
+    class Imports:
+        def __del__(self):
+            importlib.import_module("a_slow_module")
+
+    def work():
+        garbage = [Imports()]
+
+        def drop(*_):
+            garbage.clear()
+
+        graph, _ = recorded(8, 8)
+        graph.evaluate(progress=drop)
+
+    sys.meta_path.insert(0, Finder())
+    threading.Thread(target=work, daemon=True).start()
+    assert imported.wait(60)
 
 
 @kind()
