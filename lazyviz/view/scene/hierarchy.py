@@ -43,6 +43,7 @@ MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the same for the forward pass's one big module, and for what the backward pass shows of it
+SHOWN_BOXES = 24  # the same for the backward pass, where most of these parts are ops outside of layers
 BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
@@ -365,7 +366,11 @@ def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str] | None) -> i
         return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
     if shown is None:
         return LANE_BOXES
-    return MODEL_BOXES if module.name in shown else 0
+    if module.name not in shown:
+        return 0
+    # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
+    layers = sum(part.kind == "module" for part in module.children)
+    return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
