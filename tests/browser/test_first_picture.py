@@ -77,3 +77,22 @@ def test_the_layer_that_holds_most_is_named_with_class_shapes_and_line(browser, 
     assert re.search(r"\d+.*→.*\d+", sub), "its shapes, in and out"
     assert re.search(r"line \d+", sub), "its line"
     assert not cut, "nothing of it is cut off"
+
+
+def test_the_device_is_named_in_full_where_the_toolbar_has_room(browser):
+    graph, _ = pictures.recorded("gan")
+    page = browser.new_page(viewport={"width": 900, "height": 1000})
+    with Stage(page, graph, width=720):
+        wide = page.evaluate("""() => {
+          const menu = document.querySelector('[data-action="device"]');
+          const copy = menu.cloneNode(true);
+          copy.style.maxWidth = "none";
+          menu.after(copy);
+          const widths = [menu.offsetWidth, copy.offsetWidth];
+          copy.remove();
+          return widths;
+        }""")
+        chip = page.locator(".lz-verdict").evaluate("e => e.scrollWidth - e.clientWidth")
+    page.close()
+    assert wide[0] == wide[1], "the whole of its text is in sight"
+    assert chip <= 0, "and of the verdict"

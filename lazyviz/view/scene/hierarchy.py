@@ -42,8 +42,8 @@ MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
-MODEL_BOXES = 40  # the parts of the one big module of the forward pass are shown up to this many boxes
-SHOWN_BOXES = 24  # a backward lane shows the parts that the forward pass shows up to this many boxes
+MODEL_BOXES = 40  # the same for the forward pass's one big module, and for what the backward pass shows of it
+SHOWN_BOXES = 24  # the same for the backward pass, where most of these parts are ops outside of layers
 BIG = 0.6  # of its ops, from which a module is the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
@@ -303,8 +303,8 @@ def _open_models(root: Box) -> list[Box]:
     """Let lanes show the content of their models as long as that is a short list; returns the opened groups.
 
     A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
-    Inside a model the parts of its biggest modules take their place.  What the forward pass shows the parts
-    of, the backward pass does, too, so that both can be read side by side.
+    Inside a model the parts of its biggest modules take their place.  The backward pass shows the parts of
+    the modules that the forward pass shows the parts of, and of no others: both can be read side by side.
     """
     opened: list[Box] = []
     lanes: list[Box] = []
@@ -315,13 +315,15 @@ def _open_models(root: Box) -> list[Box]:
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
         elif box.phase not in ("optimizer", "other"):
             lanes.append(box)
-    shown: set[str] = set()  # names of modules of which the forward pass shows the parts
+    # Names of modules of which the forward pass shows the parts; without one, there is nothing to match.
+    forward = any(lane.phase == "forward" and _models(lane) for lane in lanes)
+    shown: set[str] | None = set() if forward else None
     for lane in sorted(lanes, key=lambda lane: lane.phase != "forward"):
         opened += _open_lane(lane, shown)
     return opened
 
 
-def _open_lane(lane: Box, shown: set[str]) -> list[Box]:
+def _open_lane(lane: Box, shown: set[str] | None) -> list[Box]:
     frames: list[Box] = []
     alone = len(_models(lane)) == 1
     framed = lane.phase == "forward" or not alone
@@ -341,7 +343,7 @@ def _open_lane(lane: Box, shown: set[str]) -> list[Box]:
             return frames
         chosen, group = max(candidates, key=lambda each: each[0].ops)
         total += len(chosen.children) - 1
-        if lane.phase == "forward" and chosen.name:
+        if lane.phase == "forward" and chosen.name and shown is not None:
             shown.add(chosen.name)
         if group is lane and framed and chosen.name:
             frames.append(chosen)
@@ -357,12 +359,18 @@ def _open_lane(lane: Box, shown: set[str]) -> list[Box]:
         group.children[at : at + 1] = chosen.children
 
 
-def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str]) -> int:
+def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str] | None) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
     if lane.phase == "forward":
         inside = sum(child.ops for child in lane.children if child.kind == "module" and child.name)
         return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
-    return SHOWN_BOXES if module.name in shown else LANE_BOXES
+    if shown is None:
+        return LANE_BOXES
+    if module.name not in shown:
+        return 0
+    # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
+    layers = sum(part.kind == "module" for part in module.children)
+    return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:

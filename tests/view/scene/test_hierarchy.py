@@ -214,3 +214,43 @@ def test_where_there_is_no_forward_pass_factories_stay_where_they_are():
         x = torch.ones(3)
     assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["other"]
     del x
+
+
+class _Mixed(nn.Module):
+    """A layer of several parts, so that opening one of them fills a lane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def test_the_backward_pass_opens_no_layer_that_the_forward_pass_shows_closed():
+    net = nn.Sequential(nn.Linear(8, 8), *(_Mixed() for _ in range(3)))
+    net[3].norm.weight.requires_grad_(False)  # its backward pass is unlike the others'
+    net[3].norm.bias.requires_grad_(False)
+    net[3].up.bias.requires_grad_(False)
+    with lazyviz.lazy() as graph:
+        net(torch.randn(4, 8)).sin().backward(torch.ones(4, 8))
+    lanes = {lane.phase: lane for lane in build_hierarchy(graph.ir).lanes()}
+    shown = {
+        part.label for box in lanes["forward"].children for part in box.children if part.kind == "module"
+    }
+    assert "net.1–3" in shown, shown
+    found = {box.label for box in lanes["backward"].children if box.kind == "module"}
+    assert found <= {"net.0", "net.1", "net.2", "net.3", "net.2–1", "net.3–2", "net.3–1"}, found
+
+
+def test_the_backward_pass_shows_as_many_parts_as_the_forward_pass():
+    kinds = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU)
+    layers = [layer for n in range(15) for layer in (nn.Linear(8 + n, 9 + n), kinds[n % 5]())]
+    net = nn.Sequential(*layers)
+    with lazyviz.lazy() as graph:
+        net(torch.randn(4, 8)).sum().backward()
+    lanes = {lane.phase: lane for lane in build_hierarchy(graph.ir).lanes()}
+    (frame,) = (box for box in lanes["forward"].children if box.kind == "module")
+    parts = {part.label for part in frame.children if part.kind == "module"}
+    assert len(parts) > 24
+    assert parts <= {box.label for box in lanes["backward"].children}
