@@ -10,7 +10,6 @@ from ...graph.ir import Graph, Node, RefusedOp, Value
 from ...graph.modules import facts_of, full_name, root_parts
 from ...graph.refused import clashes
 from .boxes import Box, module_path, op_name, refused_of
-from .dataflow import Reads
 
 
 def find_error(root: Box) -> Box | None:
@@ -24,22 +23,38 @@ def find_error(root: Box) -> Box | None:
     return None
 
 
+def views_behind(value: Value, graph: Graph, box_of: list[Box | None]) -> list[Node]:
+    """The views that are not drawn by which ``value`` was made, the first one first."""
+    views: list[Node] = []
+    while (node := _maker(value, graph)) is not None and box_of[node.index] is None and node.inputs:
+        views.append(node)
+        value = node.inputs[0]
+    return views[::-1]
+
+
+def _maker(value: Value, graph: Graph) -> Node | None:
+    """The node of ``graph`` that makes ``value``."""
+    node = value.node
+    is_own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+    return node if is_own else None
+
+
 def makers_of(
-    box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
-) -> Iterator[tuple[Value, Box | None]]:
-    """The inputs of the refused op before views, each with the box that it comes from."""
+    box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]
+) -> Iterator[tuple[Value, Value, list[Node], Box | None]]:
+    """The inputs of the refused op, each with the value before views that are not drawn, these views, and the
+    box that it comes from.
+    """
     refused = refused_of(box)
     for value in refused.inputs if refused is not None else ():
-        source = value
-        while True:
-            node = source.node
-            if node is None or node.index >= len(graph.nodes) or graph.nodes[node.index] is not node:
-                yield value, box_of_value.get(source.id) or _same_storage(source, box_of_value)
-                break
-            if box_of[node.index] is not None or not node.inputs:
-                yield value, box_of[node.index]
-                break
-            source = node.inputs[0]  # of a view that is not drawn
+        views = views_behind(value, graph, box_of)
+        source = views[0].inputs[0] if views else value
+        node = _maker(source, graph)
+        if node is None:
+            maker = box_of_value.get(source.id) or _same_storage(source, box_of_value)
+        else:
+            maker = box_of[node.index]
+        yield value, source, views, maker
 
 
 def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
@@ -49,21 +64,12 @@ def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
     return None
 
 
-def open_error(
-    box: Box, graph: Graph, reads: Reads, box_of: list[Box | None], box_of_value: dict[int, Box]
-) -> list[Box]:
+def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]) -> list[Box]:
     """Draw the outside inputs of the refused op; returns the groups to open so that it is visible."""
     parent = box.parent
     assert parent is not None
-    for value, maker in list(makers_of(box, graph, reads, box_of, box_of_value)):
-        node = value.node
-        own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
-        source = value
-        while own and node is not None and box_of[node.index] is None and node.inputs:
-            source = node.inputs[0]
-            node = source.node
-            own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
-        if maker is not None or own:
+    for _, source, _, maker in list(makers_of(box, graph, box_of, box_of_value)):
+        if maker is not None or _maker(source, graph) is not None:
             continue
         name = source.name or full_name(source.storage.name) or source.storage.role or "input"
         if parent.name and source.storage.role in ("parameter", "buffer"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, RefusedOp, SyncPoint, Value
@@ -80,14 +80,14 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     results = add_results(graph, reads, box_of)
     failed_box = find_error(root)
     if failed_box is not None:
-        opened += open_error(failed_box, graph, reads, box_of, box_of_value)
+        opened += open_error(failed_box, graph, box_of, box_of_value)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy, results)
     if failed_box is not None:
-        for value, maker in makers_of(failed_box, graph, reads, box_of, box_of_value):
+        for value, source, between, maker in makers_of(failed_box, graph, box_of, box_of_value):
             if maker is not None:
-                _connect(maker, failed_box, value)
+                _connect(maker, failed_box, value, between, source)
     _order_syncs(syncs)
     _name(hierarchy, opened)
     return hierarchy
@@ -315,15 +315,13 @@ def _open_models(root: Box) -> list[Box]:
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
         elif box.phase not in ("optimizer", "other"):
             lanes.append(box)
-    # Names of modules of which the forward pass shows the parts; without one, there is nothing to match.
-    forward = any(lane.phase == "forward" and _models(lane) for lane in lanes)
-    shown: set[str] | None = set() if forward else None
+    forward: dict[str, bool] = {}  # by name of the forward pass's modules: whether their parts are shown
     for lane in sorted(lanes, key=lambda lane: lane.phase != "forward"):
-        opened += _open_lane(lane, shown)
+        opened += _open_lane(lane, forward)
     return opened
 
 
-def _open_lane(lane: Box, shown: set[str] | None) -> list[Box]:
+def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
     frames: list[Box] = []
     alone = len(_models(lane)) == 1
     framed = lane.phase == "forward" or not alone
@@ -337,14 +335,14 @@ def _open_lane(lane: Box, shown: set[str] | None) -> list[Box]:
             and child not in frames
             and child.repeats == child.calls == 1
             and any(grandchild.is_group for grandchild in child.children)
-            and total + len(child.children) - 1 <= _most_boxes(lane, child, group, shown)
+            and total + len(child.children) - 1 <= _most_boxes(lane, child, group, forward)
         ]
         if not candidates:
-            return frames
+            break
         chosen, group = max(candidates, key=lambda each: each[0].ops)
         total += len(chosen.children) - 1
-        if lane.phase == "forward" and chosen.name and shown is not None:
-            shown.add(chosen.name)
+        if lane.phase == "forward":
+            forward[chosen.name] = True
         if group is lane and framed and chosen.name:
             frames.append(chosen)
             continue
@@ -357,20 +355,33 @@ def _open_lane(lane: Box, shown: set[str] | None) -> list[Box]:
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
+    if lane.phase == "forward":
+        for child in (child for group in (lane, *frames) for child in group.children):
+            if child.kind == "module":
+                forward.setdefault(child.name, False)
+    return frames
 
 
-def _most_boxes(lane: Box, module: Box, group: Box, shown: set[str] | None) -> int:
+def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool]) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
     if lane.phase == "forward":
         inside = sum(child.ops for child in lane.children if child.kind == "module" and child.name)
         return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
-    if shown is None:
+    known = next((name for name in _prefixes(module.name) if name in forward), None)
+    if known is None:  # there is nothing to match
         return LANE_BOXES
-    if module.name not in shown:
+    if known != module.name or not forward[known]:  # folded with others, inside a closed module, or closed
         return 0
     # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
     layers = sum(part.kind == "module" for part in module.children)
     return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """``a.b``, ``a`` of ``a.b``."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
@@ -479,7 +490,10 @@ def _within(box: Box | None, group: Box | None) -> bool:
     return box is not None
 
 
-def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) -> None:
+def _connect(
+    maker: Box, reader: Box, value: Value, views: Sequence[Node] = (), source: Value | None = None
+) -> None:
+    """An edge for ``value``, which is ``source`` before ``views`` that are not drawn, if it is not itself."""
     a, b = maker, reader
     left: list[Box] = []
     entered: list[Box] = []
@@ -503,8 +517,9 @@ def _connect(maker: Box, reader: Box, value: Value, views: Sequence[Node] = ()) 
             box.entry = True
             _note_end(box, value, leaving=False)
         if maker.kind != "input" or maker.key == "input":
-            seen = [view for view in views if view.outputs[0].storage is value.storage]
-            _note_flow((*left, a), (*entered, b), value, seen)
+            source = value if source is None else source
+            seen = [view for view in views if view.outputs[0].storage is source.storage]
+            _note_flow((*left, a), (*entered, b), source, seen)
     elif a.phase == "forward" and b.phase == "backward":
         a.saves.setdefault(value.storage.id, value)
     values = group.edges.setdefault((a, b), [])

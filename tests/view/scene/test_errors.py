@@ -11,6 +11,7 @@ from lazyviz.graph.refused import clashes
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
+from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.widget.run_choice import failure_json
 from lazyviz.view.widget.runner import running_of
@@ -142,3 +143,18 @@ def test_any_other_error_has_its_message_and_its_line():
     raised = graph.graph.raised
     assert raised.message == "KeyError: 'missing'" and raised.refused is None
     assert "missing" in raised.source.text
+
+
+def test_a_layer_before_hidden_views_has_its_own_shape_where_the_next_op_was_refused():
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 12 * 12, 10))
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        net(torch.randn(4, 1, 28, 28))
+    shapes = {}
+    stack = [build_hierarchy(graph.ir).root]
+    while stack:
+        box = stack.pop()
+        stack += box.children
+        if box.kind == "module":
+            shapes[box.label] = [value and value.meta.shape for value in (box.takes, box.gives)]
+    assert shapes["net.1"] == [(4, 8, 26, 26), (4, 8, 13, 13)]
+    assert shapes["net.3"] == [(4, 8 * 13 * 13), None]
