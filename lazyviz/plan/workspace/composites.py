@@ -10,6 +10,7 @@ import math
 import torch
 
 from ...graph.ir import Node, Value
+from .casts import cast_bytes, common_dtype
 from .rules import Rule, argument, contiguous, exactly, on
 from .size import NOTHING, Need
 
@@ -39,10 +40,10 @@ def _infinite(node: Node, threads: int) -> Need:
 
 @on(TABLE, "dist")
 def _distance(node: Node, threads: int) -> Need:
-    """The differences (``dist``, Distance.cpp)."""
+    """The differences, of operands in one dtype (``dist``, Distance.cpp)."""
     left, right = node.args[0].meta, node.args[1].meta
-    count = math.prod(torch.broadcast_shapes(left.shape, right.shape))
-    return exactly(count * torch.promote_types(left.dtype, right.dtype).itemsize)
+    count, common = math.prod(torch.broadcast_shapes(left.shape, right.shape)), common_dtype(node.args[:2])
+    return exactly(count * common.itemsize + cast_bytes((left, right), common))
 
 
 @on(TABLE, "roll")
@@ -90,14 +91,3 @@ def _variance(node: Node, threads: int) -> Need:
     """For complex numbers, the variances of both parts (``std_var_out``, ReduceOps.cpp)."""
     operand = node.args[0].meta
     return exactly(2 * node.outputs[0].nbytes if operand.dtype.is_complex else 0)
-
-
-@on(TABLE, "add", "div", "mul", "sub")
-def _of_two_types(node: Node, threads: int) -> Need:
-    """Operands of another dtype than the common one are cast first (``TensorIteratorBase::build``)."""
-    operands = [value.meta for value in node.args[:2] if isinstance(value, Value)]
-    if len(operands) < 2 or node.writes or not all(meta.shape for meta in operands):
-        return NOTHING
-    common = node.outputs[0].meta.dtype
-    cast = [meta for meta in operands if meta.dtype != common]
-    return exactly(sum(math.prod(meta.shape) * common.itemsize for meta in cast))

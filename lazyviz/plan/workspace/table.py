@@ -19,7 +19,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...torch_internals.kernel_selection import Instructions, onednn_instructions
 from ..liveness.lifetimes import Lifetime
-from . import composites, fourier, gloo
+from . import casts, composites, fourier, gloo
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -31,6 +31,7 @@ from .rules import Rule, argument, channels_last, contiguous, copied, exactly, i
 from .size import NOTHING, Need
 
 _CPU_TABLE: dict[str, Rule] = {
+    **casts.TABLE,
     **composites.TABLE,
     **fourier.TABLE,
     **gloo.TABLE,
@@ -259,16 +260,36 @@ def _dropout_backward(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "logsumexp")
 def _logsumexp(node: Node, threads: int) -> Need:
-    """The exponentials, and the maxima (``logsumexp_out_impl``, ReduceOps.cpp)."""
-    return exactly(node.args[0].meta.nbytes + node.outputs[0].nbytes)
+    """The exponentials, and the maxima (``logsumexp_out_impl``, ReduceOps.cpp); integers as floats."""
+    operand, result = node.args[0].meta, node.outputs[0]
+    exponentials = math.prod(operand.shape) * result.dtype.itemsize
+    maxima = result.nbytes // (2 if result.dtype.is_complex else 1)  # of the real parts
+    return exactly(exponentials + maxima + casts.cast_bytes((operand,), result.dtype))
 
 
 @on(_CPU_TABLE, "mse_loss", "smooth_l1_loss", "huber_loss")
 def _elementwise_loss(node: Node, threads: int) -> Need:
-    """The losses of the elements, before they are reduced (Loss.cpp)."""
+    """The losses of the elements, before they are reduced (Loss.cpp).
+
+    Operands of two dtypes are cast: by structured kernels twice, to infer the shape and to compute.
+    """
     reduction = argument(node, 2, "reduction", 1)
-    losses = _broadcast(node.args[0].meta, node.args[1].meta)
-    return exactly(losses + _as_float(node, losses, reduction) if reduction else 0)
+    operands = [node.args[0].meta, node.args[1].meta]
+    losses, common = _broadcast(*operands), casts.common_dtype(node.args[:2])
+    cast = casts.cast_bytes(operands, common)
+    if node.op._schema.name.endswith("huber_loss"):
+        return _huber_loss(node, losses, cast, common, reduction)
+    if not reduction:
+        return exactly(cast)
+    return exactly(2 * cast + losses + _as_float(node, losses, reduction))
+
+
+def _huber_loss(node: Node, losses: int, cast: int, common: torch.dtype, reduction: int) -> Need:
+    """Its losses have the input's dtype, and their casts are gone before they are reduced."""
+    dtype = node.args[0].meta.dtype
+    if dtype != common:
+        cast, losses = cast + losses, losses // common.itemsize * dtype.itemsize
+    return exactly(max(cast, _as_float(node, losses, reduction)) + (losses if reduction else 0))
 
 
 @on(_CPU_TABLE, "binary_cross_entropy_with_logits")
