@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import reduce
 from typing import Any
 
 import torch
@@ -150,30 +150,51 @@ def _size(meta: TensorMeta, dtype: torch.dtype) -> int:
 
 
 def common_dtype(operands: Sequence[Any]) -> torch.dtype:
-    """The dtype to which tensors and Python numbers are promoted (``torch.result_type``)."""
+    """The dtype to which tensors and Python numbers are promoted.
+
+    As ``torch.result_type`` (``at::native::result_type``, TypeProperties.cpp), which takes real tensors.
+    """
     metas = [item.meta for item in operands if isinstance(item, Value)]
-    numbers = tuple(type(item) for item in operands if isinstance(item, Number))
-    return _promoted_dtype(tuple((meta.dtype, bool(meta.shape)) for meta in metas), numbers)
+    numbers = [_dtype_of(type(item)) for item in operands if isinstance(item, Number)]
+    return promoted_dtype([(meta.dtype, bool(meta.shape)) for meta in metas], numbers)
 
 
-@cache
-def _promoted_dtype(
-    tensors: tuple[tuple[torch.dtype, bool], ...], numbers: tuple[type[Number], ...]
+def promoted_dtype(
+    tensors: Sequence[tuple[torch.dtype, bool]], numbers: Sequence[torch.dtype] = ()
 ) -> torch.dtype:
-    """Of tensors as (dtype, whether they have dimensions): those without, and numbers, count less."""
-    common: torch.Tensor | Number | None = None
-    for dimensioned in (True, False):
-        dtypes = [dtype for dtype, has_dimensions in tensors if has_dimensions == dimensioned]
+    """Of tensors as (dtype, whether they have dimensions) and of Python numbers as their dtypes.
+
+    Those without dimensions, and numbers, count only where they are of a higher category.
+    """
+    dimensioned = [dtype for dtype, has_dimensions in tensors if has_dimensions]
+    others = [dtype for dtype, has_dimensions in tensors if not has_dimensions]
+    common: torch.dtype | None = None
+    for dtypes in (dimensioned, others, numbers):
         if dtypes:
-            dtype = dtypes[0]
-            for other in dtypes[1:]:
-                dtype = torch.promote_types(dtype, other)
-            sample = torch.empty((1,) if dimensioned else (), dtype=dtype)
-            common = sample if common is None else torch.empty(1, dtype=torch.result_type(common, sample))
-    for number in numbers:
-        common = number() if common is None else torch.empty(1, dtype=torch.result_type(common, number()))
-    assert isinstance(common, torch.Tensor)
-    return common.dtype
+            highest = reduce(torch.promote_types, dtypes)
+            common = highest if common is None else _combined(common, highest)
+    assert common is not None
+    return common
+
+
+def _dtype_of(number: type[Number]) -> torch.dtype:
+    if number is bool:
+        return torch.bool
+    if number is int:
+        return torch.int64
+    default = torch.get_default_dtype()
+    return default.to_complex() if number is complex else default
+
+
+def _combined(common: torch.dtype, lower: torch.dtype) -> torch.dtype:
+    """``combine_categories`` of TypeProperties.cpp."""
+    if common.is_complex:
+        return common
+    if common.is_floating_point:
+        return common.to_complex() if lower.is_complex else common
+    if common == torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(common, lower)
+    return common
 
 
 @on(TABLE, "ldexp", "ldexp_")
@@ -187,7 +208,7 @@ def _scaled_by_powers(node: Node, threads: int) -> Need:
         return NOTHING
     dtype = common_dtype((2.0, node.args[1]))
     powers = _size(exponent, dtype)
-    common = _promoted_dtype(((operand.dtype, bool(operand.shape)), (dtype, bool(exponent.shape))), ())
+    common = promoted_dtype(((operand.dtype, bool(operand.shape)), (dtype, bool(exponent.shape))))
     first = powers + (_size(exponent, dtype) if exponent.dtype != dtype else 0)
     then = (
         powers + (_size(exponent, common) if dtype != common else 0) + cast_bytes((operand, result), common)
