@@ -111,6 +111,30 @@ def _grid(node: Node, threads: int) -> Need:
 
 @on(
     TABLE,
+    "avg_pool2d",
+    "avg_pool3d",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "reflection_pad2d",
+    "replication_pad2d",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "channel_shuffle",
+    "native_channel_shuffle",
+)
+def _image_in_order(node: Node, threads: int) -> Need:
+    """Kernels that use ``input.contiguous()``, in the image's memory format."""
+    image = node.args[0].meta
+    ordered = contiguous(image) or (len(image.shape) > 3 and channels_last(image))
+    return NOTHING if ordered else exactly(image.nbytes)
+
+
+@on(
+    TABLE,
     "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices_backward",
     "avg_pool2d_backward",

@@ -187,6 +187,49 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
 # --- ATen's own CPU kernels ----------------------------------------------------------------
 
 
+@on(
+    _CPU_TABLE,
+    "_softmax",
+    "_log_softmax",
+    "log_sigmoid_forward",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "nll_loss_forward",
+)
+def _of_contiguous(node: Node, threads: int) -> Need:
+    """An operand that is not contiguous is copied, a transposed matrix through a tile."""
+    return exactly(_contiguous_copy(node.args[0].meta))
+
+
+def _contiguous_copy(meta: TensorMeta) -> int:
+    return copied(meta) and copied(meta) + transposing(meta.shape, meta.stride, meta.dtype.itemsize)
+
+
+@on(_CPU_TABLE, "native_layer_norm")
+def _layer_norm(node: Node, threads: int) -> Need:
+    """Operands that are not contiguous are copied, before the results are allocated (layer_norm.cpp)."""
+    given, weight, bias = (meta_of(node.args[i]) for i in (0, 2, 3))
+    assert given is not None
+    copies = copied(given, weight, bias)
+    return exactly(max(copies, _contiguous_copy(given) - sum(value.nbytes for value in node.outputs)))
+
+
+@on(_CPU_TABLE, "tril", "triu")
+def _triangle(node: Node, threads: int) -> Need:
+    """A copy of matrices that do not follow each other in memory (``checkTrilTriuBatchContiguous``,
+    LinearAlgebraUtils.h).
+    """
+    meta = node.args[0].meta
+    if contiguous(meta):
+        return NOTHING
+    expected = math.prod(meta.shape[-2:])
+    for size, stride in zip(reversed(meta.shape[:-2]), reversed(meta.stride[:-2])):
+        if stride != expected:
+            return exactly(copied(meta))
+        expected *= size
+    return NOTHING
+
+
 @on(_CPU_TABLE, "_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(node: Node, threads: int) -> Need:
     """``softmax_backward_cpu_out`` (SoftMax.cpp) copies operands that are not contiguous."""
@@ -294,10 +337,15 @@ def _huber_loss(node: Node, losses: int, cast: int, common: torch.dtype, reducti
 
 @on(_CPU_TABLE, "binary_cross_entropy_with_logits")
 def _logits_loss(node: Node, threads: int) -> Need:
-    """``(1 - target) * input - log_sigmoid(input)`` (Loss.cpp): two results at a time."""
+    """``(1 - target) * input - log_sigmoid(input)`` (Loss.cpp): two results at a time, and the input
+    contiguous.
+    """
     losses = _broadcast(node.args[0].meta, node.args[1].meta)
+    copy = _contiguous_copy(node.args[0].meta)
     reduction = argument(node, 4, "reduction", 1)
-    return exactly(2 * losses + _as_float(node, losses, reduction) if reduction else losses)
+    if not reduction:
+        return exactly(losses + copy)
+    return exactly(2 * losses + max(_as_float(node, losses, reduction), copy))
 
 
 @on(_CPU_TABLE, "soft_margin_loss", "binary_cross_entropy")

@@ -239,7 +239,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
     pairs, box = torch.randn(40, 30, dtype=torch.cfloat), torch.randn(5, 20, 30, dtype=torch.cfloat)
     lines, grid, mask = torch.randn(3, 400), torch.randn(8, 12, 10), torch.rand(70, 70) > 0.5
-    batches = torch.randn(4, 10, 12)
+    batches, zeros = torch.randn(4, 10, 12), torch.zeros(70, dtype=torch.long)
 
     doubles, kernels = torch.randn(3, 8, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
     return {
@@ -313,6 +313,22 @@ def calls() -> dict[str, Callable[[], Any]]:
         "product with conjugated columns": lambda: pairs @ pairs.conj().t(),
         "products of steps": lambda: torch.bmm(batches[:, :, ::2], batches[:, :6]),
         "matrix of steps times a vector": lambda: many[:, ::2] @ odds[0, :35],
+        "softmax, turned": lambda: odds.t().softmax(1),
+        "softmax of every second column": lambda: many[:, ::2].log_softmax(1),
+        "layer_norm, turned": lambda: aten.native_layer_norm(many.t(), [70], None, None, 1e-5),
+        "log_sigmoid, turned": lambda: aten.log_sigmoid_forward(many.t()),
+        "loss of classes, turned": lambda: aten.nll_loss_forward(many.t(), zeros, None, 1, -100),
+        "loss of margins, turned": lambda: F.multi_margin_loss(many.t(), zeros),
+        "loss of logits, turned": lambda: F.binary_cross_entropy_with_logits(many.t(), odds),
+        "triangles that are not in order": lambda: cube[::2].tril(),
+        "triangle of a turned matrix": lambda: many.t().tril(),
+        "average of a turned image": lambda: F.avg_pool2d(image.transpose(2, 3), 2),
+        "average, channels last": lambda: F.avg_pool2d(last, 2),
+        "largest of every second channel": lambda: aten.max_pool2d_with_indices(image[:, ::2], [3, 3]),
+        "pixels of every second channel, shuffled": lambda: F.pixel_unshuffle(image[:, ::2], 3),
+        "mirrored edges of a turned image": lambda: F.pad(
+            image.transpose(2, 3), (1, 1, 1, 1), mode="reflect"
+        ),
         "batch_norm_backward": lambda: aten.native_batch_norm_backward(
             image, image, None, None, None, channel, channel, True, 1e-5, [True, False, False]
         ),
