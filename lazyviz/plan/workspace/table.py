@@ -137,7 +137,7 @@ def with_metadata(node: Node, changed: Callable[[Value], TensorMeta]) -> Node:
         {name: replaced(item) for name, item in node.kwargs.items()},
     )
     other.inputs, other.outputs = replaced(list(node.inputs)), replaced(list(node.outputs))
-    other.at_once = node.at_once
+    other.at_once, other.writes = node.at_once, node.writes
     return other
 
 

@@ -134,3 +134,13 @@ def test_a_card_s_kernels_convert_elements_as_they_load_them():
     both = 40_000 * (4 + 8)
     assert program("cuda") == both
     assert program("cpu") == both + 2 * 40_000 * 8  # the first operand, and the result
+
+
+def test_remedies_of_an_optimizer_that_steps_by_lists_in_place_are_found():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    with lazyviz.lazy() as graph:
+        net(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+    assert any(node.op._schema.name == "aten::_foreach_addcmul_" for node in graph.nodes)
+    assert "bf16" in {remedy.kind for remedy in graph.plan().remedies}
