@@ -45,7 +45,7 @@ class Watch:
         self._thread = threading.local()
         self._reads = SyncPatches(tape)
         self._formulas = FormulaPatches(tape, self._mode)
-        self._composites = CompositeKernels(tape, self._reads.before_read)
+        self._composites = CompositeKernels(tape, self._reads.before_read, self._formulas.forward_kernels())
         self._settings = SettingsPatches(tape)
         self._scopes = ScopePatches(tape.scopes, tape.tensors.value_of)
         self._rules = CodePatch(private_api.dispatch_rule)

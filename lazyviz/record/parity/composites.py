@@ -14,7 +14,7 @@ to the next, which saves time in short blocks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,9 +62,16 @@ _ON_RAW_MEMORY = (
 class CompositeKernels:
     """Registers and removes the kernels."""
 
-    def __init__(self, tape: Tape, before_read: Callable[[torch.Tensor, str], None]) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        before_read: Callable[[torch.Tensor, str], None],
+        more: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        """With ``more`` kernels, those of :mod:`lazyviz.record.parity.derivative_formulas`."""
         self._tape = tape
         self._before_read = before_read
+        self._more = more
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
@@ -87,6 +94,7 @@ class CompositeKernels:
                     **{name: functools.partial(self._run_immediately, name) for name in _ON_RAW_MEMORY},
                     **inplace_gradients.KERNELS,
                     **sparse_constructors.kernels(self._tape),
+                    **self._more,
                 },
                 self._undo,
                 native_recorder.override_composite(),

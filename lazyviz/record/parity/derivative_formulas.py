@@ -5,8 +5,11 @@ and then avoid operations that subclasses might not support.  That path has diff
 formulas are rare, and on their plain path they read values themselves (the gradient of ``prod`` looks for
 zeros).  Therefore, they run immediately, on plain tensors and without lazyviz's mode, at a named sync point.
 
-The list comes from running PyTorch's own operator samples with and without a mode that does nothing
+The lists come from running PyTorch's own operator samples with and without a mode that does nothing
 (``tests/record/parity/test_derivative_formulas.py``).
+
+Formulas of forward-mode derivatives are evaluated within their operator. There, the check concerns
+normalizations and products; such an operator runs immediately if an argument has a tangent.
 
 The autograd engine also accumulates gradients in place only if it sees plain tensors.  This reads no values:
 the recorder is notified which additions are made by the engine.
@@ -27,7 +30,8 @@ from ..fallback import note_region
 from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..tape import Tape
-from ..unrecorded_ops import nodes_before_access, tensors_in
+from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
+from .plain_tensors import Original, is_plain
 
 # By the names of their autograd nodes.
 GRADIENTS = frozenset(
@@ -49,6 +53,20 @@ if private_api.CUMPROD_ASKS_ALWAYS:
     GRADIENTS |= {"CumprodBackward0"}
 # Only for complex tensors: eager PyTorch checks whether the loss depends on the phase of a vector.
 COMPLEX_GRADIENTS = frozenset({"LinalgEighBackward0", "LinalgSvdBackward0"})
+# Operators whose forward-mode formula makes the check (`batch_norm_jvp`, `group_norm_jvp`, `layer_norm_jvp`
+# and `prod_jvp`, FunctionsManual.cpp).
+FORWARD = (
+    "_batch_norm_with_update",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit.no_stats",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "native_batch_norm",
+    "native_group_norm",
+    "native_layer_norm",
+    "prod",
+    "prod.dim_int",
+)
 # By whether gradients will be differentiated again: the formulas for any tensor, and all that are searched
 # for.
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
@@ -75,6 +93,31 @@ class FormulaPatches:
 
     def remove(self) -> None:
         self._patches.restore()
+
+    def forward_kernels(self) -> dict[str, Callable[..., Any]]:
+        """The kernels of the operators of ``FORWARD``, for :mod:`lazyviz.record.parity.composites`."""
+        return {name: functools.partial(self._with_tangents, name) for name in FORWARD}
+
+    def _with_tangents(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        tape, tensors = self._tape, list(tensors_in((*args, *kwargs.values())))
+        if (
+            not any(map(private_api.has_tangent, tensors))
+            or not private_api.has_mode(self._mode)
+            or not is_plain(original, *tensors)
+            or any(is_out_of_reach(tape, tensor) for tensor in tensors)
+        ):
+            return original(*args, **kwargs)
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base), overload or "default")
+        plain = PlainTensors(tape, self._mode)
+        # Everything that is pending: tangents are read, too.
+        plain.begin(f"forward-mode derivative of {base}", list(tape.pending), tensors)
+        result = None
+        try:
+            result = op(*args, **kwargs)
+        finally:
+            plain.end(tensors, result)
+        return result
 
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The autograd engine; it runs the nodes of ``GRADIENTS`` immediately."""

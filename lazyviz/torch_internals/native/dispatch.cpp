@@ -25,6 +25,7 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -344,9 +345,21 @@ bool has_one_matrix_for_a_batch(const c10::IValue* arguments) {
   return !is_symbolic(left) && !is_symbolic(right) && left.dim() == 3 && right.dim() == 3 && right.size(0) == 1;
 }
 
+// Whether tensors may have forward-mode derivatives: PyTorch has one level of them.
+bool may_have_tangents(const c10::IValue*) {
+  return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
 const std::unordered_map<std::string, Composite::Test> TESTS = {
     {"linear", adds_a_bias_in_place},
     {"matmul", has_one_matrix_for_a_batch},
+    {"_batch_norm_with_update", may_have_tangents},
+    {"_native_batch_norm_legit", may_have_tangents},
+    {"native_batch_norm", may_have_tangents},
+    {"native_group_norm", may_have_tangents},
+    {"native_layer_norm", may_have_tangents},
+    {"prod", may_have_tangents},
+    {"prod.dim_int", may_have_tangents},
 };
 
 // --- tensors without memory ------------------------------------------------------------
@@ -752,7 +765,10 @@ PyObject* override_composite(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "sO", &name, &kernel)) return nullptr;
   const auto test = TESTS.find(name);
   if (test == TESTS.end()) Py_RETURN_NONE;
-  const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("aten::") + name).c_str(), "");
+  const char* overload = std::strchr(name, '.');
+  const std::string base = std::string("aten::") + (overload == nullptr ? name : std::string(name, overload));
+  const c10::OperatorHandle handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload == nullptr ? "" : overload + 1);
   auto* made = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PythonTLSSnapshot, __FILE__, __LINE__);
   made->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composite>(handle.schema(), test->second, kernel)));
   return PyCapsule_New(made, OVERRIDE, [](PyObject* capsule) {
