@@ -857,3 +857,18 @@ def test_the_layouts_of_small_weights_tell_onednn_s_instruction_set():
             assert found[2] is Instructions.AVX512
         if offered.get("avx512_bf16"):
             assert found[3] is Instructions.AVX512_BF16
+
+
+def test_functorch_wrappers_are_unwrapped_and_known_while_their_transform_is_computed():
+    x, left = torch.ones(3), []
+
+    def inner(t):
+        assert composite_ops.is_of_transform(t)
+        assert composite_ops.below_functorch(t) is x
+        left.append(t)
+        return t.sum()
+
+    torch.func.grad(inner)(x)
+    assert not composite_ops.is_of_transform(left[0])
+    assert composite_ops.below_functorch(left[0]) is x
+    assert composite_ops.below_functorch(x) is x and not composite_ops.is_of_transform(x)

@@ -18,7 +18,7 @@ import torch
 
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
-from ..torch_internals import private_api
+from ..torch_internals import composite_ops, private_api
 from .dependencies import closure
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
@@ -111,8 +111,10 @@ def note_region(
     if not _is_recording(tape):
         return
     with tape.recording.paused():
-        inputs = [*tensors_under(read), *(each for module in modules for each in _held_by(module))]
-        made = list(_made(tape, inputs, tensors_under(returned)))
+        below = composite_ops.below_functorch
+        held = (each for module in modules for each in _held_by(module))
+        inputs = [*map(below, tensors_under(read)), *held]
+        made = list(_made(tape, inputs, map(below, tensors_under(returned))))
         if not made:
             return
         values = {found: None for tensor in inputs if (found := _value_of(tape, tensor)) is not None}

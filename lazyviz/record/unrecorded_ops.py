@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..torch_internals import composite_ops, private_api
 from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
@@ -70,6 +70,8 @@ def _argument(info: OpInfo, position: int | None, args: Any, kwargs: Any, defaul
 def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> list[TrackedNode]:
     """Pending nodes that have to run before ``tensor``'s memory may be read (or written)."""
     needed: list[TrackedNode] = []
+    if not is_lazy(tensor):
+        tensor = composite_ops.below_functorch(tensor)
     if is_lazy(tensor) or "_lazyviz" in tensor.__dict__:
         value = tensor._lazyviz  # type: ignore[attr-defined]
         storage = value.storage

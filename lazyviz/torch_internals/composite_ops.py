@@ -22,7 +22,21 @@ linalg_eigh = torch.ops.aten._linalg_eigh.default
 linalg_eigvals = torch.ops.aten._linalg_eigvals.default
 linalg_svd = torch.ops.aten._linalg_svd.default
 is_functorch_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
+_content = torch._C._functorch.get_unwrapped
+_is_left = torch._C._functorch.is_dead_tensor_wrapper  # type: ignore[attr-defined]
 _CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
+
+
+def below_functorch(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the wrappers of functorch's transforms, which have no memory of their own."""
+    while is_functorch_wrapper(tensor):
+        tensor = _content(tensor)
+    return tensor
+
+
+def is_of_transform(tensor: torch.Tensor) -> bool:
+    """Whether it is in a wrapper of a transform that is being computed, and not in one that has been left."""
+    return is_functorch_wrapper(tensor) and not _is_left(tensor)
 
 
 def composite_kernel(name: str) -> Callable[..., Any]:

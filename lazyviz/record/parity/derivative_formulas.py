@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import private_api
+from ...torch_internals import composite_ops, private_api
 from .. import backward_nodes
 from ..fallback import note_region
 from ..interception.attribute_patches import Patches
@@ -126,8 +126,9 @@ class FormulaPatches:
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            # It is also installed between blocks and while recording is paused.
-            if not private_api.has_mode(mode):
+            # It is also installed between blocks and while recording is paused. Within one of functorch's
+            # transforms, tensors are subclass-like in eager mode, too.
+            if not private_api.has_mode(mode) or any(map(_is_of_functorch, outputs)):
                 return original(outputs, *args, **kwargs)
             plain: PlainTensors | None = None
             create_graph = bool(args[2])
@@ -200,6 +201,10 @@ class PlainTensors:
 
     def end_of_node(self, results: Any, gradients: Any) -> None:
         self.end(gradients, results)
+
+
+def _is_of_functorch(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and composite_ops.is_of_transform(output)
 
 
 def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
