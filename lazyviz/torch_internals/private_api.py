@@ -338,9 +338,14 @@ def forward_mode_active() -> bool:
     return forward_ad._current_level >= 0
 
 
+def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The forward-mode derivative of ``tensor``, if it has one."""
+    return forward_ad.unpack_dual(tensor).tangent if forward_mode_active() else None
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has a forward-mode derivative."""
-    return forward_mode_active() and forward_ad.unpack_dual(tensor).tangent is not None
+    return tangent_of(tensor) is not None
 
 
 # --- autograd ---------------------------------------------------------------------

@@ -100,8 +100,9 @@ class FormulaPatches:
 
     def _with_tangents(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         tape, tensors = self._tape, list(tensors_in((*args, *kwargs.values())))
+        tangents = [found for found in map(private_api.tangent_of, tensors) if found is not None]
         if (
-            not any(map(private_api.has_tangent, tensors))
+            not tangents
             or not private_api.has_mode(self._mode)
             or not is_plain(original, *tensors)
             or any(is_out_of_reach(tape, tensor) for tensor in tensors)
@@ -110,8 +111,9 @@ class FormulaPatches:
         base, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, base), overload or "default")
         plain = PlainTensors(tape, self._mode)
-        # Everything that is pending: tangents are read, too.
-        plain.begin(f"forward-mode derivative of {base}", list(tape.pending), tensors)
+        read = (*tensors, *tangents)  # normalizations write to some of them
+        needed = [node for tensor in read for node in nodes_before_access(tape, tensor, write=True)]
+        plain.begin(f"forward-mode derivative of {base}", needed, tensors)
         result = None
         try:
             result = op(*args, **kwargs)

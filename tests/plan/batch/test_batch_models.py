@@ -22,6 +22,9 @@ from ...models import MODELS
 from ...splits import same_in_pieces
 
 
+LONGEST = 50e-6  # seconds of analysis for a node; on a busy machine, only some of the measurements tell
+
+
 def recorded(name, **options):
     make, batch, step = MODELS[name]
     torch.manual_seed(12)
@@ -37,14 +40,14 @@ def recorded(name, **options):
 def test_every_operator_has_a_rule_and_the_analysis_is_quick(name):
     graph = recorded(name)
     roots = {value: Shard(dim) for value, dim in graph.ir.batch.items()}
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    while len(seconds) < 3 or (len(seconds) < 12 and min(seconds) >= LONGEST * len(graph.nodes)):
         start = time.process_time()
         analysis = analyze(graph.nodes, roots)
         seconds.append(time.process_time() - start)
     assert analysis.blocked == []
     assert len(analysis.calls) > 20
-    assert min(seconds) < 50e-6 * len(graph.nodes)
+    assert min(seconds) < LONGEST * len(graph.nodes)
     split = graph.plan(split=8).split
     assert (split.pieces, list(split.blocked_by)) == (8, [])
 
