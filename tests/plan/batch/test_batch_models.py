@@ -21,7 +21,6 @@ from lazyviz.plan.batch.propagation import analyze
 from ...models import MODELS
 from ...splits import same_in_pieces
 
-
 LONGEST = 50e-6  # seconds of analysis for a node; on a busy machine, only some of the measurements tell
 
 
