@@ -9,7 +9,7 @@ from typing import Any
 from .ir import Node, Value
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-"""The kind of each operator that ``torch.distributed`` and DTensor communicate with."""
+"""Namespaces of the operators that ``torch.distributed`` and DTensor communicate with."""
 
 _KINDS = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce": "all_reduce",

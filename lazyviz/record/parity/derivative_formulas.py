@@ -110,16 +110,10 @@ class FormulaPatches:
             return original(*args, **kwargs)
         base, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, base), overload or "default")
-        plain = PlainTensors(tape, self._mode)
         read = (*tensors, *tangents)  # normalizations write to some of them
         needed = [node for tensor in read for node in nodes_before_access(tape, tensor, write=True)]
-        plain.begin(f"forward-mode derivative of {base}", needed, tensors)
-        result = None
-        try:
-            result = op(*args, **kwargs)
-        finally:
-            plain.end(tensors, result)
-        return result
+        cause = f"forward-mode derivative of {base}"
+        return PlainTensors(tape, self._mode).call(cause, needed, tensors, op, *args, **kwargs)
 
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The autograd engine; it runs the nodes of ``GRADIENTS`` immediately."""
@@ -166,16 +160,10 @@ class FormulaPatches:
             smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
             if weight is None or not smoothing or not private_api.has_mode(mode):
                 return original(*args, **kwargs)
-            plain = PlainTensors(tape, mode)
             tensors = list(tensors_in((*args, *kwargs.values())))
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
-            plain.begin("cross_entropy with weight and label_smoothing", needed, tensors)
-            result = None
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                plain.end(tensors, result)
-            return result
+            cause = "cross_entropy with weight and label_smoothing"
+            return PlainTensors(tape, mode).call(cause, needed, tensors, original, *args, **kwargs)
 
         return cross_entropy_loss
 
@@ -200,6 +188,24 @@ class PlainTensors:
             private_api.insert_mode_at_bottom(self._mode)
             self._off = False
             note_region(self._tape, self._cause, read, result)
+
+    def call(
+        self,
+        cause: str,
+        needed: Iterable[TrackedNode],
+        read: Sequence[torch.Tensor],
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The result of ``function``, once ``needed`` has run; it reads the tensors ``read``."""
+        self.begin(cause, needed, read)
+        result = None
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self.end(read, result)
+        return result
 
     def end_of_node(self, results: Any, gradients: Any) -> None:
         self.end(gradients, results)
