@@ -65,6 +65,7 @@ def stop_all(seconds: float = SECONDS) -> None:
     """Stop runs and recording on other threads, and wait until they have left lazyviz and ended."""
     global _ends
     _ends = True
+    _say_nothing_of_exits()
     own, begin = threading.get_ident(), time.monotonic()
     interrupted_at: dict[int, float] = {}  # interrupted threads, with the time
     # Threads outside of lazyviz: their position, and since when.
@@ -95,6 +96,20 @@ def stop_all(seconds: float = SECONDS) -> None:
         if not waits:
             return
         time.sleep(_TICK)
+
+
+def _say_nothing_of_exits() -> None:
+    """Do not report a ``SystemExit`` that reaches a thread inside of a ``__del__`` or another callback.
+
+    Python ignores exceptions there and reports them as errors. The thread gets another one after it.
+    """
+    report = sys.unraisablehook
+
+    def report_errors(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not SystemExit or threading.get_ident() == _main:
+            report(unraisable)
+
+    sys.unraisablehook = report_errors
 
 
 def _is_ours(frame: FrameType | None) -> bool:

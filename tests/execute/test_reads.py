@@ -142,9 +142,7 @@ def test_evaluating_the_rest_of_a_long_block_looks_at_what_has_run_once():
 @pytest.mark.takes_times
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_reads_takes_as_long_late_in_a_block_as_early(kind):
-    step = steps_of(kind)
-
-    def seconds(count):
+    def seconds(step, count):
         times = []
         for _ in range(count):
             begin = time.process_time()
@@ -152,15 +150,19 @@ def test_a_step_that_reads_takes_as_long_late_in_a_block_as_early(kind):
             times.append(time.process_time() - begin)
         return statistics.median(times)
 
-    def least():  # of windows of milliseconds, some of which another process slows down
-        return min(seconds(100) for _ in range(5))
+    def least(step):  # of windows of milliseconds, some of which another process slows down
+        return min(seconds(step, 100) for _ in range(5))
 
-    with lazyviz.lazy():
-        seconds(50)
-        early = least()
-        seconds(1000)
-        late = least()
-    assert late < 1.5 * early
+    def growth():
+        step = steps_of(kind)
+        with lazyviz.lazy():
+            seconds(step, 50)
+            early = least(step)
+            seconds(step, 1000)
+            return least(step) / early
+
+    # A machine that becomes slower in a block does so in some of them, steps that become slower in each.
+    assert any(growth() < 1.5 for _ in range(5))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -157,6 +157,31 @@ except BaseException as error:
 
 
 @kind()
+def while_a_daemon_finalizes():
+    """Python reports the exceptions of a ``__del__``, and the process interrupts this thread inside of it."""
+    finalizes = threading.Event()
+
+    class Slow:
+        def __del__(self):
+            finalizes.set()
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                pass
+
+    def work():
+        garbage = [Slow()]
+
+        def drop(*_):
+            garbage.clear()
+
+        graph, _ = recorded(8, 8)
+        graph.evaluate(progress=drop)
+
+    daemon(work)
+    assert finalizes.wait(30)
+
+
+@kind()
 def while_a_daemon_imports():
     """An exception inside of an import may leave the module's lock taken."""
     imported = threading.Event()
