@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -73,12 +74,23 @@ def steps_of(kind):
         kept.append(torch.rand(3))
         return torch.rand(2).tolist()
 
+    def keep_arrays():  # from arrays, and as arrays
+        y = torch.from_numpy(numpy.ones(4, numpy.float32)) * 2
+        kept.append(y.numpy())
+        return kept[-1].tolist()
+
+    def new_programs():  # none of which is known
+        kept.append(len(kept) + 1)
+        return (torch.ones(kept[-1]) + x.sum()).cos().sum().item()
+
     return {
         "train": train,
         "read each": read_each,
         "leave most": leave_most,
         "at once": at_once,
         "draw": draw,
+        "keep arrays": keep_arrays,
+        "new programs": new_programs,
     }[kind]
 
 
@@ -102,7 +114,7 @@ def lines_of(function):
     return count
 
 
-KINDS = ("train", "read each", "leave most", "at once", "draw")
+KINDS = ("train", "read each", "leave most", "at once", "draw", "keep arrays", "new programs")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,6 +37,7 @@ from .codegen import generate
 from .instructions import Code, Stopped, name_of
 from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
+from .recent_programs import RecentPrograms
 
 LEAST_NODES = 1  # minimum size of cached subgraphs
 FEW_NODES = 4  # smaller subgraphs are cached when they run a second time
@@ -44,7 +45,6 @@ MOST_FEW = 10_000  # number of such subgraphs that are remembered
 MOST_NODES = 100_000  # of one subgraph
 MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
 MOST_FINGERPRINTS = 8  # per subgraph: equal strings may be different objects
-MOST_COMPARED = 16  # at the same line, and of the others, to find the miss reason
 
 Progress = Callable[[int, int, TrackedNode], None]
 Projection = tuple[Peak, Mapping[Storage, Category]]
@@ -95,7 +95,7 @@ class Replays:
         self._known: LRUCache[Key, Known] = LRUCache(
             MOST_KEPT, size=lambda known: known.size, on_drop=self._dropped
         )
-        self._in_order: dict[int, Known] = {}  # by id, the latest last: a walk over _known hashes each key
+        self._recent: RecentPrograms[Known] = RecentPrograms()
         self._latest: dict[Key, Key] = {}  # by program
         self._by_fingerprint: dict[bytes, Known] = {}  # those that have code
         self._few: set[bytes] = set()  # the fingerprints of small subgraphs that have run once
@@ -179,7 +179,7 @@ class Replays:
             return None
         self.hits += 1
         self._known.use(known.key)  # the identical object, which saves a comparison
-        self._used(known)
+        self._recent.use(known)
         if known.code is None:
             with paused():
                 known.code = generate(subgraph, self.steps, store_result)
@@ -195,7 +195,7 @@ class Replays:
         """The subgraph has run op by op; return why it was not found, as text."""
         assert subgraph.key is not None
         drawn = sketch([step.op for step in subgraph.key.steps], subgraph.nodes[0].source)
-        self.last_miss = subgraph_difference(subgraph, drawn, self._comparable(drawn))
+        self.last_miss = subgraph_difference(subgraph, drawn, self._recent.comparable(drawn))
         levels, live = memory.levels(subgraph.storages), frozenset(subgraph.live)
         known = Known(subgraph.key, len(subgraph.nodes), drawn, levels, live)
         known.learn(subgraph, memory, projection)
@@ -227,22 +227,17 @@ class Replays:
         self._latest[key.program] = key
         replaced = self._known.peek(key)
         if replaced is not None:
-            self._in_order.pop(id(replaced), None)
-        self._used(known)
+            self._recent.drop(replaced)
+        self._recent.add(known)
         self._known[key] = known
-
-    def _used(self, known: Known) -> None:
-        """Mark it as most recently used."""
-        self._in_order.pop(id(known), None)
-        self._in_order[id(known)] = known
 
     def _dropped(self, oldest: Key, known: Known) -> bool:
         """Whether to keep it, because it was looked up by its fingerprint."""
         if known.found:
             known.found = False
-            self._used(known)
+            self._recent.use(known)
             return True
-        self._in_order.pop(id(known), None)
+        self._recent.drop(known)
         for fingerprint, _ in known.fingerprints:
             del self._by_fingerprint[fingerprint]
         if self._latest.get(oldest.program) == oldest:
@@ -250,20 +245,10 @@ class Replays:
         self.dropped += 1
         return False
 
-    def _comparable(self, drawn: Sketch) -> list[tuple[Key, Sketch]]:
-        """The most recent known subgraphs, latest last: those recorded at the same line, and others."""
-        here: list[tuple[Key, Sketch]] = []
-        others: list[tuple[Key, Sketch]] = []
-        for known in reversed(self._in_order.values()):
-            into = here if drawn.at_the_line_of(known.sketch) else others
-            if len(into) < MOST_COMPARED:
-                into.append((known.key, known.sketch))
-        return [*reversed(others), *reversed(here)]
-
     def clear(self) -> None:
         """Forget them all."""
         self._known.clear()
-        self._in_order.clear()
+        self._recent.clear()
         self._by_fingerprint.clear()
         self._few.clear()
         self._latest.clear()

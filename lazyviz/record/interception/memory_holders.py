@@ -22,7 +22,7 @@ import types
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from itertools import compress, pairwise
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ import torch
 
 from ...torch_internals import private_api, storage_owners
 from ...torch_internals.storage_owners import Memory, WeakTensor, memory_of
+from .memory_verdicts import Verdict, Verdicts
 
 NUMPY = "a NumPy array"
 DLPACK = "a DLPack consumer"
@@ -51,6 +52,7 @@ _WORKAROUNDS = {
 # Searches in a block for released references: a call that uses a tensor refers to it as well.
 _MAX_SEARCHES = 2
 _MAY_TAKE = 0.05  # share of the process's time that may be spent on repeated searches in the next block
+_FEW = 128  # exports and verdicts among which the dead ones are not looked for
 _HELD_BY_NOTHING = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -68,27 +70,6 @@ objects.
 
 class Unexamined(Exception):
     """It must first be found out whether the memory of an argument is shared."""
-
-
-class Verdict:
-    """What is known about a storage: its memory, and what holds it.
-
-    ``ties`` are the tensors that an unknown object refers to: once they are gone, it has no holder any more.
-    ``searches`` is how often they have been searched in this block.
-    """
-
-    __slots__ = ("end", "holder", "searches", "memory", "start", "ties")
-
-    def __init__(
-        self, tensor: torch.Tensor, holder: str | None, ties: Sequence[Any], searches: int = 0
-    ) -> None:
-        place = memory_of(private_api.storage_address(tensor))
-        self.memory = private_api.MemoryRef(tensor)
-        self.start = place.data if place is not None else 0
-        self.end = self.start + private_api.TensorBase.untyped_storage(tensor).nbytes()
-        self.holder = holder
-        self.ties = ties
-        self.searches = searches
 
 
 def workaround_for(holder: str) -> str:
@@ -124,8 +105,9 @@ class MemoryHolders:
 
     def __init__(self, memory: KnownMemory, recording: Recording, runs: Runs) -> None:
         self._memory, self.recording, self._runs = memory, recording, runs
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts = Verdicts()
         self.exported = memory.exported
+        self._most = _FEW  # exports and verdicts, before the dead ones are forgotten
         self.lasting = False  # some known state must stay valid after the block
         self._born = time.perf_counter()
         self._examined_for = 0.0  # seconds
@@ -180,16 +162,14 @@ class MemoryHolders:
             for verdict in self._verdicts.values():
                 verdict.searches = 0
 
-    def overlapped(self, tensor: torch.Tensor) -> Iterator[int]:
+    def overlapped(self, tensor: torch.Tensor) -> list[int]:
         """Addresses of other known storages whose memory overlaps that of ``tensor``."""
-        memory = memory_of(private_api.storage_address(tensor))
+        address = private_api.storage_address(tensor)
+        memory = memory_of(address)
         if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
-            return
-        start = memory.data
-        end = start + private_api.TensorBase.untyped_storage(tensor).nbytes()
-        for address, verdict in self._verdicts.items():
-            if verdict.start < end and start < verdict.end and address != private_api.storage_address(tensor):
-                yield address
+            return []
+        end = memory.data + private_api.TensorBase.untyped_storage(tensor).nbytes()
+        return [other for other in self._verdicts.overlapping(memory.data, end) if other != address]
 
     def _exported_to(self, address: int) -> str | None:
         exports = self.exported.get(address)
@@ -205,7 +185,7 @@ class MemoryHolders:
     def _verdict(self, address: int) -> Verdict | None:
         verdict = self._verdicts.get(address)
         if verdict is not None and verdict.memory.storage() is None:
-            del self._verdicts[address]
+            self._verdicts.remove(address)
             return None
         return verdict
 
@@ -221,8 +201,11 @@ class MemoryHolders:
             return
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
         if traced:
-            self._verdicts[address] = Verdict(tensor, None, ())
+            self._verdicts.put(address, Verdict(tensor, None, ()))
         self._memory.forget_storage(address)
+        if len(self._verdicts) + len(self.exported) > self._most:
+            self.forget_dead()
+            self._most = max(2 * (len(self._verdicts) + len(self.exported)), _FEW)
 
     def lasts(self) -> bool:
         """Whether some known state is only valid while exports are recorded."""
@@ -238,7 +221,7 @@ class MemoryHolders:
 
     def forget_dead(self) -> None:
         """Forget memory that no longer exists."""
-        for address in list(self._verdicts):
+        for address in self._verdicts.addresses():
             self._verdict(address)
         for address in list(self.exported):
             self._exported_to(address)
@@ -258,7 +241,7 @@ class MemoryHolders:
             for tensor in operands:  # what cannot be decided now is not searched again
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MAX_SEARCHES)
-                    self._verdicts[private_api.storage_address(tensor)] = verdict
+                    self._verdicts.put(private_api.storage_address(tensor), verdict)
         self.lasting = True
         self._examined_for += time.perf_counter() - start
         pending = []
@@ -305,7 +288,7 @@ class _ReferenceScan:
                 explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
                 self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
 
-    def judge(self, verdicts: dict[int, Verdict]) -> None:
+    def judge(self, verdicts: Verdicts) -> None:
         """Judge all memory, except memory that is known to have no holder, whose exports are recorded."""
         ties: dict[int, list[Any]] = {}
         tensors: dict[int, torch.Tensor] = {}
@@ -320,7 +303,7 @@ class _ReferenceScan:
             if verdict is None or verdict.holder is not None:
                 searches = 0 if verdict is None else verdict.searches
                 verdict = Verdict(tensor, NUMPY if ties[address] else None, ties[address], searches + 1)
-                verdicts[address] = verdict
+                verdicts.put(address, verdict)
             ranges.append((verdict.start, verdict.end, verdict))
         ranges.sort(key=lambda entry: entry[0])
         for (_, end, one), (start, _, other) in pairwise(ranges):
