@@ -43,6 +43,16 @@ class ZeroTensor(Exception):
     """An argument is one of autograd's zero tensors without memory; only views of these reach the kernels."""
 
 
+def _no_storage(device: torch.device) -> str:
+    return f"a tensor on {device.type!r}, where tensors have no storage, cannot be deferred"
+
+
+def refuse_without_storage(device: torch.device) -> None:
+    """Raise ``NotDeferrable`` for a result on ``device`` that no memory can be tracked of."""
+    if device.type in private_api.DEVICES_WITHOUT_STORAGE:
+        raise NotDeferrable(_no_storage(device), sparse=False)
+
+
 class ExternalTensors:
     """How recording handles real tensors that it did not create, and rebinds them to pending ones."""
 
@@ -73,6 +83,8 @@ class ExternalTensors:
             return value
         if private_api.is_zero_tensor(tensor):
             raise ZeroTensor
+        if not private_api.has_storage(tensor) and tensor.layout == torch.strided:
+            raise NotDeferrable(_no_storage(tensor.device), sparse=False)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             sparse = str(tensor.layout).startswith("torch.sparse")
             raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred", sparse=sparse)
@@ -128,7 +140,9 @@ class ExternalTensors:
         value = self._tensors.outside.get(id(tensor))
         if value is not None and value.tensor is not None and value.tensor() is tensor:
             return value.storage.foreign
-        if tensor.layout != torch.strided or private_api.storage_address(tensor) in self._tensors.storages:
+        if tensor.layout != torch.strided or not private_api.has_storage(tensor):
+            return False
+        if private_api.storage_address(tensor) in self._tensors.storages:
             return False
         holder = self._memory_holders.holder(tensor)
         if holder is UNKNOWN and (tensor.requires_grad or self._scopes.role_of(tensor)[0] is not None):

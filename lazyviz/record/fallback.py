@@ -205,6 +205,8 @@ def memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """The address and size in bytes of an ordinary tensor's memory."""
     if tensor.layout != torch.strided or private_api.is_zero_tensor(tensor):
         return None
+    if not private_api.has_storage(tensor):
+        return None
     return private_api.storage_address(tensor), private_api.TensorBase.untyped_storage(tensor).nbytes()
 
 

@@ -93,6 +93,15 @@ def storage_address(tensor: torch.Tensor) -> int:
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
 
 
+DEVICES_WITHOUT_STORAGE = frozenset(("lazy", "xla", "vulkan"))
+"""Types of devices whose tensors have no storage: PyTorch reads a null pointer where it is asked for."""
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether there is memory that can be tracked; in C++ because ``untyped_storage`` itself may crash."""
+    return torch._C._has_storage(tensor)
+
+
 class MemoryRef:
     """A weak reference to a tensor's memory.
 

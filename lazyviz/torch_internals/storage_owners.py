@@ -68,7 +68,9 @@ _MEMORY_OFFSET = _find_memory()
 
 def memory_of(storage: int) -> Memory | None:
     """The memory of the storage at an address; ``None`` if it cannot be determined."""
-    return None if _MEMORY_OFFSET is None else Memory(*_words(storage + _MEMORY_OFFSET, 3))
+    if _MEMORY_OFFSET is None or not storage:  # tensors of some devices have no storage
+        return None
+    return Memory(*_words(storage + _MEMORY_OFFSET, 3))
 
 
 def _deleter(storage: torch.UntypedStorage) -> int | None:
