@@ -358,7 +358,33 @@ def _select_backward(call: Call) -> Made:
     return [new(sizes, gradient.dtype)]
 
 
+def _grid_sampler(call: Call) -> Made:
+    """``F.grid_sample``: an image of the grid's size; its gradients are contiguous."""
+    image, grid = call.meta("input"), call.meta("grid")
+    rank = 4 if "2d" in call.name else 5
+    modes = call.arguments["interpolation_mode"], call.arguments["padding_mode"]
+    if one_dtype([value.meta for value in call.inputs]) is None or not all(
+        type(mode) is int for mode in modes
+    ):
+        return None
+    if len(image.shape) != rank or len(grid.shape) != rank or not 0 <= modes[1] <= 2:
+        return None
+    if not 0 <= modes[0] <= (2 if rank == 4 else 1):  # bicubic interpolation is of flat images only
+        return None
+    if grid.shape[0] != image.shape[0] or grid.shape[-1] != rank - 2:
+        return None
+    shape = (*image.shape[:2], *grid.shape[1:-1])
+    if not call.name.endswith("backward"):
+        return [new(shape, image.dtype)]
+    if call.meta("grad_output").shape != shape:
+        return None
+    wanted = call.wanted()[0]
+    return [new(image.shape, image.dtype) if wanted else None, new(grid.shape, grid.dtype)]
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_2d_backward"), _grid_sampler),
+    **dict.fromkeys(("grid_sampler_3d", "grid_sampler_3d_backward"), _grid_sampler),
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     **dict.fromkeys(("sum", "mean"), _reduction),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
