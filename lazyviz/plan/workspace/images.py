@@ -8,8 +8,17 @@ from __future__ import annotations
 import math
 
 from ...graph.ir import Node, TensorMeta
-from .rules import Rule, argument, channels_last, contiguous, copied, exactly, on
-from .size import NOTHING, Need
+from .rules import (
+    Rule,
+    argument,
+    channels_last,
+    contiguous,
+    copied,
+    exactly,
+    on,
+    suggests_channels_last,
+)
+from .size import Need
 
 TABLE: dict[str, Rule] = {}
 
@@ -112,58 +121,106 @@ def _grid(node: Node, threads: int) -> Need:
 @on(
     TABLE,
     "avg_pool2d",
-    "avg_pool3d",
     "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d",
     "max_pool2d_with_indices",
     "max_pool3d_with_indices",
     "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
+    "reflection_pad1d",
     "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad1d",
     "replication_pad2d",
+    "replication_pad3d",
     "pixel_shuffle",
     "pixel_unshuffle",
     "channel_shuffle",
     "native_channel_shuffle",
 )
 def _image_in_order(node: Node, threads: int) -> Need:
-    """Kernels that use ``input.contiguous()``, in the image's memory format."""
-    image = node.args[0].meta
-    ordered = contiguous(image) or (len(image.shape) > 3 and channels_last(image))
-    return NOTHING if ordered else exactly(image.nbytes)
+    """Kernels that use ``input.contiguous()``, in the memory format that the image's strides suggest."""
+    return exactly(_copied_for(suggests_channels_last(node.args[0].meta), node.args[0].meta))
+
+
+@on(TABLE, "avg_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")
+def _contiguous_image(node: Node, threads: int) -> Need:
+    return exactly(copied(node.args[0].meta))
+
+
+@on(TABLE, "max_unpool2d")
+def _unpooled(node: Node, threads: int) -> Need:
+    """Image and indices in the image's memory format (MaxUnpooling.cpp)."""
+    image, indices = node.args[0].meta, node.args[1].meta
+    return exactly(_copied_for(suggests_channels_last(image), image, indices))
+
+
+@on(TABLE, "max_unpool3d")
+def _unpooled_3d(node: Node, threads: int) -> Need:
+    return exactly(copied(node.args[0].meta, node.args[1].meta))
+
+
+def _copied_for(last: bool, *metas: TensorMeta) -> int:
+    """Bytes of the copies in channels-last, or of contiguous ones, of tensors with another layout."""
+    return sum(meta.nbytes for meta in metas if not (channels_last(meta) if last else contiguous(meta)))
 
 
 @on(
     TABLE,
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
     "avg_pool2d_backward",
-    "avg_pool3d_backward",
     "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "embedding_dense_backward",
-    "grid_sampler_2d_backward",
-    "upsample_nearest1d_backward",
     "upsample_nearest2d_backward",
-    "upsample_linear1d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d_backward",
     "upsample_bilinear2d_backward",
-    "upsample_bicubic2d_backward",
     "upsample_trilinear3d_backward",
-    "reflection_pad1d_backward",
     "reflection_pad2d_backward",
-    "replication_pad1d_backward",
+    "reflection_pad3d_backward",
     "replication_pad2d_backward",
     "replication_pad3d_backward",
 )
-def _gradient_in_order(node: Node, threads: int) -> Need:
-    """Kernels that use ``grad_output.contiguous()``, in the image's memory format."""
-    gradient = node.args[0].meta
-    if contiguous(gradient):
-        return NOTHING
-    if len(gradient.shape) == 4 and hasattr(node.args[1], "meta"):
-        image = node.args[1].meta
-        if channels_last(gradient) and channels_last(image):
-            return NOTHING
-    return exactly(gradient.nbytes)
+def _gradient_in_its_format(node: Node, threads: int) -> Need:
+    """Kernels for the memory format that the gradient's strides suggest, also of the result.
+
+    The functions ``..._backward_channels_last`` in cpu/AdaptiveAvgPoolKernel.cpp, AvgPoolKernel.cpp,
+    PaddingKernel.cpp and UpSampleMoreKernel.cpp.
+    """
+    gradient, result = node.args[0].meta, node.outputs[0].meta
+    return exactly(_copied_for(suggests_channels_last(gradient), gradient, result))
+
+
+@on(TABLE, "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _gradient_of_maxima(node: Node, threads: int) -> Need:
+    """The same, and the indices (cpu/MaxPoolKernel.cpp)."""
+    gradient, indices, result = node.args[0].meta, node.args[-1].meta, node.outputs[0].meta
+    return exactly(_copied_for(suggests_channels_last(gradient), gradient, indices, result))
+
+
+@on(TABLE, "adaptive_max_pool2d_backward")
+def _gradient_of_adaptive_maxima(node: Node, threads: int) -> Need:
+    """Gradient and indices in the image's memory format (AdaptiveMaxPooling2d.cpp)."""
+    gradient, image, indices = (value.meta for value in node.args[:3])
+    return exactly(_copied_for(suggests_channels_last(image), gradient, indices))
+
+
+@on(TABLE, "adaptive_max_pool3d_backward", "embedding_dense_backward")
+def _contiguous_gradient(node: Node, threads: int) -> Need:
+    return exactly(copied(node.args[0].meta))
+
+
+@on(
+    TABLE,
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "grid_sampler_2d_backward",
+    "upsample_nearest1d_backward",
+    "_upsample_nearest_exact1d_backward",
+    "upsample_linear1d_backward",
+    "upsample_bicubic2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "_upsample_bicubic2d_aa_backward",
+    "reflection_pad1d_backward",
+    "replication_pad1d_backward",
+)
+def _contiguous_gradients(node: Node, threads: int) -> Need:
+    """Kernels that use ``contiguous()`` on the gradients of their results and of their images."""
+    return exactly(copied(node.args[0].meta, node.outputs[0].meta))

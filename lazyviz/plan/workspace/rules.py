@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,21 @@ def contiguous(meta: TensorMeta) -> bool:
 
 def channels_last(meta: TensorMeta) -> bool:
     return in_order(meta, (1, *range(len(meta.shape) - 1, 1, -1), 0))
+
+
+def suggests_channels_last(meta: TensorMeta) -> bool:
+    """Whether ``suggest_memory_format`` answers channels-last, also for tensors that are not dense
+    (``is_channels_last_strides_2d`` and ``_3d``, MemoryFormat.h).
+    """
+    shape, stride = meta.shape, meta.stride
+    if len(shape) not in (4, 5) or not math.prod(shape) or not stride[1]:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if stride[dim] < least or (dim == 0 and least == stride[1]):
+            return False
+        least = stride[dim] * shape[dim]
+    return True
 
 
 def in_order(meta: TensorMeta, dims: Sequence[int]) -> bool:

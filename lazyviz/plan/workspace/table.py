@@ -246,19 +246,37 @@ def _layer_norm_backward(node: Node, threads: int) -> Need:
     return exactly(size)
 
 
+@on(_CPU_TABLE, "native_group_norm")
+def _group_norm(node: Node, threads: int) -> Need:
+    """A scale and a shift for each sample's channels, if the image is channels-last
+    (``GroupNormKernelImplChannelsLastInternal``, group_norm_kernel.cpp).
+    """
+    image = node.args[0].meta
+    return NOTHING if contiguous(image) else exactly(2 * _channel_sums(image))
+
+
 @on(_CPU_TABLE, "native_group_norm_backward")
 def _group_norm_backward(node: Node, threads: int) -> Need:
     """Sums of each sample's channels, twice (``GroupNormBackwardKernelImpl``, group_norm_kernel.cpp)."""
-    gradient, image, _, _, _, batch, channels, *_ = node.args
-    size = 0 if channels_last(image.meta) else copied(gradient.meta)
-    return exactly(size + 2 * batch * channels * max(image.meta.dtype.itemsize, 4))
+    return exactly(2 * _channel_sums(node.args[1].meta))
+
+
+def _channel_sums(image: TensorMeta) -> int:
+    return math.prod(image.shape[:2]) * max(image.dtype.itemsize, 4)
 
 
 @on(_CPU_TABLE, "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(node: Node, threads: int) -> Need:
-    """A scale and a shift for each channel (batch_norm_kernel.cpp)."""
+    """A scale and a shift for each channel; in training, each thread's sums of channels-last images
+    (``batch_norm_cpu_collect_stats_channels_last_impl``, batch_norm_kernel.cpp).
+    """
     image = node.args[0].meta
-    return exactly(2 * image.shape[1] * max(image.dtype.itemsize, 4))
+    rows, in_training = 2, argument(node, 5, "training")
+    if in_training and not contiguous(image):
+        if not channels_last(image):  # the general kernel computes in the image's dtype or in float32
+            return exactly(2 * image.nbytes if image.dtype in _HALVES else 0)
+        rows = threads + (1 if image.dtype in _HALVES else 2)
+    return exactly(rows * image.shape[1] * max(image.dtype.itemsize, 4))
 
 
 @on(_CPU_TABLE, "native_batch_norm_backward", "batch_norm_backward")

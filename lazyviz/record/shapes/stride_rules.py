@@ -283,6 +283,20 @@ def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
     return _format_of("input")(arguments, result)
 
 
+def _group_norm_backward(arguments: dict[str, Any], result: Result) -> Result:
+    return _on_cpu_format_of("input")(arguments, _contiguous(arguments, result))
+
+
+def _on_cpu_format_of(argument: str) -> Callable[[dict[str, Any], Result], Result]:
+    """The same for kernels that know channels-last on the CPU alone."""
+    formatted = _format_of(argument)
+
+    def correct(arguments: dict[str, Any], result: Result) -> Result:
+        return formatted(arguments, result) if arguments[argument].device.type == "cpu" else result
+
+    return correct
+
+
 def _softmax_backward(arguments: dict[str, Any], result: Result) -> Result:
     """The gradient's dtype, except on a GPU where softmax computed single precision from half
     (SoftMax.cpp).
@@ -405,13 +419,18 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "mkldnn_rnn_layer_backward": _mkldnn_rnn_backward,
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _contiguous,
-    "native_group_norm_backward": _contiguous,
+    "native_group_norm_backward": _group_norm_backward,
     **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward"), _contiguous),
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
     "native_group_norm": _group_norm,
     "max_pool3d_with_indices": _max_pool3d,
+    **{
+        f"{kind}_pad3d{backward}": _on_cpu_format_of("self")
+        for kind in ("reflection", "replication")
+        for backward in ("", "_backward")
+    },
     "_native_multi_head_attention": _weights_if_wanted,
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _batch_norm
