@@ -206,7 +206,7 @@ def _scaled_by_powers(node: Node, threads: int) -> Need:
     integers = not (exponent.dtype.is_floating_point or exponent.dtype.is_complex)
     if operand.dtype.is_floating_point and integers and exponent.dtype != torch.bool:
         return NOTHING
-    dtype = common_dtype((2.0, node.args[1]))
+    dtype = common_dtype((2.0 + 0j if operand.dtype.is_complex else 2.0, node.args[1]))
     powers = _size(exponent, dtype)
     common = promoted_dtype(((operand.dtype, bool(operand.shape)), (dtype, bool(exponent.shape))))
     first = powers + (_size(exponent, dtype) if exponent.dtype != dtype else 0)

@@ -11,10 +11,12 @@ import torch
 
 from ...graph.ir import Node, Value
 from .casts import cast_bytes, common_dtype
-from .rules import Rule, argument, contiguous, exactly, on
-from .size import NOTHING, Need
+from .rules import Rule, argument, contiguous, copied, exactly, on
+from .size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
+
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @on(TABLE, "abs", "angle")
@@ -91,3 +93,101 @@ def _variance(node: Node, threads: int) -> Need:
     """For complex numbers, the variances of both parts (``std_var_out``, ReduceOps.cpp)."""
     operand = node.args[0].meta
     return exactly(2 * node.outputs[0].nbytes if operand.dtype.is_complex else 0)
+
+
+@on(TABLE, "mvlgamma", "mvlgamma_")
+def _multivariate(node: Node, threads: int) -> Need:
+    """One number for each of ``p`` shifted operands (UnaryOps.cpp); in place, also their sum."""
+    result = node.outputs[0].nbytes
+    shifted = argument(node, 1, "p") * (result + node.outputs[0].dtype.itemsize)
+    return exactly(shifted + (result if node.writes else 0))
+
+
+@on(TABLE, "renorm", "renorm_")
+def _renormed(node: Node, threads: int) -> Need:
+    """Norms, as factors in another dtype where they are real numbers of higher precision, and the operand
+    in theirs (``renorm_out``, Normalization.cpp).
+    """
+    operand = node.args[0].meta
+    half = operand.dtype in _HALVES
+    norms = operand.shape[node.args[2]] * (4 if half else operand.dtype.itemsize)
+    if operand.dtype.is_complex:
+        return exactly(2 * norms)
+    return exactly(norms + (math.prod(operand.shape) * 4 if half else 0))
+
+
+@on(TABLE, "searchsorted", "bucketize")
+def _searched(node: Node, threads: int) -> Need:
+    """Contiguous operands, then in one dtype (``searchsorted_maybe_trim_input_tensors``,
+    BucketizationUtils.h).
+    """
+    operands = [item for item in node.args[:2] if isinstance(item, Value)]
+    if len(operands) < 2:
+        return NOTHING
+    if node.op._schema.name == "aten::bucketize":
+        operands.reverse()
+    boundaries, values = operands
+    common, run = common_dtype(operands), Events()
+    sorter = argument(node, 6, "sorter")
+    run.take(*(copied(item.meta) for item in (values, boundaries, sorter) if isinstance(item, Value)))
+    for item in (values, boundaries):
+        if item.dtype != common:
+            run.take(cast_bytes((item.meta,), common))
+            run.free(copied(item.meta))
+    return run.need(0)
+
+
+@on(TABLE, "count_nonzero")
+def _counted(node: Node, threads: int) -> Need:
+    """Along dimensions: the mask, and as the integers that are summed (TensorAdvancedIndexing.cpp)."""
+    count = math.prod(node.args[0].meta.shape)
+    return exactly(count * 9 if argument(node, 1, "dim") is not None else 0)
+
+
+@on(TABLE, "argmax", "argmin")
+def _position(node: Node, threads: int) -> Need:
+    """Of all elements: those of a contiguous copy (``argmax_argmin_impl``, ReduceOps.cpp)."""
+    return exactly(copied(node.args[0].meta) if argument(node, 1, "dim") is None else 0)
+
+
+@on(TABLE, "_safe_softmax")
+def _safe_softmax(node: Node, threads: int) -> Need:
+    """A mask of what is minus infinity, and of rows that are nothing else (SoftMax.cpp)."""
+    operand, dim = node.args[0].meta, node.args[1]
+    count = math.prod(operand.shape)
+    rows = count // operand.shape[dim] if count else 0
+    return exactly(max(copied(operand), count + rows))
+
+
+@on(TABLE, "index_select", "index_add", "index_add_", "embedding")
+def _by_index(node: Node, threads: int) -> Need:
+    """A contiguous index (TensorAdvancedIndexing.cpp, Embedding.cpp)."""
+    position = 1 if node.op._schema.name == "aten::embedding" else 2
+    return exactly(copied(node.args[position].meta))
+
+
+@on(TABLE, "index_reduce", "index_reduce_")
+def _reduced_by_index(node: Node, threads: int) -> Need:
+    """A contiguous index; of a mean, the counts and the ones that are added to them
+    (``index_reduce_func_impl``, TensorAdvancedIndexing.cpp).
+    """
+    index, source, reduction = node.args[2].meta, node.args[3].meta, node.args[4]
+    counted = source.nbytes + node.outputs[0].nbytes + copied(index) if reduction == "mean" else 0
+    return exactly(copied(index) + counted)
+
+
+@on(
+    TABLE, "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"
+)
+def _by_positions(node: Node, threads: int) -> Need:
+    """The result of halves in float32 (``create_acc_buffer``, cpu/ScatterGatherKernel.cpp); of a mean, ones,
+    their counts, and the mask of those that are zero (``scatter_reduce_two``).
+    """
+    result = node.outputs[0]
+    count = math.prod(result.shape)
+    sums = count * 4 if result.dtype in _HALVES else 0
+    if not node.op._schema.name.startswith("aten::scatter_reduce") or node.args[4] != "mean":
+        return exactly(sums)
+    return exactly(
+        math.prod(node.args[3].meta.shape) * result.dtype.itemsize + result.nbytes + max(sums, count)
+    )

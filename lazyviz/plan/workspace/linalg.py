@@ -16,7 +16,7 @@ from ...torch_internals.kernel_selection import (
     multiplies_bfloat16_in_onednn,
     onednn_instructions,
 )
-from .rules import Rule, argument, exactly, on
+from .rules import Rule, argument, copied, exactly, on
 from .size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
@@ -100,8 +100,10 @@ def _distances(node: Node, threads: int) -> Need:
     if node.op._schema.name == "aten::_cdist_forward":
         mode = node.args[3]
         many = left.shape[-2] > 25 or right.shape[-2] > 25
-        if node.args[2] != 2 or mode == 2 or (not many and mode != 1) or left.shape[:-2] != right.shape[:-2]:
+        if left.shape[:-2] != right.shape[:-2]:
             return NOTHING
+        if node.args[2] != 2 or mode == 2 or (not many and mode != 1):
+            return exactly(copied(left, right))
     run = Events()
     sums = [count * item for count in rows]
     run.take(left.nbytes, sums[0])
@@ -135,6 +137,8 @@ def _matrix_product(node: Node, threads: int) -> Need:
     if name in ("mv", "addmv"):
         return exactly(0 if _leading(left) else left.nbytes)
     if len(left.shape) == 3:
+        if left.shape[1] * left.shape[2] * right.shape[2] < 400 and not (left.flags | right.flags) & 1:
+            return NOTHING  # a kernel of ATen's own (``bmm_out_or_baddbmm_``)
         return exactly(sum(map(_of_a_batch, (left, right))))
     if len(left.shape) != 2 or len(right.shape) != 2:
         return NOTHING
@@ -150,16 +154,14 @@ def _of_a_batch(meta: TensorMeta) -> int:
     """Bytes of a batch that is copied: all of it if conjugated, otherwise one matrix at a time."""
     if meta.flags & 1:
         return meta.nbytes
-    *_, rows, columns = meta.shape
-    if not meta.nbytes or meta.stride[-1] == 1 or meta.stride[-2] == 1:
-        return 0
-    return rows * columns * meta.dtype.itemsize if rows * columns > 1 else 0
+    return 0 if _leading(meta) else math.prod(meta.shape[-2:]) * meta.dtype.itemsize
 
 
 def _leading(meta: TensorMeta) -> bool:
+    """Whether a matrix, or those of a batch, have a leading dimension of BLAS."""
     if not meta.nbytes:
         return True
-    (rows, cols), (row, col) = meta.shape, meta.stride
+    (rows, cols), (row, col) = meta.shape[-2:], meta.stride[-2:]
     return (col == 1 and row >= max(1, cols)) or (row == 1 and col >= max(1, rows)) or rows == cols == 1
 
 

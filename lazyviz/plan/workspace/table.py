@@ -17,7 +17,11 @@ from typing import Any
 import torch
 
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
-from ...torch_internals.kernel_selection import Instructions, onednn_instructions
+from ...torch_internals.kernel_selection import (
+    Instructions,
+    multiplies_bfloat16_in_onednn,
+    onednn_instructions,
+)
 from ..liveness.lifetimes import Lifetime
 from . import casts, composites, fourier, gloo
 from . import images as workspace_images
@@ -193,7 +197,6 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
     "_log_softmax",
     "log_sigmoid_forward",
     "multi_margin_loss",
-    "multilabel_margin_loss_forward",
     "nll_loss_forward",
 )
 def _of_contiguous(node: Node, threads: int) -> Need:
@@ -201,8 +204,39 @@ def _of_contiguous(node: Node, threads: int) -> Need:
     return exactly(_contiguous_copy(node.args[0].meta))
 
 
+@on(_CPU_TABLE, "multilabel_margin_loss_forward")
+def _margins_of_labels(node: Node, threads: int) -> Need:
+    """Contiguous target and input (LossMultiLabelMargin.cpp)."""
+    target, image = node.args[1].meta, node.args[0].meta
+    return exactly(max(_contiguous_copy(target), copied(target) + _contiguous_copy(image)))
+
+
 def _contiguous_copy(meta: TensorMeta) -> int:
     return copied(meta) and copied(meta) + transposing(meta.shape, meta.stride, meta.dtype.itemsize)
+
+
+@on(_CPU_TABLE, "multi_margin_loss_backward")
+def _contiguous_input(node: Node, threads: int) -> Need:
+    """LossMultiMargin.cpp."""
+    return exactly(copied(node.args[1].meta))
+
+
+@on(_CPU_TABLE, "multilabel_margin_loss_backward")
+def _contiguous_labels(node: Node, threads: int) -> Need:
+    """Contiguous input, target and mask of the target (LossMultiLabelMargin.cpp)."""
+    return exactly(copied(node.args[1].meta, node.args[2].meta, node.args[4].meta))
+
+
+@on(_CPU_TABLE, "gelu_backward")
+def _gelu_backward(node: Node, threads: int) -> Need:
+    """oneDNN's kernel, for contiguous input, has contiguous gradients (Activation.cpp, mkldnn/Gelu.cpp)."""
+    gradient, image, result = node.args[0].meta, node.args[1].meta, node.outputs[0].meta
+    by_onednn = image.dtype == torch.float32 or (
+        image.dtype == torch.bfloat16 and multiplies_bfloat16_in_onednn()
+    )
+    if not by_onednn or argument(node, 2, "approximate", "none") != "none" or not contiguous(image):
+        return NOTHING
+    return exactly(copied(gradient, result))
 
 
 @on(_CPU_TABLE, "native_layer_norm")
@@ -372,6 +406,14 @@ def _loss_in_place(node: Node, threads: int) -> Need:
     position = 3 if node.op._schema.name.endswith("entropy") else 2
     losses = _broadcast(node.args[0].meta, node.args[1].meta)
     return exactly(_as_float(node, losses, argument(node, position, "reduction", 1)))
+
+
+@on(_CPU_TABLE, "soft_margin_loss_backward")
+def _soft_margin_backward(node: Node, threads: int) -> Need:
+    """``exp(-target * input)`` (Loss.cpp): three results, of which the gradient takes one's place."""
+    target, result = node.args[2].meta, node.outputs[0].meta
+    losses = _broadcast(node.args[1].meta, target)
+    return exactly(max(target.nbytes + 2 * losses - result.nbytes, losses))
 
 
 def _as_float(node: Node, losses: int, reduction: int) -> int:

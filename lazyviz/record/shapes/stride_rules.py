@@ -431,6 +431,8 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
         for kind in ("reflection", "replication")
         for backward in ("", "_backward")
     },
+    "reflection_pad2d_backward": _on_cpu_format_of("self"),
+    "replication_pad2d_backward": _on_cpu_format_of("self"),
     "_native_multi_head_attention": _weights_if_wanted,
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _batch_norm
