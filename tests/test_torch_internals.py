@@ -564,6 +564,24 @@ def test_the_state_on_entry_leaves_nothing_to_the_collector():
     assert gc.collect() < 50
 
 
+def test_a_mode_can_see_a_composite_as_one_op():
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(op)
+            return op(*args, **(kwargs or {}))
+
+    undo = []
+    composite_ops.override_composites({"max_pool1d": lambda original, *given: original.whole(*given)}, undo)
+    image = torch.randn(2, 3, 9, requires_grad=True)
+    with Mode():
+        pooled = torch.ops.aten.max_pool1d.default(image, [3])
+    take_back(undo)
+    assert seen == [torch.ops.aten.max_pool1d.default]
+    assert not pooled.requires_grad and torch.equal(pooled, torch.max_pool1d(image, 3))
+
+
 def test_a_composite_can_be_given_another_kernel_and_its_own_again():
     before = torch._C._dispatch_dump("aten::matmul")
     seen = []

@@ -46,6 +46,7 @@ def composite_kernel(name: str) -> Callable[..., Any]:
 
 
 _full_after = torch._C._dispatch_keyset_full_after
+_BELOW_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
 _AFTER_SNAPSHOT = _full_after(DispatchKey.PythonTLSSnapshot)
 # The keys above autograd: autocast and functorch's layers. (As bits, because every intersection of a key set
 # keeps its backends.)
@@ -75,6 +76,11 @@ class CompositeCall:
             with _state_on_entry():
                 return self._go_on(self._keys, *args, **kwargs)
         return self._go_on(self._keys, *args, **kwargs)
+
+    def whole(self, *args: Any, **kwargs: Any) -> Any:
+        """The result without a gradient, of a call that modes see as one op (as in inference mode)."""
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._go_on(self._keys & _BELOW_AUTOGRAD, *args, **kwargs)
 
 
 # Next (in inference mode), or below autograd, comes the key of dispatch modes. In torch 2.11 its kernel

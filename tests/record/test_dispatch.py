@@ -315,6 +315,11 @@ def test_marks_of_a_profiler_are_not_part_of_the_program():
         (lambda: nn.functional.linear(torch.ones(2, 4, 3), torch.ones(5, 3), torch.ones(5)), None),
         (lambda: nn.functional.linear(torch.ones(4, 3), torch.ones(5, 3), torch.ones(5)), None),
         (lambda: torch.ones(6, 2, 3) @ torch.ones(3, 4), None),
+        (lambda: nn.functional.max_pool1d(torch.ones(2, 9, 4).transpose(1, 2), 3), "max_pool1d"),
+        (
+            lambda: nn.functional.max_pool1d(torch.ones(2, 9, 4, requires_grad=True).transpose(1, 2), 3),
+            "max_pool2d_with_indices",
+        ),
     ],
 )
 def test_composites_compute_as_eager_does(program, special):
@@ -325,7 +330,7 @@ def test_composites_compute_as_eager_does(program, special):
     if special:
         assert special in names
     lazyviz.session.lazy_graph.reset()
-    for name in ("linear", "matmul"):
+    for name in ("linear", "matmul", "max_pool1d"):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "PythonTLSSnapshot")
 
 

@@ -141,7 +141,7 @@ def _image_in_order(node: Node, threads: int) -> Need:
     return exactly(_copied_for(suggests_channels_last(node.args[0].meta), node.args[0].meta))
 
 
-@on(TABLE, "avg_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")
+@on(TABLE, "max_pool1d", "avg_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")
 def _contiguous_image(node: Node, threads: int) -> Need:
     return exactly(copied(node.args[0].meta))
 

@@ -88,6 +88,7 @@ class CompositeKernels:
                     "linear": _linear,
                     "matmul": _matmul,
                     "matmul.out": _matmul_out,
+                    "max_pool1d": _max_pool1d,
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
@@ -186,6 +187,18 @@ def _linear(
         # Under a mode, ATen adds to a copy: the same bits, but the memory of one more result.
         return torch.matmul(image, weight.t()).add_(bias)
     return original(image, weight, bias)
+
+
+# --- maxima without their positions ------------------------------------------------------
+
+
+def _max_pool1d(original: Original, image: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Without gradients, a CPU kernel of its own, which lays out its result otherwise than the one with
+    indices.
+    """
+    if image.device.type != "cpu" or _may_be_differentiated(original, image):
+        return original(image, *args, **kwargs)
+    return original.whole(image, *args, **kwargs)
 
 
 # --- one matrix for a batch of others ----------------------------------------------------

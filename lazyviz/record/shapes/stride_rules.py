@@ -425,6 +425,7 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward"), _contiguous),
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
     "native_group_norm": _group_norm,
+    "max_pool1d": _contiguous,
     "max_pool3d_with_indices": _max_pool3d,
     **{
         f"{kind}_pad3d{backward}": _on_cpu_format_of("self")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazyviz
 
@@ -72,6 +73,7 @@ REAL: dict[str, Callable[[Operand], Any]] = {
         SCALAR, x, TURNED_CLASSES, 1, IS_TARGET
     ),
     "soft_margin_loss_backward": lambda x: aten.soft_margin_loss_backward(SCALAR, x, x, 1),
+    "max_pool1d": lambda x: F.max_pool1d(x, 3),
     "bmm": lambda x: torch.bmm(x.expand(3, -1, -1), x.t().expand(3, -1, -1)),
     "bmm of one row": lambda x: torch.bmm(x[:1].expand(3, -1, -1), x.t().expand(3, -1, -1)),
     "small bmm": lambda x: torch.bmm(x[:4, :5].expand(3, -1, -1), x[:5, :4].expand(3, -1, -1)),
