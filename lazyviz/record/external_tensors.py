@@ -87,7 +87,8 @@ class ExternalTensors:
             raise NotDeferrable(_no_storage(tensor.device), sparse=False)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             sparse = str(tensor.layout).startswith("torch.sparse")
-            raise NotDeferrable(f"a {tensor.layout} tensor cannot be deferred", sparse=sparse)
+            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+            raise NotDeferrable(f"a {kind} tensor cannot be deferred", sparse=sparse)
         graph = self._recording.graph
         assert graph is not None
         address = private_api.storage_address(tensor)

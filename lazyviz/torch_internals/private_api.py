@@ -415,6 +415,8 @@ ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 make_sparse: Any = torch.ops.aten._sparse_coo_tensor_unsafe
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+# The functions by which a context that allows writes to saved tensors recognizes a tensor, and its memory.
+SAVED_TENSOR_KEYS = (torch.autograd.graph, "_get_tid", "_get_sid")
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
 
 

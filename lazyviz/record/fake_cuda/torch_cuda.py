@@ -33,6 +33,7 @@ from . import (
     flex_attention,
     memory_stats,
     releases,
+    saved_tensors,
     sparse_gradients,
     tensor_placement,
     tracers,
@@ -120,6 +121,7 @@ class AbsentCards:
         driver_calls.install(self)
         tracers.install(self)
         data_parallel.install(self)
+        saved_tensors.install(self)
         self._kernels.install()
         self._autocast.install(self.patches)
         self._generation.install()

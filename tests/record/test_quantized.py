@@ -1,0 +1,25 @@
+"""Quantized tensors: they run at sync points that name them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch announces the end of this module
+def test_a_model_is_quantized_in_a_block_with_eagers_results():
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 16)
+
+    def program():
+        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        return quantized(x)
+
+    expected = program()
+    with lazyviz.lazy() as graph:
+        found = program()
+    graph.evaluate()
+    assert torch.equal(found, expected)
+    assert "a quantized tensor cannot be deferred" in {point.cause for point in graph.sync_points}
