@@ -188,6 +188,11 @@ class PendingRuns:
             )
         if cause.startswith(("torch.export", dynamo.EXPORT, "torch.jit.trace", "tracing ")):
             text += f" {TRACE_ELSEWHERE}"
+        if "a quantized tensor" in cause:
+            text += (
+                " Quantized tensors are not planned on an absent GPU: quantize the model on the CPU, or plan it "
+                "with device='cpu'."
+            )
         if "sparse" in cause:
             text += (
                 " Planned are the sparse gradients of nn.Embedding and nn.EmbeddingBag, and COO tensors "

@@ -23,3 +23,17 @@ def test_a_model_is_quantized_in_a_block_with_eagers_results():
     graph.evaluate()
     assert torch.equal(found, expected)
     assert "a quantized tensor cannot be deferred" in {point.cause for point in graph.sync_points}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_on_a_planned_gpu_a_remedy_is_named_that_holds():
+    weight = torch.ones(4, 4)
+    with pytest.raises(RuntimeError, match="quantize the model on the CPU"):
+        with lazyviz.lazy(device="H100-80GB"):
+            torch.quantize_per_tensor(weight.cuda(), 0.1, 0, torch.qint8)
+    lazyviz.reset()
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
+        kept = weight.cuda() * 2
+    assert graph.plan().eager_peak_bytes >= kept.nbytes
+    lazyviz.reset()
