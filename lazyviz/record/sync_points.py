@@ -190,7 +190,7 @@ class PendingRuns:
             text += f" {TRACE_ELSEWHERE}"
         if "a quantized tensor" in cause:
             text += (
-                " Quantized tensors are not planned on an absent GPU: quantize the model on the CPU, or plan it "
+                " Quantized tensors are not planned on an absent GPU: quantize the model on the CPU, or plan "
                 "with device='cpu'."
             )
         if "sparse" in cause:
