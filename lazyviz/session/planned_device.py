@@ -81,14 +81,14 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
 def one_of_many(
     tape: Tape, size: int, rank: int, card: Card | None, graph: Graph, device: Any
 ) -> OneOfMany | None:
-    """The context in which this process is ``rank`` of ``size``; ``None`` if there is one rank, or the
-    process already is this rank.
+    """The context in which this process is ``rank`` of ``size``; ``None`` if no mesh is given (0 ranks), or
+    the process already is this rank.
 
     Raises:
         RuntimeError: an outer block or ``torch.distributed`` uses another rank.
     """
     outer = tape.recording.world
-    if size == 1:
+    if not size:
         if outer is not None:
             graph.world_size, graph.rank = outer.size, outer.rank
         return None

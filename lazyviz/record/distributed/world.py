@@ -29,7 +29,7 @@ _kept: dict[tuple[int, int, str], GroupTables] = {}
 
 
 def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
-    """The number of ranks of ``mesh``; 1 if none is given.
+    """The number of ranks of ``mesh``; 0 if none is given: then the block is not of a distributed program.
 
     Raises:
         ValueError: the mesh or the rank cannot be.
@@ -38,7 +38,7 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
     if mesh is None:
         if rank:
             raise ValueError(f"rank {rank} needs a mesh, such as mesh=(8,)")
-        return 1
+        return 0
     sizes = (mesh,) if isinstance(mesh, int) else tuple(mesh)
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
         raise ValueError(
@@ -53,7 +53,7 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
 
 
 def local_world_size(size: int) -> int:
-    return min(size, RANKS_OF_A_MACHINE)
+    return max(1, min(size, RANKS_OF_A_MACHINE))
 
 
 def forget() -> None:

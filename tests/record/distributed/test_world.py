@@ -199,3 +199,17 @@ def test_objects_of_this_rank_can_be_sent():
         assert objects == ["run 7"]
     with lazyviz.lazy(device=CARD, mesh=(4,), rank=1), pytest.raises(AbsentDeviceError):
         dist.broadcast_object_list([None], src=0)
+
+
+@pytest.mark.parametrize("device", ["cpu", CARD])
+def test_a_mesh_may_have_one_rank(device):
+    with lazyviz.lazy(device=device, mesh=(1,)) as graph:
+        assert (dist.get_world_size(), dist.get_rank()) == (1, 0)
+        layer = torch.nn.Linear(8, 8, device=None if device == "cpu" else "cuda")
+        torch.distributed.fsdp.fully_shard(layer)
+        layer(torch.ones(4, 8, device=layer.weight.device)).sum().backward()
+    assert graph.plan().eager_peak_bytes > 0
+    with lazyviz.lazy(mesh=(1,)) as graph:
+        doubled = torch.ones(3) * 2
+    graph.evaluate()  # nothing of it needs the group
+    assert doubled.tolist() == [2.0, 2.0, 2.0]
