@@ -10,6 +10,7 @@ export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
 export { offerHelp, press } from "./page/keys";
 export { dragSplitter } from "./page/splitter-moves";
+export { describePoint } from "./strip/describe";
 export { sweep } from "./strip/sweep";
 export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";

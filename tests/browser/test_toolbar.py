@@ -85,6 +85,6 @@ def test_an_error_in_the_chip_is_whole_or_says_what_failed(browser, width):
         wide = page.evaluate(CHIP)
     page.close()
     assert chip["whole"], "no letter is cut"
-    assert chip["text"] in (f"RuntimeError: {message}", words)
+    assert chip["text"] in (f"RuntimeError: {message}", message, words)
     assert message in chip["title"] and message in told
     assert wide["whole"] and wide["text"] == f"RuntimeError: {message}", "also after the window has grown"

@@ -11,7 +11,7 @@ import { keptBands } from "./kept";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
-import type { Arrangement, Frame, Scene } from "../model/scene";
+import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale, small parts of a box are omitted
@@ -333,7 +333,8 @@ export class GraphView {
     // Nor does it lie over the words of a line.
     const words = (x: number): boolean | undefined =>
       this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7);
-    const atRight = (lane?.box.kind === "lane" && frame.y - lane.y < 70) || (words(frame.x) && !words(frame.x + frame.width - wide));
+    const first = lane && frame.y - lane.y < 70;
+    const atRight = (first && (lane.box.kind === "lane" || frame.x < titleEnd(lane))) || (words(frame.x) && !words(frame.x + frame.width - wide));
     const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? frame.x + frame.width - wide : frame.x;
     const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, told);
     label.style.fontSize = `${11 * grow}px`;

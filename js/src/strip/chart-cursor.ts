@@ -6,7 +6,7 @@
 import { edge, pointAt } from "./chart-geometry";
 import { grouped, html, on, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
-import { whenHere } from "../page/second-part";
+import { secondPart, whenHere } from "../page/second-part";
 import type { MemoryChart } from "./memory-chart";
 
 const DRAG = 5; // pixels from which on a press is a drag
@@ -48,6 +48,9 @@ export class ChartCursor {
     this.#chart = chart;
     this.#events = events;
     const target = chart.svg;
+    whenHere(() => {
+      if (this.point !== null) this.tell();
+    });
     on(this.play, "click", () => {
       whenHere(({ sweep }) => {
         sweep(this, chart.points.at.length - 1);
@@ -132,7 +135,7 @@ export class ChartCursor {
       const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
       if (to - from > 1) words += `, the highest of ${grouped(from + 1)} to ${grouped(to)}`;
-      words += ` · ${points.ops[shown] ?? ""} · ${this.#chart.describe(shown)}`;
+      words += ` · ${points.ops[shown] ?? ""}${secondPart()?.describePoint(this.#chart, shown) ?? ""}`;
       if (this.#anchor !== null) words = `from op ${grouped(this.#anchor + 1)} · ${words}`;
     }
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {

@@ -152,10 +152,13 @@ export class Toolbar {
     const small = (on: boolean): void => {
       this.chip.classList.toggle("lz-small", on);
     };
-    small(false);
-    write(failure ? this.chip.title : this.#verdict);
-    small(words.scrollWidth > words.clientWidth);
-    if (failure?.words && words.scrollHeight > words.clientHeight + 1) write(failure.words);
+    const { title } = this.chip;
+    for (const text of failure ? [title, title.replace(/^\w+: /, ""), failure.words ?? ""] : [this.#verdict]) {
+      small(false);
+      write(text || title);
+      small(words.scrollWidth > words.clientWidth);
+      if (words.scrollHeight <= words.clientHeight + 1) return;
+    }
   }
 
   countFindings(count: number, open = false): void {
