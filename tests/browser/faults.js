@@ -67,6 +67,7 @@
     for (const line of lines) {
       const matrix = line.getScreenCTM();
       const length = line.getTotalLength();
+      if (matrix.a < 0.8) continue; // titles are larger than what they are about
       let behind = 0; // pixels that it runs along the title
       let last = null;
       for (let at = 0; at <= length; at += 2) {
