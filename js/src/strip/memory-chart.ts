@@ -369,11 +369,12 @@ export class MemoryChart {
       },
     );
     spans(memory.phases, (phase, from, to, _, nth) => {
+      const title = phase === "other" ? "Initialization" : `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`;
       const strip = { x: from, y: plot.bottom + TRACK + 6, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
       parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
-      const room = to - from - 6 - phase.length * charWidth(11, "bold");
+      const room = to - from - 6 - title.length * charWidth(11, "bold");
       if (room < 0) return;
-      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`);
+      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, title);
       const time = memory.track?.phases[nth] ?? "";
       if (time && room > time.length * charWidth(11) + 6) name.append(svg("tspan", { class: "lz-class", dx: 6 }, time));
       parts.push(name);

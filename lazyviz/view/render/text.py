@@ -15,10 +15,10 @@ from ..colors import category_text
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box, module_facts, name_of, place_name
+from ..scene.boxes import LANE_TITLES, Box, module_facts, name_of, place_name
 from ..scene.memory_chart import alive_name, needed_for, other_run, verdict
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import PHASE_TITLES, Scene
+from ..scene.scene import Scene
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6
@@ -60,7 +60,7 @@ def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
     if lane.kind != "lane":
         times = f" × {lane.repeats}" if lane.repeats > 1 else ""
         return [f"{lane.label}{times}: {scene.subtitle(lane)}"]
-    lines = [f"{PHASE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
+    lines = [f"{LANE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
     rows = list(_rows(lane, scene))
     widest = max((_cells(name) for name, _ in rows), default=0)
     name_width = min(widest, max(width // 2 - 4, 20))

@@ -10,6 +10,14 @@ from ...graph.collectives import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
+# The titles of lanes by their phase; what stands in each is described at dataflow.lanes_of().
+LANE_TITLES = {
+    "forward": "Forward",
+    "backward": "Backward",
+    "optimizer": "Optimizer",
+    "other": "Initialization",
+}
+
 Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync", "error"]
 
 

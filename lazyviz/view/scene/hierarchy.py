@@ -98,12 +98,12 @@ def _sort_into_boxes(
 ) -> tuple[list[Box | None], list[Box]]:
     """Put every visible node into its group, in an order in which data flows forward."""
     box_of: list[Box | None] = [None] * len(graph.nodes)
-    steps = steps_of(graph)
+    lanes = lanes_of(graph, reads)
+    steps = steps_of(graph, lanes, reads)
     many = bool(steps) and steps[-1] > 0
     calls = Calls(graph)
-    lanes = lanes_of(graph, reads)
     lines = crowded_lanes(graph, hidden, steps, lanes)
-    part_of = updates(graph.nodes)
+    part_of = updates(graph.nodes, lanes)
     initial = initializations(graph, lanes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import torch
@@ -209,11 +210,51 @@ def test_making_a_model_and_moving_it_is_no_part_of_the_forward_pass():
     assert not any("uniform_" in label or "_to_copy" in label for label in labels(lanes["forward"]))
 
 
-def test_where_there_is_no_forward_pass_factories_stay_where_they_are():
+def test_without_a_model_factories_are_in_the_forward_lane_and_a_model_alone_is_initialization():
     with lazyviz.lazy() as graph:
         x = torch.ones(3)
+    assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["forward"]
+    with lazyviz.lazy() as graph:
+        net = nn.Linear(4, 2)
+        nn.init.orthogonal_(net.weight)  # by way of temporary tensors
     assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["other"]
     del x
+
+
+def descend(net, weight, velocity):
+    """Updates of parameters, and of a tensor that is none, without an optimizer; with momentum and a mean."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad.zero_()
+        velocity.mul_(0.9).add_(weight.grad)
+        weight -= 0.1 * velocity
+
+
+def test_updates_written_by_hand_are_in_the_optimizer_s_lane_of_their_step():
+    net, x = nn.Linear(4, 4), torch.randn(3, 4)
+    weight, velocity = torch.randn(4, 2, requires_grad=True), torch.zeros(4, 2)
+    average = copy.deepcopy(net)
+    norms = []
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            loss = (net(x) @ weight).square().mean()
+            loss.backward()
+            norms.append(weight.grad.norm())
+            descend(net, weight, velocity)
+            weight.grad = None
+            with torch.no_grad():
+                for mine, its in zip(average.parameters(), net.parameters(), strict=True):
+                    mine.lerp_(its, 0.1)
+    hierarchy = build_hierarchy(graph.ir)
+    lanes = [lane.phase for lane in hierarchy.lanes()]
+    assert lanes == ["forward", "backward", "optimizer"], "of one step, as all three are alike"
+    for node in graph.nodes:
+        box = hierarchy.box_of[node.index]
+        if node.op._schema.name in ("aten::sub_", "aten::add_", "aten::mul_", "aten::lerp_", "aten::zero_"):
+            assert box.phase in ("backward", "optimizer"), node
+        if node.op._schema.name == "aten::linalg_vector_norm":
+            assert box.phase == "forward", "what only reads gradients is no update"
 
 
 class _Mixed(nn.Module):
