@@ -23,7 +23,6 @@ from .boxes import (
     module_path,
     named,
     op_name,
-    place_name,
     refused_of,
 )
 from .memory_chart import alive_json
@@ -109,7 +108,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
     return {
         "position": position,
         "chain": chain(box) if box is not None else [],
-        "name": f"{place_name(node)}: {op_name(node)}",
+        "name": scene.hierarchy.title_of(node),
         "bytes": format_bytes(moment.nbytes),
         "source": source_json(node.source),
         "categories": [[str(name), format_bytes(size)] for name, size in moment.by_category.items() if size],

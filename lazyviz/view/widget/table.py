@@ -189,7 +189,7 @@ class Table:
             row
             for row, (_, nodes) in enumerate(rows)
             if any(
-                (request.phase == "all" or self._phase(node) == request.phase)
+                (request.phase == "all" or self._scene.hierarchy.lane_of(node) == request.phase)
                 and (wanted is None or node.index in wanted)
                 for node in nodes
             )
@@ -287,21 +287,15 @@ class Table:
             return str(key.id)
         return self._code.id(key) if mode == "lines" else self._module_box(nodes).id
 
-    def _phase(self, node: Node) -> str:
-        """The lane in which the node is drawn."""
-        box = self._scene.hierarchy.box_of[node.index]
-        return box.phase if box is not None else node.phase
-
     def _phases(self, nodes: Sequence[Node]) -> list[str]:
-        return list(dict.fromkeys(self._phase(node) for node in nodes))
+        return list(dict.fromkeys(self._scene.hierarchy.lane_of(node) for node in nodes))
 
     def _module_box(self, nodes: list[Node]) -> Box:
         """The innermost box that contains all ops of a module in one phase; for one op, its box."""
         box_of = self._scene.hierarchy.box_of
-        phase = self._phase(nodes[0])
-        boxes = [
-            box for node in nodes if self._phase(node) == phase and (box := box_of[node.index]) is not None
-        ]
+        lane_of = self._scene.hierarchy.lane_of
+        phase = lane_of(nodes[0])
+        boxes = [box for node in nodes if lane_of(node) == phase and (box := box_of[node.index]) is not None]
         common = boxes[0]
         for box in boxes:
             other: Box | None = box
