@@ -176,11 +176,18 @@ def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
 
 
 def _of_gradients(graph: Graph, reads: Reads, backward: int) -> list[bool]:
-    """For each node, whether it reads gradients after ``backward``, or what was computed from them."""
-    result = [False] * len(graph.nodes)
-    for index in range(backward, len(result)):
-        result[index] = graph.nodes[index].phase != "backward" and any(
-            value.storage.role == "gradient" or (producer is not None and result[producer])
+    """For each node, whether it reads gradients after ``backward``, or what was computed from them.
+
+    What is written with them, such as weights, is no longer of gradients where autograd records: there the
+    next step reads it.
+    """
+    nodes = graph.nodes
+    result = [False] * len(nodes)
+    for index in range(backward, len(nodes)):
+        node = nodes[index]
+        result[index] = node.phase != "backward" and any(
+            value.storage.role == "gradient"
+            or (producer is not None and result[producer] and not (node.grad_mode and nodes[producer].writes))
             for producer, value in reads[index]
         )
     return result

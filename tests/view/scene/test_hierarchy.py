@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 
+import numpy
 import torch
 from torch import nn
 
@@ -248,7 +249,7 @@ def test_updates_written_by_hand_are_in_the_optimizer_s_lane_of_their_step():
                     mine.lerp_(its, 0.1)
     hierarchy = build_hierarchy(graph.ir)
     lanes = [lane.phase for lane in hierarchy.lanes()]
-    assert lanes == ["forward", "backward", "optimizer"], "of one step, as all three are alike"
+    assert lanes == ["forward", "backward", "optimizer"] * 3
     for node in graph.nodes:
         box = hierarchy.box_of[node.index]
         if node.op._schema.name in ("aten::sub_", "aten::add_", "aten::mul_", "aten::lerp_", "aten::zero_"):
@@ -295,3 +296,29 @@ def test_the_backward_pass_shows_as_many_parts_as_the_forward_pass():
     parts = {part.label for part in frame.children if part.kind == "module"}
     assert len(parts) > 24
     assert parts <= {box.label for box in lanes["backward"].children}
+
+
+def test_batches_of_a_loop_have_the_names_of_its_variables_in_every_round():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches = [(torch.randn(3, 4), torch.randn(3, 1)) for _ in range(5)]
+    with lazyviz.lazy() as graph:
+        while batches:
+            xb, yb = batches.pop()
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(xb), yb).backward()
+            optimizer.step()
+    hierarchy = build_hierarchy(graph.ir)
+    names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
+    assert sorted(names) == ["xb"] * 5 + ["yb"] * 5
+
+
+def test_tensors_of_other_lines_do_not_get_the_name_of_a_variable():
+    net = nn.Linear(4, 1)
+    with lazyviz.lazy() as graph:
+        net(torch.from_numpy(numpy.ones((3, 4), "float32"))).sum().backward()
+        x = torch.from_numpy(numpy.ones((3, 4), "float32"))
+        net(x).sum().backward()
+    hierarchy = build_hierarchy(graph.ir)
+    names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
+    assert sorted(names) == ["input", "x"]
