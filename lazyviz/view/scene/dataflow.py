@@ -178,16 +178,15 @@ def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
 def _of_gradients(graph: Graph, reads: Reads, backward: int) -> list[bool]:
     """For each node, whether it reads gradients after ``backward``, or what was computed from them.
 
-    What is written with them, such as weights, is no longer of gradients where autograd records: there the
-    next step reads it.
+    Weights, and all that the first forward pass reads, are no longer of gradients once they are written.
     """
     nodes = graph.nodes
+    weights = {value.storage.id for node in nodes[:backward] for value in node.inputs}
     result = [False] * len(nodes)
     for index in range(backward, len(nodes)):
-        node = nodes[index]
-        result[index] = node.phase != "backward" and any(
+        result[index] = nodes[index].phase != "backward" and any(
             value.storage.role == "gradient"
-            or (producer is not None and result[producer] and not (node.grad_mode and nodes[producer].writes))
+            or (producer is not None and result[producer] and value.storage.id not in weights)
             for producer, value in reads[index]
         )
     return result
