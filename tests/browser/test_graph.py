@@ -134,6 +134,37 @@ def test_shapes_above_an_op_that_failed_stand_apart_at_lines_that_do_not_cross(p
     assert len({end for _, end in lines}) == len(lines)
 
 
+@pytest.mark.parametrize("width", [700, 900])
+def test_the_legend_of_lines_leaves_room_for_the_zoom_of_a_narrow_widget(page, show, width):
+    stage = show("mlp", width=width)
+    box = page.locator('[data-node][data-name="model.hidden"][data-phase="backward"]').first
+    box.click()
+    stage.settle()
+    assert page.locator('.lz-entry[class*="lz-relation"]').count() >= 3
+    cut = page.evaluate(
+        """() => {
+          const edge = document.querySelector(".lz-graph-foot").getBoundingClientRect().right;
+          const parts = [...document.querySelectorAll(".lz-zoom button, .lz-entry")];
+          const key = document.querySelector(".lz-colour-key");
+          const inside = parts.every((each) => each.getBoundingClientRect().right <= edge);
+          return [inside, key.scrollWidth - key.clientWidth];
+        }"""
+    )
+    assert cut == [True, 0]
+
+
+def test_a_module_s_class_stands_beside_its_name_where_there_is_room(page, show):
+    block = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(64, 4)})
+    x = torch.randn(16, 4, 64)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        loss = block["attention"](x, x, x, need_weights=False)[0].square().mean()
+        loss.backward()
+    show("attention", graph, width=1500)
+    for phase in ("forward", "backward"):
+        box = page.locator(f'[data-node][data-class="MultiheadAttention"][data-phase="{phase}"]').first
+        assert "MultiheadAttention" in box.text_content().replace(box.locator("title").text_content(), "")
+
+
 def test_text_is_never_smaller_than_nine_pixels_and_truncated_text_is_in_the_tooltip(page, show):
     show("resnet", width=900)
     seen = set()

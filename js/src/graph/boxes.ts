@@ -250,7 +250,7 @@ export class BoxDrawing {
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
-    if (fitted && box.cls && lines === 2 && room - used > charWidth(size, "bold") * box.cls.length) {
+    if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
       this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
     }
     const end = width - right;
