@@ -216,6 +216,7 @@ export class Body {
     this.#resize = () => {
       this.#graph.resize(this.#graph.element.clientWidth);
       this.#chart?.resize();
+      this.#toolbar.tellFit();
     };
     this.#observer = new ResizeObserver(this.#resize);
     this.#observer.observe(canvas);
@@ -570,7 +571,9 @@ export class Body {
   #showChoices(): void {
     const choices = this.#model.get("choices") as Choices | undefined;
     if (choices?.backends) this.run.showChoices(choices);
-    this.run.showFindings((this.#model.get("findings") as Finding[] | undefined) ?? []);
+    const findings = (this.#model.get("findings") as Finding[] | undefined) ?? [];
+    if (findings.length) this.#fetch();
+    this.run.showFindings(findings);
   }
 
   /** Boxes have run, or have started to. */

@@ -1,7 +1,12 @@
 import { beforeEach, describe, expect, it } from "vitest";
 import { area, edge, Plot, pointAt, steps, totals } from "../src/strip/chart-geometry";
 import { MemoryChart, slice } from "../src/strip/memory-chart";
+import { bring } from "../src/page/second-part";
+import * as second from "../src/second";
+import { charWidth } from "../src/page/dom";
 import type { Memory, Points, Range } from "../src/model/types";
+
+bring(second); // as in a saved page
 
 /** Points of `count` positions from `start` on, no more than `most`. */
 function points(start: number, stop: number, most = 240): Points {
@@ -217,5 +222,26 @@ describe("the memory chart", () => {
     expect(asked).toHaveLength(2);
     chart.show({ ...memory, count: 2000, points: points(0, 2000) });
     expect(back().hidden).toBe(true);
+  });
+});
+
+describe("the names of pieces", () => {
+  const pieces: Memory["pieces"] = [[0, "piece 1"], [250, "piece 2"], [500, "piece 3, and 5 more like it"]];
+
+  it.each([400, 700, 1014])("stand beside the flag of the peak in a chart of %d pixels", (width) => {
+    let named = 0;
+    for (let peakAt = 0; peakAt < 1000; peakAt += 7) {
+      const chart = new MemoryChart({ ...memory, peakAt, pieces }, { peak: () => undefined, moment: () => undefined, range: () => undefined, read: () => undefined, whole: () => undefined });
+      chart.resizeTo(width);
+      const flag = chart.svg.querySelector(".lz-flag");
+      const [left, wide] = ["x", "width"].map((name) => Number(flag?.getAttribute(name)));
+      for (const text of chart.svg.querySelectorAll(".lz-piece-name")) {
+        const from = Number(text.getAttribute("x"));
+        const to = from + charWidth(11) * (text.lastChild?.textContent ?? "").length;
+        expect(to <= (left ?? 0) || from >= (left ?? 0) + (wide ?? 0), `${peakAt}: ${text.textContent}`).toBe(true);
+        named++;
+      }
+    }
+    expect(named).toBeGreaterThan(150); // most of them have room
   });
 });

@@ -443,10 +443,13 @@ class SyncPoint:
 class RefusedOp:
     """An op that PyTorch rejected with these inputs, so that it was not recorded.
 
-    ``error`` is the id of the exception; whether it ended the block is known only later.
+    ``args`` and ``kwargs`` are those of the call, with values in place of tensors. ``error`` is the id of the
+    exception; whether it ended the block is known only later.
     """
 
     op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     inputs: Sequence[Value]
     error: int
     source: SourceLine | None
@@ -458,6 +461,13 @@ class RefusedOp:
     def name(self) -> str:
         """``"addmm"``"""
         return str(self.op._schema.name).removeprefix("aten::")
+
+    def argument(self, name: str) -> Any:
+        """An argument of the call by its name; its default value if it was not given."""
+        for at, argument in enumerate(self.op._schema.arguments):
+            if argument.name == name:
+                return self.args[at] if at < len(self.args) else self.kwargs.get(name, argument.default_value)
+        return None
 
 
 @dataclass(slots=True)

@@ -300,7 +300,13 @@ class Recorder:
         finally:
             recording.communicating = False
 
-    def _note_refused(self, op: OpOverload, values: Sequence[TrackedValue], error: Exception) -> None:
+    def _note_refused(
+        self,
+        op: OpOverload,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        values: Sequence[TrackedValue],
+        error: Exception,
+    ) -> None:
         """PyTorch rejects these inputs. If the error ends the block, the picture shows where it happened."""
         graph, scopes = self._recording.graph, self._scopes
         if graph is None:
@@ -308,7 +314,9 @@ class Recorder:
         source, hint = scopes.sources.find(sys._getframe(1))
         phase = "backward" if self._recording.in_autograd() else hint or scopes.phase
         phase = "forward" if phase == "other" else phase
-        graph.refused = RefusedOp(op, list(values), id(error), source, scopes.module, scopes.root, phase)
+        graph.refused = RefusedOp(
+            op, *call, list(values), id(error), source, scopes.module, scopes.root, phase
+        )
 
     def _infer(
         self,
@@ -358,7 +366,7 @@ class Recorder:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Exception as error:
-            self._note_refused(op, values, error)
+            self._note_refused(op, recorded, values, error)
             raise
         else:
             shapes.remember(cache_key, inferred)

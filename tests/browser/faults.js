@@ -45,6 +45,7 @@
     for (const [other, its] of labels) {
       if (other !== text && seen(its) && !apart(box, its, 2)) faults.push(`two labels "${text.textContent}" overlap`);
     }
+    if (text.classList.contains('lz-edge-shape')) continue; // on its line
     for (const line of lines) {
       const around = line.getBoundingClientRect();
       if (apart({ left: around.left - 1, right: around.right + 1, top: around.top, bottom: around.bottom }, box)) continue;
@@ -57,6 +58,25 @@
           break;
         }
       }
+    }
+  }
+  const titles = [...document.querySelectorAll('.lz-frame-title')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const flag = document.querySelector('.lz-graph .lz-flag')?.getBoundingClientRect();
+  for (const [text, box] of titles.filter(([, box]) => seen(box))) {
+    if (flag && !apart(flag, box)) faults.push(`the flag of the peak is over the title "${text}"`);
+    for (const line of lines) {
+      const matrix = line.getScreenCTM();
+      const length = line.getTotalLength();
+      if (matrix.a < 0.8) continue; // titles are larger than what they are about
+      let behind = 0; // pixels that it runs along the title
+      let last = null;
+      for (let at = 0; at <= length; at += 2) {
+        const point = line.getPointAtLength(at).matrixTransform(matrix);
+        const within = point.x > box.left && point.x < box.right && point.y > box.top + 2 && point.y < box.bottom - 2;
+        if (within && last) behind += Math.abs(point.x - last.x);
+        last = within ? point : null;
+      }
+      if (behind > 12) faults.push(`a line runs behind the title "${text}"`);
     }
   }
   return faults;

@@ -162,6 +162,7 @@ def test_pieces_chosen_in_the_menu_are_planned_shown_and_run(page, opened, scree
 
 def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, screenshots):
     opened(SETUP, NORM)
+    page.locator(".lz-verdict").hover()  # which brings the second part
     link = page.locator(".lz-blocked button").first
     assert link.inner_text().startswith("native_batch_norm")
     assert "GroupNorm" in page.locator(".lz-blocked").inner_text()

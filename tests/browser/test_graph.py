@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import lazyviz
+
 from . import pictures
 from .stage import Stage, shown
 
@@ -77,6 +79,90 @@ def test_nothing_overlaps_and_nothing_is_cut_whatever_is_open_at_any_width_and_z
             CLOSED,
         )
         stage.settle()
+
+
+@pytest.mark.parametrize("name", [name for name in pictures.TWELVE if name != "llama-70b"])
+def test_nothing_overlaps_in_the_first_picture(page, show, name):
+    show(name, width=700)
+    for width in (700, 1500):
+        page.set_viewport_size({"width": width + 16, "height": 1000})
+        page.evaluate("(width) => { document.querySelector('.stage').style.width = width + 'px' }", width)
+        page.wait_for_timeout(80)
+        assert page.evaluate(FAULTS) == [], width
+
+
+def joined():
+    """Four tensors, from a lane and a module, that cannot be joined."""
+
+    class Join(torch.nn.Module):
+        def forward(self, *parts):
+            return torch.cat(parts, 1)
+
+    a, b, c, d = (torch.randn(4, count, high, 8) for count, high in ((3, 8), (5, 8), (7, 9), (7, 8)))
+    graphs = []
+    with pytest.raises(RuntimeError), lazyviz.lazy("cpu:1GiB") as graph:
+        graphs.append(graph)
+        Join()(d.relu(), a * 2, c, b.exp())
+    return graphs[0]
+
+
+def volumes():
+    """A layer that does not take what the one before gives, with long shapes."""
+    net = torch.nn.Sequential(torch.nn.Conv3d(3, 64, 3), torch.nn.Conv3d(32, 64, 3))
+    graphs = []
+    with pytest.raises(RuntimeError), lazyviz.lazy("cpu:1GiB") as graph:
+        graphs.append(graph)
+        net(torch.randn(4, 3, 32, 32, 32))
+    return graphs[0]
+
+
+@pytest.mark.parametrize("program", [joined, volumes])
+def test_shapes_above_an_op_that_failed_stand_apart_at_lines_that_do_not_cross(page, show, program):
+    show("refused", program(), width=1100)
+    assert page.evaluate(FAULTS) == []
+    shapes = page.locator(".lz-edge-shape")
+    assert shapes.count() >= 3
+    # Of each line its last stretch, from left to right as it begins and as it ends.
+    lines = page.evaluate(
+        """() => [...document.querySelectorAll('.lz-edge-failed .lz-edge-line')].map((line) => {
+          const length = line.getTotalLength();
+          const [from, to] = [Math.max(length - 60, 0), length].map((at) => line.getPointAtLength(at));
+          return [Math.round(from.x), Math.round(to.x)];
+        })"""
+    )
+    assert [end for _, end in sorted(lines)] == sorted(end for _, end in lines)
+    assert len({end for _, end in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("width", [700, 900])
+def test_the_legend_of_lines_leaves_room_for_the_zoom_of_a_narrow_widget(page, show, width):
+    stage = show("mlp", width=width)
+    box = page.locator('[data-node][data-name="model.hidden"][data-phase="backward"]').first
+    box.click()
+    stage.settle()
+    assert page.locator('.lz-entry[class*="lz-relation"]').count() >= 3
+    cut = page.evaluate(
+        """() => {
+          const edge = document.querySelector(".lz-graph-foot").getBoundingClientRect().right;
+          const parts = [...document.querySelectorAll(".lz-zoom button, .lz-entry")];
+          const key = document.querySelector(".lz-colour-key");
+          const inside = parts.every((each) => each.getBoundingClientRect().right <= edge);
+          return [inside, key.scrollWidth - key.clientWidth];
+        }"""
+    )
+    assert cut == [True, 0]
+
+
+def test_a_module_s_class_stands_beside_its_name_where_there_is_room(page, show):
+    block = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(64, 4)})
+    x = torch.randn(16, 4, 64)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        loss = block["attention"](x, x, x, need_weights=False)[0].square().mean()
+        loss.backward()
+    show("attention", graph, width=1500)
+    for phase in ("forward", "backward"):
+        box = page.locator(f'[data-node][data-class="MultiheadAttention"][data-phase="{phase}"]').first
+        assert "MultiheadAttention" in box.text_content().replace(box.locator("title").text_content(), "")
 
 
 def test_text_is_never_smaller_than_nine_pixels_and_truncated_text_is_in_the_tooltip(page, show):

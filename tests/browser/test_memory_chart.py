@@ -76,6 +76,8 @@ def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page
     stage = staged()
     readout = page.locator(".lz-chart-readout")
     assert "at the peak" in readout.inner_text()
+    page.locator(".lz-verdict").hover()  # which brings the second part
+    stage.settle()
     before = len(stage.messages)
     page.mouse.move(*place(page, 0.3))
     words = readout.get_attribute("title")
@@ -251,7 +253,7 @@ def test_bars_follow_what_is_read_in_the_chart_and_come_back_to_the_peak(page, s
 
 def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
     with same_speed():
-        staged()
+        stage = staged()
         assert "projected, ±" in page.locator(".lz-strip-side").inner_text()
         assert page.locator(".lz-time-bars").count() > 0
         names = page.locator(".lz-phase-name").all_text_contents()
@@ -260,6 +262,7 @@ def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
         title = page.locator(".lz-strip-side p", has_text="projected").get_attribute("title")
         assert "from the calibration of this CPU" in title and "in kernels with measurements" in title
         page.mouse.move(*place(page, 0.2))
+        stage.settle()  # with the second part, which tells the rest
         assert "-bound" in page.locator(".lz-chart-readout").get_attribute("title")
 
 

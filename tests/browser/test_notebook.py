@@ -19,6 +19,7 @@ from .lab import (
     wait_for_kernel,
     write_notebook,
 )
+from .stage import shown
 
 pytestmark = pytest.mark.browser
 
@@ -231,7 +232,7 @@ def test_nothing_overlaps_or_is_cut_off(browser, lab, screenshots, width, dark):
     assert overlapping(page) == []
     assert texts_out_of_their_box(page) == []
     assert not scrolls_sideways(page)
-    page.locator('button[data-action="expand-all"]').click()
+    shown(page.locator('button[data-action="expand-all"]')).click()
     page.locator('[data-node][aria-expanded="true"]').first.wait_for()
     page.wait_for_timeout(300)
     page.locator(".lazyviz").screenshot(path=screenshots / f"{name}-expanded.png")

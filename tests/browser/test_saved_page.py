@@ -10,6 +10,8 @@ from torch import nn
 
 import lazyviz
 
+from .stage import shown
+
 pytestmark = pytest.mark.browser
 
 
@@ -82,7 +84,7 @@ def test_groups_open_details_and_lines_are_answered_and_search_finds(opened, scr
     assert str(len(found)) in page.locator(".lz-search").inner_text()
     page.keyboard.press("Enter")
     page.locator(".lazyviz .lz-selected[data-node]").wait_for()
-    page.locator('button[data-action="expand-all"]').click()
+    shown(page.locator('button[data-action="expand-all"]')).click()
     page.locator('[data-node][data-op="aten.relu.default"]').nth(3).wait_for()
     page.screenshot(path=screenshots / "saved-page.png")
 

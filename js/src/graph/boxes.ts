@@ -237,7 +237,7 @@ export class BoxDrawing {
     const right = box.group && height > 40 ? 22 : pill ? 14 : 10;
     const size = (box.kind === "op" ? 12 : 13) * (lines === 1 ? (grow * SUB) / 11.5 : grow);
     const small = SUB * grow;
-    const rows = lines < 2 ? lines : Math.max(Math.min(Math.floor((height - (height > 60 ? 12 : 4)) / (14.5 * grow)), 3), 1);
+    const rows = lines < 2 ? lines : Math.max(Math.min(Math.floor((height - (height > 60 ? 12 : 4)) / (15 * grow)), 3), 1);
     const badge = this.#badge && lines === 2 ? (box.calls ? `${box.calls} calls` : `×${box.repeats}`) : "";
     const wide = badge ? badge.length * 6.6 * grow + 14 : 0;
     const room = width - left - right - (badge ? wide + 4 : 0);
@@ -250,7 +250,7 @@ export class BoxDrawing {
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
-    if (fitted && box.cls && lines === 2 && room - used > charWidth(size, "bold") * box.cls.length) {
+    if (fitted && box.cls && lines === 2 && room - used > charWidth(size) * box.cls.length) {
       this.#label.append(svg("tspan", { class: "lz-class", dx: 6 }, box.cls));
     }
     const end = width - right;

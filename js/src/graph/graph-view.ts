@@ -11,7 +11,7 @@ import { keptBands } from "./kept";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
 import { secondPart, whenHere } from "../page/second-part";
-import type { Arrangement, Frame, Scene } from "../model/scene";
+import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale, small parts of a box are omitted
@@ -327,14 +327,18 @@ export class GraphView {
     const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
     const told = rail ? "▲ Peak" : `▲ Peak ${text}`;
     const wide = (told.length * 7.3 + 10) * grow;
-    // What flows in is told at the right; above the first row of a lane its title is at the left.
+    // What flows in is told at the right; above the first row of a lane or a group its title is at the left.
     const lane = this.#frames.get(frame.parent);
-    const y = rail ? frame.y + 8 + 16 * grow : frame.y - 3;
+    const first = lane && frame.y - lane.y < 70;
+    const end = !first ? 0 : lane.box.kind === "lane" ? frame.x + 1 : lane.x + (titleEnd(lane) - lane.x) * grow;
+    const right = frame.x + frame.width - wide;
+    const below = !rail && end > Math.max(right, frame.x); // there is no room beside the title
+    const y = rail ? frame.y + 8 + 16 * grow : below ? frame.y + frame.height + 3 + 16 * grow : frame.y - 3;
     // Nor does it lie over the words of a line.
     const words = (x: number): boolean | undefined =>
       this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7);
-    const atRight = (lane?.box.kind === "lane" && frame.y - lane.y < 70) || (words(frame.x) && !words(frame.x + frame.width - wide));
-    const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? frame.x + frame.width - wide : frame.x;
+    const atRight = end > frame.x || (words(frame.x) && !words(right));
+    const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? right : frame.x;
     const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, told);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(

@@ -3,6 +3,7 @@
 
 import type { Area } from "../graph/camera";
 import { charWidth } from "../page/dom";
+import { nameOf } from "../graph/boxes";
 import { placeLabels, type Label } from "../graph/edge-labels";
 import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
 import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
@@ -250,7 +251,7 @@ export class Scene {
       if (labelAt) stands(at.get(from)?.parent ?? "", { x: labelAt[0] - wide / 2, y: labelAt[1] - 10, width: wide, height: 13 });
     }
     const reaching = lines.flatMap((line) => this.#reaching(line, at, inside));
-    return { frames, lines: reaching.map((line) => toRefused(line, at)), width: all.width, height: all.height };
+    return { frames, lines: toRefused(reaching, at), width: all.width, height: all.height };
   }
 
   /** Sizes of the groups that are open from the start, as the first picture has them. */
@@ -473,7 +474,7 @@ export class Scene {
     const last: Size = line.points.at(-1) ?? start;
     const way = (from: Size, frame: Frame, above: boolean): Size[] => {
       const end: Size = [frame.x + frame.width / 2, above ? frame.y : frame.y + frame.height];
-      return [...beside(from[1], end, frames.get(frame.parent), (siblings.get(frame.parent) ?? []).filter((each) => each !== frame)), end];
+      return [...beside(from, end, frames.get(frame.parent), (siblings.get(frame.parent) ?? []).filter((each) => each !== frame)), end];
     };
     const leaving = makers.filter(({ box }) => box.id !== line.from).map((frame) => way(start, frame, flip).reverse());
     const entering = readers.filter(({ box }) => box.id !== line.to).map((frame) => way(last, frame, !flip));
@@ -515,15 +516,21 @@ function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRo
   return best.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []);
 }
 
-/** Where a line goes from the height `from` to its end beside what is in between. */
-function beside(from: number, [x, y]: Size, within: Frame | undefined, boxes: readonly Area[]): Size[] {
+/** Where the title of an open group ends. */
+export const titleEnd = ({ x, box }: Frame): number => x + 40 + charWidth(12.5, "bold") * `${nameOf(box)} ${box.cls ?? ""}`.length;
+
+/** Where a line goes from a point to its end beside what is in between; not behind the title of the group, if it can. */
+function beside([start, from]: Size, [x, y]: Size, within: Frame | undefined, boxes: readonly Area[]): Size[] {
   const between = boxes.filter((box) => Math.min(from, y) < box.y && box.y + box.height < Math.max(from, y));
   const free = (at: number): boolean => between.every((box) => at < box.x - 4 || at > box.x + box.width + 4);
-  if (free(x)) return [];
-  const [at] = between.flatMap((box) => [box.x - 8, box.x + box.width + 8]).filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => Math.abs(a - x) - Math.abs(b - x));
+  const crosses = (at: number): boolean => within !== undefined && Math.abs(from - within.y) < 1 && Math.min(at, start) < titleEnd(within);
+  const below = (at: number): Size[] => (crosses(at) ? [[start, from + 26]] : []); // the title
+  if (free(x)) return below(x);
+  const far = (at: number): number => Math.abs(at - x) + (crosses(at) ? 1e4 : 0);
+  const [at] = between.flatMap((box) => [box.x - 8, box.x + box.width + 8]).filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => far(a) - far(b));
   if (at === undefined) return [];
   const ends: Size[] = [[at, Math.min(...between.map((box) => box.y)) - 6], [at, Math.max(...between.map((box) => box.y + box.height)) + 6]];
-  return from < y ? ends : ends.reverse();
+  return from < y ? [...below(at), ...ends] : ends.reverse();
 }
 
 /** Lanes side by side, in several rows where there is no room for one; also their stretched sizes. */
@@ -586,16 +593,26 @@ function rowsOf(y: readonly number[]): number[][] {
   return [...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row);
 }
 
-/** A line to an op that was refused ends at its input's place above the card, with the shape of that. */
-function toRefused(line: Line, frames: ReadonlyMap<string, Frame>): Line {
-  const to = line.failed ? frames.get(line.target) : undefined;
-  const given = to?.box.given ?? [];
-  const nth = given.findIndex(([value]) => line.values.includes(value));
-  if (!to || nth < 0) return line;
-  const flip = line.tip?.down === false;
-  const end: Size = [to.x + (to.width * (nth + 1)) / (given.length + 1), flip ? to.y + to.height : to.y];
-  const points = [...line.points.slice(0, -1), end];
-  return { ...line, points, labelAt: null, shape: given[nth]?.[1], ...drawn(points, flip) };
+/** Lines to an op that was refused end side by side above its card, each with the shape of its input. */
+function toRefused(lines: readonly Line[], frames: ReadonlyMap<string, Frame>): Line[] {
+  const ends = lines.flatMap((line) => {
+    const to = line.failed ? frames.get(line.target) : undefined;
+    const shape = to?.box.given?.find(([value]) => line.values.includes(value))?.[1];
+    return to && shape ? [{ line, to, shape, wide: shape.map(([text]) => text).join("").length * charWidth(11, "bold") + 10 }] : [];
+  });
+  ends.sort((a, b) => (a.line.points.at(-2)?.[0] ?? 0) - (b.line.points.at(-2)?.[0] ?? 0)); // they do not cross
+  const total = ends.reduce((sum, { wide }) => sum + wide, 0);
+  let taken = 0;
+  const moved = new Map<Line, Line>();
+  for (const { line, to, shape, wide } of ends) {
+    const flip = line.tip?.down === false;
+    const end: Size = [to.x + (to.width * (taken + wide / 2)) / total, flip ? to.y + to.height : to.y];
+    const points = [...line.points.slice(0, -1), end];
+    taken += wide;
+    const told = total <= to.width || shape.some(([, clashes]) => clashes);
+    moved.set(line, { ...line, points, labelAt: null, shape: told ? shape : undefined, ...drawn(points, flip) });
+  }
+  return lines.map((line) => moved.get(line) ?? line);
 }
 
 /** A line's path and tip. */

@@ -4,7 +4,6 @@ import { svg } from "./dom";
 
 export const ICONS = {
   fit: "M2,6V2h4M10,2h4v4M14,10v4h-4M6,14H2v-4",
-  expand: "M5,5l3,-3l3,3M5,11l3,3l3,-3M3,8h10",
   collapse: "M5,2l3,3l3,-3M5,14l3,-3l3,3M3,8h10",
   table: "M2,3h12v10H2ZM2,6.5h12M2,10h12M6,3v10",
   save: "M8,2v8M4.5,7l3.5,3.5l3.5,-3.5M2.5,13.5h11",

@@ -6,9 +6,9 @@
 import { edge, pointAt } from "./chart-geometry";
 import { grouped, html, on, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
+import { secondPart, whenHere } from "../page/second-part";
 import type { MemoryChart } from "./memory-chart";
 
-const SWEEP = 8000; // milliseconds
 const DRAG = 5; // pixels from which on a press is a drag
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
 
@@ -31,7 +31,6 @@ export class ChartCursor {
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
-  #frame: number | null = null; // of the running sweep
   readonly marks = svg("g", { class: "lz-cursors" });
   point: number | null = null; // that is read
   #chosen: number | null = null; // a position
@@ -49,8 +48,13 @@ export class ChartCursor {
     this.#chart = chart;
     this.#events = events;
     const target = chart.svg;
+    whenHere(() => {
+      if (this.point !== null) this.tell();
+    });
     on(this.play, "click", () => {
-      this.#sweep();
+      whenHere(({ sweep }) => {
+        sweep(this, chart.points.at.length - 1);
+      });
     });
     on(target, "pointerdown", (event) => {
       if (event.button !== 0) return;
@@ -112,26 +116,6 @@ export class ChartCursor {
     this.element.focus();
   }
 
-  /** Plays through all points in a few seconds, or stops. */
-  #sweep(): void {
-    const going = this.#frame !== null;
-    if (this.#frame !== null) cancelAnimationFrame(this.#frame);
-    this.#frame = null;
-    this.play.replaceChildren(icon(going ? "play" : "pause"));
-    this.play.setAttribute("aria-label", going ? "Play the run" : "Pause");
-    if (going) return;
-    const last = this.#chart.points.at.length - 1;
-    const first = this.point !== null && this.point < last ? this.point : 0;
-    const start = performance.now();
-    const step = (now: number): void => {
-      const point = Math.min(first + Math.floor(((now - start) / SWEEP) * (last + 1)), last);
-      this.read(point);
-      if (point < last) this.#frame = requestAnimationFrame(step);
-      else this.#sweep();
-    };
-    this.#frame = requestAnimationFrame(step);
-  }
-
   /** Removes the mark of the chosen point. */
   forget(): void {
     this.#chosen = this.#anchor = null;
@@ -151,7 +135,7 @@ export class ChartCursor {
       const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
       if (to - from > 1) words += `, the highest of ${grouped(from + 1)} to ${grouped(to)}`;
-      words += ` · ${points.ops[shown] ?? ""} · ${this.#chart.describe(shown)}`;
+      words += ` · ${points.ops[shown] ?? ""}${secondPart()?.describePoint(this.#chart, shown) ?? ""}`;
       if (this.#anchor !== null) words = `from op ${grouped(this.#anchor + 1)} · ${words}`;
     }
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {
@@ -195,7 +179,7 @@ export class ChartCursor {
     return this.#chosen !== null ? pointAt(points, this.#chosen) : Math.floor(points.at.length / 2);
   }
 
-  private read(point: number | null): void {
+  read(point: number | null): void {
     if (point === this.point) {
       if (this.#pressed !== null) this.draw();
       return;

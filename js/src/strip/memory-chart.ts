@@ -5,7 +5,7 @@
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
-import { charWidth, cut, grouped, html, on, plainButton, seconds, svg } from "../page/dom";
+import { charWidth, cut, grouped, html, on, plainButton, svg } from "../page/dom";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -45,7 +45,7 @@ export class MemoryChart {
   readonly #events: ChartEvents;
 
   constructor(
-    private memory: Memory,
+    public memory: Memory,
     events: ChartEvents,
   ) {
     this.#events = events;
@@ -114,20 +114,6 @@ export class MemoryChart {
   /** Which categories are shown, in the order of the points' lists. */
   get shown(): boolean[] {
     return this.memory.categories.map((category) => !this.#alone.size || this.#alone.has(category.name));
-  }
-
-  /** The bytes of a point by category, as a sentence. */
-  describe(point: number): string {
-    const { memory, points, shown } = this;
-    const sizes = memory.categories.map((category, n) => ({ name: category.label, bytes: points.bytes[n]?.[point] ?? 0 }));
-    const all = sizes.reduce((sum, each) => sum + each.bytes, 0);
-    const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);
-    const held = points.held?.[point];
-    const measured = held === null || held === undefined ? "" : ` · measured ${bytesText(held)}`;
-    const { track, at } = points;
-    const took = track?.seconds[point];
-    const time = took ? ` · ${at.length < points.range[1] - points.range[0] ? "its part of the run " : ""}${seconds(took)} projected, ${boundOf(track, point)}-bound` : "";
-    return `${bytesText(all)} in all${measured}${named.length ? `: ${named.join(", ")}` : ""}${time}`;
   }
 
   /** The projected time has arrived. */
@@ -324,7 +310,11 @@ export class MemoryChart {
       parts.push(svg("path", { class: `lz-area lz-cat-${category.name}`, d: area(plot, points, below, above) }));
       below = above;
     });
-    parts.push(...timeBars(plot, points), ...this.#stretches(plot), ...this.#lives(plot));
+    const peakAt = memory.peakAt;
+    const peak = whole && peakAt !== null && peakAt >= start && peakAt < stop ? pointAt(points, peakAt) : null;
+    const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
+    const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
+    parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
     if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
@@ -333,10 +323,7 @@ export class MemoryChart {
     if (near(memory.capacity)) {
       parts.push(...line(plot, "lz-capacity", memory.capacity, `${memory.device}: ${memory.capacityText}`));
     }
-    const peakAt = memory.peakAt;
-    if (whole && peakAt !== null && peakAt >= start && peakAt < stop) {
-      const point = pointAt(points, peakAt);
-      const x = (plot.x(edge(points, point)) + plot.x(edge(points, point + 1))) / 2;
+    if (peak !== null) {
       parts.push(
         svg(
           "g",
@@ -344,7 +331,7 @@ export class MemoryChart {
           svg("title", {}, `Peak ${memory.peakText}: show what is alive`),
           svg("rect", { x: x - 9, y: top - 6, width: 18, height: bottom - top + 6, class: "lz-peak-reach" }),
           svg("path", { d: `M${x},${top - 2}V${bottom}` }),
-          ...flag(plot, x, memory),
+          ...flagged,
         ),
       );
     }
@@ -357,8 +344,8 @@ export class MemoryChart {
     this.#cursor.draw();
   }
 
-  /** Pieces of a split run, and below the plot the phases. */
-  #stretches(plot: Plot): SVGElement[] {
+  /** Pieces of a split run, named beside the flag of the peak, and below the plot the phases. */
+  #stretches(plot: Plot, [flagAt, flagTo]: readonly [number, number]): SVGElement[] {
     const { memory } = this;
     const parts: SVGElement[] = [];
     const spans = <T extends string>(starts: [T, number][], draw: (name: T, from: number, to: number, cut: boolean, nth: number) => void): void => {
@@ -375,16 +362,19 @@ export class MemoryChart {
         if (cut) parts.push(svg("path", { class: "lz-piece", d: `M${from},${name ? 5 : plot.top}V${plot.bottom}` }));
         // In full if there is room, otherwise shorter: "piece 2, and 6 more like it", "piece 2 + 6", "+ 6".
         const [piece = "", more = ""] = name.replace(/ more like it$/, "").split(", and ");
-        const text = [name, more ? `${piece} + ${more}` : piece, more ? `+ ${more}` : ""].find((each) => each && to - from > each.length * charWidth(11) + 8);
-        if (text) parts.push(svg("text", { class: "lz-piece-name", x: from + 5, y: plot.top - 4 }, svg("title", {}, name), text));
+        const free = flagTo < from || flagAt > to ? [[from, to] as const] : [[from, flagAt] as const, [flagTo, to] as const];
+        const texts = [name, more ? `${piece} + ${more}` : piece, more ? `+ ${more}` : ""].filter(Boolean);
+        const [found] = texts.flatMap((text) => free.flatMap(([left, right]) => (right - left > text.length * charWidth(11) + 8 ? [[left, text] as const] : [])));
+        if (found) parts.push(svg("text", { class: "lz-piece-name", x: found[0] + 5, y: plot.top - 4 }, svg("title", {}, name), found[1]));
       },
     );
     spans(memory.phases, (phase, from, to, _, nth) => {
+      const title = phase === "other" ? "Initialization" : `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`;
       const strip = { x: from, y: plot.bottom + TRACK + 6, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
       parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
-      const room = to - from - 6 - phase.length * charWidth(11, "bold");
+      const room = to - from - 6 - title.length * charWidth(11, "bold");
       if (room < 0) return;
-      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`);
+      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, title);
       const time = memory.track?.phases[nth] ?? "";
       if (time && room > time.length * charWidth(11) + 6) name.append(svg("tspan", { class: "lz-class", dx: 6 }, time));
       parts.push(name);
@@ -407,8 +397,8 @@ export class MemoryChart {
   }
 }
 
-/** The label of the peak on black: its bytes, and its op if there is room. */
-function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
+/** The label of the peak on black: its bytes, and its op if there is room; before it where it begins and ends. */
+function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGElement[]] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
   // In full, otherwise only its op.
@@ -416,15 +406,15 @@ function flag(plot: Plot, x: number, memory: Memory): SVGElement[] {
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
   return [
+    left,
+    left + wide,
     svg("rect", { class: "lz-flag", x: left, y: 3, width: wide, height: 16, rx: 4 }),
     svg("text", { class: "lz-flag-text", x: left + 6, y: 15 }, bytes),
     svg("text", { class: "lz-flag-text lz-flag-op", x: left + wide - 6, y: 15 }, name),
   ];
 }
 
-const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
-
-const boundOf = (track: Track | undefined, point: number): string => BOUNDS[track?.bounds.charAt(point) ?? ""] ?? "";
+export const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
 
 /** Below the plot, the time of each point's part, by its bound. */
 function timeBars(plot: Plot, points: Points): SVGElement[] {

@@ -40,7 +40,7 @@ export class TableView {
     this.#menu = menu;
     this.#events = events;
     const choice = (label: string, action: string, options: string[]): HTMLSelectElement => {
-      const select = html("select", { "aria-label": label, "data-action": action }, ...options.map((value) => html("option", { value }, value)));
+      const select = html("select", { "aria-label": label, "data-action": action }, ...options.map((value) => html("option", { value }, value === "other" ? "initialization" : value)));
       on(select, "change", () => {
         this.#reset();
       });

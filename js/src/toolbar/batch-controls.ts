@@ -3,6 +3,7 @@
 // Python makes the plan of another size, because it has the allocator; planning.ts requests it.
 
 import { grouped, html, on, plainButton } from "../page/dom";
+import { whenHere } from "../page/second-part";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -228,21 +229,12 @@ export class BatchControls {
   }
 
   #showBlocked(): void {
-    const { blocked, blockedCount } = this.batch;
-    const rows = blocked.map((blocker) => {
-      const link = plainButton({ class: "lz-link" }, blocker.label);
-      link.disabled = !blocker.chain.length;
-      on(link, "click", () => {
-        this.#events.go(blocker.chain);
-      });
-      return html("li", {}, link, html("span", {}, ` ${blocker.why}`));
+    const { batch, blocked } = this;
+    blocked.classList.toggle("lz-wanted", batch.split !== "off");
+    blocked.textContent = batch.blocked.length ? "The batch cannot be split:" : ""; // which is counted
+    whenHere(({ blockedList }) => {
+      if (batch === this.batch) blocked.replaceChildren(...blockedList(batch, this.#events.go));
     });
-    const more = blockedCount - rows.length;
-    if (more > 0) rows.push(html("li", { class: "lz-muted" }, `and ${grouped(more)} more`));
-    this.blocked.classList.toggle("lz-wanted", this.batch.split !== "off");
-    this.blocked.replaceChildren(
-      ...(rows.length ? [html("b", {}, "The batch cannot be split:"), html("ul", {}, ...rows)] : []),
-    );
   }
 }
 

@@ -2,6 +2,7 @@
 // findings.
 
 import { grouped, html, on, plainButton, seconds } from "../page/dom";
+import { whenHere } from "../page/second-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";
@@ -21,6 +22,7 @@ export class RunControls {
   readonly #bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
   readonly #words = html("span", { class: "lz-muted lz-progress-text" });
   #state: State = "pending";
+  #shown: Finding[] = [];
   #selected: BoxData | null = null;
   #choices: Choices = { backend: "eager", backends: [["eager", ""]], summaries: false, begun: false };
 
@@ -146,17 +148,12 @@ export class RunControls {
 
   /** The first place with wrong values. */
   showFindings(findings: Finding[]): void {
-    this.findings.replaceChildren(
-      ...findings.map(({ kind, text, chain }) => {
-        const show = plainButton({ class: "lz-link" }, "Show");
-        show.setAttribute("aria-label", `Show ${text}`);
-        on(show, "click", () => {
-          this.go(chain);
-        });
-        return html("p", { class: "lz-finding", "data-finding": kind }, html("b", {}, kind === "nan" ? "NaN" : "∞"), ` ${text} `, ...(chain.length ? [show] : []));
-      }),
-    );
-    this.counted();
+    this.#shown = findings;
+    whenHere(({ findingsList }) => {
+      if (this.#shown !== findings) return;
+      this.findings.replaceChildren(...findingsList(findings, this.go));
+      this.counted();
+    });
   }
 }
 

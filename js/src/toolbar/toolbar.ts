@@ -37,6 +37,7 @@ export class Toolbar {
   readonly #badge: Popover;
   readonly #title: string;
   #verdict = "";
+  #words = html("span", {});
   #told: string[] = []; // the state and more
   private failure: Failure | null = null;
 
@@ -68,7 +69,7 @@ export class Toolbar {
       "Settings",
       icon("settings"),
       ...settings.map(([name, control]) => row(name, control)),
-      row("Draw", viewsButton),
+      row("Draw", viewsButton, button("expand-all", "Expand all", "Open every group")),
       this.#summary,
     );
     this.element = html(
@@ -86,7 +87,6 @@ export class Toolbar {
         "div",
         { class: "lz-icons", role: "toolbar", "aria-label": "Graph" },
         button("fit", "Fit", "Show the whole graph (F)", "fit"),
-        button("expand-all", "Expand all", "Open every group", "expand"),
         button("collapse-all", "Collapse all", "Close every group (C)", "collapse"),
         table,
         save,
@@ -135,9 +135,30 @@ export class Toolbar {
   #tell(): void {
     const { failure } = this;
     this.chip.classList.toggle("lz-failure", failure !== null);
-    const words = failure ? (failure.message.trim().split("\n").at(0) ?? "") : this.#verdict;
-    if (failure) this.chip.title = words;
-    this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), html("span", { class: "lz-chip-words" }, words));
+    if (failure) this.chip.title = failure.message.trim().split("\n", 1)[0] ?? "";
+    this.#words = html("span", { class: "lz-chip-words" });
+    this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), this.#words);
+    this.tellFit();
+  }
+
+  /** Writes the chip's text in one line or, if that does not fit, in two; of a longer error what failed, and where. */
+  tellFit(): void {
+    const words = this.#words;
+    const { failure } = this;
+    const write = (text: string): void => {
+      // Lines break between numbers with their units.
+      words.replaceChildren(...(failure ? [text] : text.split(/ (?=[·(]|of )/).flatMap((part, n) => [n ? " " : "", html("span", {}, part)])));
+    };
+    const small = (on: boolean): void => {
+      this.chip.classList.toggle("lz-small", on);
+    };
+    const { title } = this.chip;
+    for (const text of failure ? [title, title.replace(/^\w+: /, ""), failure.words ?? ""] : [this.#verdict]) {
+      small(false);
+      write(text || title);
+      small(words.scrollWidth > words.clientWidth);
+      if (words.scrollHeight <= words.clientHeight + 1) return;
+    }
   }
 
   countFindings(count: number, open = false): void {

@@ -9,9 +9,9 @@ import graphviz
 
 from ...graph.ir import Graph, places
 from ..printable_text import visible
-from ..scene.boxes import Box, op_name
+from ..scene.boxes import LANE_TITLES, Box, op_name
 from ..scene.hierarchy import build_hierarchy
-from ..scene.scene import PHASE_TITLES, value_text, values_text
+from ..scene.scene import value_text, values_text
 from .svg import PHASE_COLORS
 
 
@@ -39,7 +39,7 @@ def to_dot(graph: Graph) -> graphviz.Digraph:
         for child in box.children:
             if child.is_group:
                 cluster = graphviz.Digraph(name=f"cluster_{child.id}")
-                label = PHASE_TITLES.get(child.label, child.label) if child.kind == "lane" else child.label
+                label = LANE_TITLES.get(child.label, child.label) if child.kind == "lane" else child.label
                 if child.repeats > 1:
                     label += f" × {child.repeats}"
                 cluster.attr(label=_label(label), color=PHASE_COLORS[child.phase])

@@ -22,7 +22,7 @@ from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
 from ..layout.text_width import cut
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box, module_facts, name_of
+from ..scene.boxes import LANE_TITLES, Box, module_facts, name_of
 from ..scene.errors import error_json
 from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
@@ -565,8 +565,17 @@ def _phases(memory: dict[str, Any], left: float, right: float, bottom: float) ->
         x1 = left + (right - left) * last / max(memory["count"], 1)
         color = PHASE_COLORS[phase]
         parts.append(_rect(x0, bottom + 3, max(x1 - x0 - 1, 1), 4, fill=color, radius=1))
-        if x1 - x0 > 70:
-            parts.append(_text((x0 + x1) / 2, bottom + 19, phase, size=11, fill=color, anchor="middle"))
+        if x1 - x0 > max(70, 7 * len(LANE_TITLES[phase])):
+            parts.append(
+                _text(
+                    (x0 + x1) / 2,
+                    bottom + 19,
+                    LANE_TITLES[phase].lower(),
+                    size=11,
+                    fill=color,
+                    anchor="middle",
+                )
+            )
     return parts
 
 

@@ -15,10 +15,10 @@ from ..colors import category_text
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
-from ..scene.boxes import Box, module_facts, name_of, place_name
+from ..scene.boxes import LANE_TITLES, Box, module_facts, name_of
 from ..scene.memory_chart import alive_name, needed_for, other_run, verdict
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import PHASE_TITLES, Scene
+from ..scene.scene import Scene
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LISTED = 6
@@ -38,7 +38,7 @@ def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene 
         return "\n".join(_cut(line, width) for line in [*lines, "Nothing was recorded: no PyTorch op ran."])
     for lane in _steps_and_lanes(scene):
         lines += ["", *_lane(lane, scene, width)]
-    lines += ["", *_memory(plan, width)]
+    lines += ["", *_memory(scene, width)]
     return "\n".join(_cut(visible(line), width) for line in lines)
 
 
@@ -60,7 +60,7 @@ def _lane(lane: Box, scene: Scene, width: int) -> list[str]:
     if lane.kind != "lane":
         times = f" × {lane.repeats}" if lane.repeats > 1 else ""
         return [f"{lane.label}{times}: {scene.subtitle(lane)}"]
-    lines = [f"{PHASE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
+    lines = [f"{LANE_TITLES[lane.phase]}: {scene.subtitle(lane)}"]
     rows = list(_rows(lane, scene))
     widest = max((_cells(name) for name, _ in rows), default=0)
     name_width = min(widest, max(width // 2 - 4, 20))
@@ -90,7 +90,8 @@ def _rows(lane: Box, scene: Scene) -> Iterator[tuple[str, str]]:
         yield name, f"{scene.subtitle(box)}{arrow}"
 
 
-def _memory(plan: PlanLike, width: int) -> list[str]:
+def _memory(scene: Scene, width: int) -> list[str]:
+    plan = scene.plan
     sizes = [size for _, size in plan.timeline]
     columns = min(len(sizes), width - 2)
     most = max(plan.peak_bytes, 1)
@@ -102,7 +103,7 @@ def _memory(plan: PlanLike, width: int) -> list[str]:
     peak = plan.peak_node
     if peak is not None:
         source = f", {line_with_text(peak.source)}" if peak.source is not None else ""
-        lines.append(f"  peak at {peak.name} ({place_name(peak)}){source}")
+        lines.append(f"  peak at {peak.name} ({scene.hierarchy.place_of(peak)}){source}")
     lines.append(f"  {other_run(plan)}")
     lines.append("Alive at the peak:")
     shown = [(category_text(name), size) for name, size in plan.by_category.items() if size]

@@ -10,6 +10,14 @@ from ...graph.collectives import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
 
+# The titles of lanes by their phase; what stands in each is described at dataflow.lanes_of().
+LANE_TITLES = {
+    "forward": "Forward",
+    "backward": "Backward",
+    "optimizer": "Optimizer",
+    "other": "Initialization",
+}
+
 Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync", "error"]
 
 
@@ -91,6 +99,19 @@ class Hierarchy:
     gradients: dict[Node, list[Node]] | None = None  # for each forward op; computed on first use
     _readers: list[list[int]] | None = None
     _value_readers: dict[int, list[int]] | None = None
+
+    def lane_of(self, node: Node) -> str:
+        """The phase of the lane in which the node is drawn."""
+        box = self.box_of[node.index]
+        return box.phase if box is not None else node.phase
+
+    def title_of(self, node: Node) -> str:
+        """The node's place and op, as in ``"net.0: addmm"``."""
+        return f"{self.place_of(node)}: {op_name(node)}"
+
+    def place_of(self, node: Node) -> str:
+        """The module of the node, or outside of modules its lane."""
+        return known_path(node) or LANE_TITLES[self.lane_of(node)].lower()
 
     def readers(self, index: int) -> list[int]:
         """Positions of the drawn nodes that read a result of node ``index``."""
@@ -184,11 +205,6 @@ def module_path(node: Node | RefusedOp) -> str:
     return ".".join(part for part in (root_name(node.root), node.module) if part)
 
 
-def place_name(node: Node) -> str:
-    """The place of ``node`` as text: its module, else its phase."""
-    return known_path(node) or node.phase
-
-
 def known_path(node: Node) -> str:
     """``"net.h.0"`` if a user's variable refers to the model, else the path in the model: ``"h.0"``."""
     return module_path(node) if has_variable(node.root) else node.module
@@ -209,7 +225,7 @@ def named(box: Box) -> dict[str, Any]:
     """The data for a link to ``box``, as JSON: its text, and the ids that lead to it."""
     label = box.label
     if box.node is not None:
-        label = f"{place_name(box.node)}: {op_name(box.node)}"
+        label = f"{known_path(box.node) or LANE_TITLES[box.phase].lower()}: {op_name(box.node)}"
     elif box.repeats > 1 and box.calls == 1:
         label = f"{label} × {box.repeats}"
     return {"label": label, "chain": chain(box)}

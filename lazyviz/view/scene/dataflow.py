@@ -74,7 +74,7 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
     return reads, behind
 
 
-def steps_of(graph: Graph) -> list[int]:
+def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
     """The training step of each node: a new step starts with the first forward op after a backward pass.
 
     Only ops with their own backward pass start a step; ops that only read results of the last step belong to
@@ -82,26 +82,27 @@ def steps_of(graph: Graph) -> list[int]:
     """
     steps: list[int] = []
     step, after, begin = 0, False, 0
-    last = max((index for index, node in enumerate(graph.nodes) if node.phase == "backward"), default=-1)
-    for index, node in enumerate(graph.nodes):
-        if node.phase in ("backward", "optimizer"):
+    last = max((index for index, lane in enumerate(lanes) if lane == "backward"), default=-1)
+    of_gradients = _of_gradients(graph, reads, _first_backward(lanes))
+    for index, (node, lane) in enumerate(zip(graph.nodes, lanes, strict=True)):
+        if lane in ("backward", "optimizer"):
             after, begin = True, index + 1
-        elif node.phase == "forward" and after and index < last:
+        elif node.phase == lane == "forward" and not of_gradients[index] and after and index < last:
             step, after = step + 1, False
             steps[begin:] = [step] * (index - begin)  # loading the next batch belongs to its step
         steps.append(step)
-    return _repeating(graph, steps)
+    return _repeating(graph, steps, lanes)
 
 
-def _repeating(graph: Graph, steps: list[int]) -> list[int]:
+def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[int]:
     """The same if steps repeat; several that differ, as those of two alternately trained models, count as
     one.
 
     Ops of an optimizer are ignored, because it creates its state in the first step.
     """
     content: dict[int, list[object]] = {}
-    for node, step in zip(graph.nodes, steps, strict=True):
-        if node.phase in ("forward", "backward"):
+    for node, step, lane in zip(graph.nodes, steps, lanes, strict=True):
+        if lane in ("forward", "backward"):
             content.setdefault(step, []).append(node.op)
     kinds = [hash(tuple(content.get(step, ()))) for step in range(steps[-1] + 1 if steps else 0)]
     if len(set(kinds)) == 1:
@@ -119,46 +120,93 @@ def _repeating(graph: Graph, steps: list[int]) -> list[int]:
 
 
 def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
-    """The lane of each node: its phase, or forward for nodes that create inputs of the forward pass.
+    """The lane of each node: its phase, unless it is an op outside of modules.
 
-    ``torch.randn`` by itself does not belong to the forward pass, but tensors that the model reads are drawn
-    with it. Initializing parameters and moving them to a device do not belong to it, because they create the
-    model.
+    These are drawn where they belong. Making a model, loading its weights and moving it to a device are
+    initialization (``"other"``), because they are no part of a step. Writing parameters or gradients after a
+    backward pass, as in ``p -= 0.1 * p.grad``, is an optimizer's work. Ops that only these read go with them,
+    and all others are in the forward lane.
     """
     nodes = graph.nodes
     lanes: list[Phase] = [node.phase for node in nodes]
-    if "forward" not in lanes:
-        return lanes
     counters = _counters(graph)
     called = _first_call(graph)
-    read = [False] * len(nodes)
-    leads = [False] * len(nodes)  # to the forward pass
+    backward = _first_backward(lanes)
+    of_gradients = _of_gradients(graph, reads, backward)
+    readers = [0] * len(nodes)  # the lanes of what reads it, as bits
     for index in reversed(range(len(nodes))):
         node = nodes[index]
         if lanes[index] in ("other", "forward") and not node.module:
-            kept = any(
-                (
-                    value.storage.role in _KEPT
-                    and (
-                        node.phase == "other"
-                        or value.storage.created == index
-                        or (node.writes and index < called)
-                    )
-                )
-                or (value.storage.id in counters and index < called)
-                for value in node.outputs
-            )
-            unused = not read[index] and not node.inputs
-            copied = index < called and not leads[index] and _is_copy(node, counters)  # of a model
-            if kept or copied:
+            leads = bool(readers[index] & _BITS["forward"])
+            if index > backward and _updates(node, backward, of_gradients[index]):
+                lanes[index] = "optimizer"
+            elif _initializes(node, counters, before=index < called, leads=leads):
                 lanes[index] = "other"
-            elif leads[index] or (unused and not node.writes):
+            elif index > backward and readers[index] == _BITS["optimizer"]:
+                lanes[index] = "optimizer"
+            elif node.phase == "forward" or readers[index] != _BITS["other"]:
                 lanes[index] = "forward"
         for producer, _ in reads[index]:
             if producer is not None:
-                read[producer] = True
-                leads[producer] = leads[producer] or lanes[index] == "forward"
+                readers[producer] |= _BITS[lanes[index]]
     return lanes
+
+
+_BITS: dict[Phase, int] = {"forward": 1, "backward": 2, "optimizer": 4, "other": 8}
+
+
+def _first_backward(lanes: Sequence[Phase]) -> int:
+    """The position of the first op of a backward pass; behind the last op if there is none."""
+    return next((index for index, phase in enumerate(lanes) if phase == "backward"), len(lanes))
+
+
+def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
+    """Whether it writes gradients, or parameters that exist since before the position ``backward``.
+
+    A tensor that is no ``nn.Parameter`` counts if what is written without a graph is ``of_gradients``.
+    """
+    return any(
+        storage.role == "gradient"
+        or (
+            storage.created < backward
+            and (storage.role == "parameter" or (of_gradients and node.phase == "other"))
+        )
+        for storage in node.writes
+    )
+
+
+def _of_gradients(graph: Graph, reads: Reads, backward: int) -> list[bool]:
+    """For each node, whether it reads gradients after ``backward``, or what was computed from them.
+
+    Weights, and all that the first forward pass reads, are no longer of gradients once they are written.
+    """
+    nodes = graph.nodes
+    weights = {value.storage.id for node in nodes[:backward] for value in node.inputs}
+    result = [False] * len(nodes)
+    for index in range(backward, len(nodes)):
+        result[index] = nodes[index].phase != "backward" and any(
+            value.storage.role == "gradient"
+            or (producer is not None and result[producer] and value.storage.id not in weights)
+            for producer, value in reads[index]
+        )
+    return result
+
+
+def _initializes(node: Node, counters: set[int], *, before: bool, leads: bool) -> bool:
+    """Whether it makes or fills a parameter, a buffer or an optimizer's state, or copies a model.
+
+    ``before`` the first call of a module, and whether it ``leads`` to the forward pass.
+    """
+    index = node.index
+    kept = any(
+        (
+            value.storage.role in _KEPT
+            and (node.phase == "other" or value.storage.created == index or (node.writes and before))
+        )
+        or (value.storage.id in counters and before)
+        for value in node.outputs
+    )
+    return kept or (before and not leads and _is_copy(node, counters))
 
 
 def _first_call(graph: Graph) -> int:
@@ -219,7 +267,7 @@ def crowded_lanes(
     return {lane for lane, count in loose.items() if count > LOOSE_OPS}
 
 
-def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
+def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object, str]]:
     """For each optimizer op, the key and label of the update it is part of.
 
     An op that writes parameters belongs to their update. An op that serves only one update, at the same line
@@ -228,7 +276,7 @@ def updates(nodes: list[Node]) -> dict[int, tuple[object, str]]:
     result: dict[int, tuple[object, str]] = {}
     serves: dict[int, tuple[object, str, object] | None] = {}  # by storage id; None: several updates
     for node in reversed(nodes):
-        if node.phase != "optimizer":
+        if lanes[node.index] != "optimizer":
             continue
         written = [storage for storage in node.writes if storage.role == "parameter"]
         update: tuple[object, str, object] | None = None

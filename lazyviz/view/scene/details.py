@@ -14,7 +14,17 @@ from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
 from ..printable_text import as_written
-from .boxes import Box, Hierarchy, chain, module_facts, module_path, named, op_name, place_name, refused_of
+from .boxes import (
+    LANE_TITLES,
+    Box,
+    Hierarchy,
+    chain,
+    module_facts,
+    module_path,
+    named,
+    op_name,
+    refused_of,
+)
 from .memory_chart import alive_json
 from .numbers import span_text
 from .relations import relations
@@ -93,12 +103,12 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
     node = moment.node
     box = scene.near(node)
     # A view whose reader is far away, such as a gradient that is kept.
-    if box is None or box.phase != node.phase:
+    if box is None or (scene.hierarchy.box_of[node.index] is None and box.phase != node.phase):
         box = _box_before(scene.hierarchy, node)
     return {
         "position": position,
         "chain": chain(box) if box is not None else [],
-        "name": f"{place_name(node)}: {op_name(node)}",
+        "name": scene.hierarchy.title_of(node),
         "bytes": format_bytes(moment.nbytes),
         "source": source_json(node.source),
         "categories": [[str(name), format_bytes(size)] for name, size in moment.by_category.items() if size],
@@ -123,7 +133,7 @@ def _of_op(scene: Scene, box: Box, node: Node) -> dict[str, Any]:
         ["op", str(node.op)],
         *_communication(node),
         ["module", module_path(node)],
-        ["phase", node.phase],
+        ["phase", LANE_TITLES[box.phase].lower()],
         ["state", node.state],
     ]
     if node.measured_seconds is not None:
@@ -220,7 +230,11 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
     for node in nodes:
         counts[op_name(node)] = counts.get(op_name(node), 0) + 1
     common = sorted(counts.items(), key=lambda item: -item[1])[:6]
-    facts = [["ops", f"{box.ops:,}"], ["allocates", format_bytes(scene.made(box))], ["phase", box.phase]]
+    facts = [
+        ["ops", f"{box.ops:,}"],
+        ["allocates", format_bytes(scene.made(box))],
+        ["phase", LANE_TITLES[box.phase].lower()],
+    ]
     if first is not None and module_path(first) and box.repeats == 1:
         facts.insert(0, ["path", _common_path(nodes)])
     known = module_facts(box)

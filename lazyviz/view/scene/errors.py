@@ -11,6 +11,9 @@ from ...graph.modules import facts_of, full_name, root_parts
 from ...graph.refused import clashes
 from .boxes import Box, module_path, op_name, refused_of
 
+LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
+SHAPE_CHAR, SHAPE_GAP = 7.3, 10  # pixels of a character of a shape, and between two
+
 
 def find_error(root: Box) -> Box | None:
     """The box of the op that was refused, if there is one."""
@@ -101,12 +104,14 @@ def error_json(box: Box, message: str) -> dict[str, Any]:
         (value.id, _parts(tuple(value.meta.shape), marked))
         for value, marked in zip(refused.inputs, clashes(refused), strict=True)
     ]
+    shapes = ["".join(text for text, _ in parts) for _, parts in given]
+    beside = sum(len(shape) * SHAPE_CHAR + SHAPE_GAP for shape in shapes)  # one another, above the card
     return {
         "op": str(refused.op),
         "sub": message,
-        "through": " · ".join("".join(text for text, _ in parts) for _, parts in given),
+        "through": " · ".join(shapes),
         "given": given,
-        "size": [296, 64],
+        "size": [round(min(max(beside, LEAST_WIDTH), MOST_WIDTH)), 64],
     }
 
 

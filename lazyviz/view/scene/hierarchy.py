@@ -35,7 +35,7 @@ from .dataflow import (
 from .errors import find_error, makers_of, open_error
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 from .loops import name_loops
-from .names import Result, add_results, tell_apart
+from .names import Result, add_results, names_by_round, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are divided into runs
@@ -98,12 +98,12 @@ def _sort_into_boxes(
 ) -> tuple[list[Box | None], list[Box]]:
     """Put every visible node into its group, in an order in which data flows forward."""
     box_of: list[Box | None] = [None] * len(graph.nodes)
-    steps = steps_of(graph)
+    lanes = lanes_of(graph, reads)
+    steps = steps_of(graph, lanes, reads)
     many = bool(steps) and steps[-1] > 0
     calls = Calls(graph)
-    lanes = lanes_of(graph, reads)
     lines = crowded_lanes(graph, hidden, steps, lanes)
-    part_of = updates(graph.nodes)
+    part_of = updates(graph.nodes, lanes)
     initial = initializations(graph, lanes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
@@ -413,6 +413,7 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                     at = at.parent
                 wanted.setdefault((group, at, role), []).append(value)
     before: dict[Box, dict[Box, list[Box]]] = {}
+    variables = names_by_round(graph, reads, box_of)
     # After a sync point, its results are outside tensors: unnamed ones are named after the op that created
     # them.
     ran = [node for node in graph.nodes if node.state == "done"] if graph.sync_points else []
@@ -422,6 +423,7 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
         for part in parts:
             label: str = (
                 part[0].name
+                or variables.get(part[0].id)
                 or full_name(part[0].storage.name)
                 or maker_of.get(part[0].storage.origin.id, role)
             )

@@ -15,7 +15,7 @@ from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes, format_range
 from ..colors import category_text
-from .boxes import chain, known_path, op_name, place_name
+from .boxes import chain, known_path, op_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 
@@ -136,7 +136,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "peak": plan.peak_bytes,
         "peakText": format_bytes(plan.peak_bytes),
         "peakAt": plan.peak_position if peak is not None else None,
-        "peakName": _name(peak) if peak is not None else "",
+        "peakName": scene.hierarchy.title_of(peak) if peak is not None else "",
         "peakChain": _way_to(scene, peak).split() if peak is not None else [],
         "eager": plan.eager_peak_bytes,
         "eagerText": format_bytes(plan.eager_peak_bytes),
@@ -184,12 +184,13 @@ def points(scene: Scene, start: int, stop: int, held: Sequence[int | None] | Non
     parts = spans(start, stop)
     picks = [max(span, key=lambda i: timeline[i][1]) for span in parts]
     nodes = [scene.graph.nodes[timeline[i][0]] for i in picks]
+    title_of = scene.hierarchy.title_of
     result: dict[str, Any] = {
         "range": [start, stop],
         "at": picks,
         "bytes": [[series[i] for i in picks] for series in plan.category_timeline.values() if any(series)],
         "ops": [
-            f"{_name(node)} · {line_text(node.source)}" if node.source is not None else _name(node)
+            f"{title_of(node)} · {line_text(node.source)}" if node.source is not None else title_of(node)
             for node in nodes
         ],
         "boxes": [_way_to(scene, node) for node in nodes],
@@ -237,7 +238,7 @@ def range_json(
         "madeCount": len(made),
         "madeText": format_bytes(total),
         "peakText": format_bytes(plan.timeline[top][1]),
-        "peakName": _name(scene.graph.nodes[plan.timeline[top][0]]),
+        "peakName": scene.hierarchy.title_of(scene.graph.nodes[plan.timeline[top][0]]),
     }
 
 
@@ -344,7 +345,3 @@ def _label(allocation: AllocationLike) -> str:
     elif allocation.source is not None:
         parts.append(line_text(allocation.source))
     return " · ".join(parts) or str(allocation.category)
-
-
-def _name(node: Node) -> str:
-    return f"{place_name(node)}: {op_name(node)}"

@@ -58,6 +58,32 @@ def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
     )
 
 
+def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> dict[int, str]:
+    """Names of outside tensors whose variables have other values by now, such as the batches of a loop.
+
+    What the ops of a step read is named as what the same ops of the last step read, if all ops and lines of
+    the two are the same. Results are by id of the value.
+    """
+    rounds: dict[Box, list[int]] = {}
+    for index, box in enumerate(box_of):
+        if box is not None and (step := _lane_of(box).parent) is not None and step.kind == "step":
+            rounds.setdefault(step, []).append(index)
+    if len(rounds) < 2:
+        return {}
+    names: dict[int, str] = {}
+    last = list(rounds.values())[-1]
+    lines = [(graph.nodes[index].op, graph.nodes[index].source) for index in last]
+    for indices in list(rounds.values())[:-1]:
+        if [(graph.nodes[index].op, graph.nodes[index].source) for index in indices] != lines:
+            continue
+        for index, model in zip(indices, last, strict=True):
+            for (producer, value), (other, known) in zip(reads[index], reads[model]):
+                outside = producer is None and other is None and value is not known
+                if outside and known.name and not value.name and value.storage.role in (None, "input"):
+                    names[value.id] = known.name
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """A named value that has a box: its maker, and that box, which stands in the maker's lane."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ...graph.ir import Node, Value
 from ...plan.units import format_bytes
-from .boxes import Box, Hierarchy, chain, op_name, place_name
+from .boxes import Box, Hierarchy, chain, named
 
 Kind = Literal["producer", "consumer", "saved", "gradient"]
 
@@ -111,7 +111,7 @@ def _json(found: dict[Kind, dict[Box, dict[int, int]]]) -> list[dict[str, Any]]:
     for kind, ends in found.items():
         largest = sorted(ends, key=lambda end: -sum(ends[end].values()))
         for end in largest[:MOST]:
-            label = end.label if end.node is None else f"{place_name(end.node)}: {op_name(end.node)}"
+            label = end.label if end.node is None else str(named(end)["label"])
             nbytes = sum(ends[end].values())
             size = f" · {format_bytes(nbytes)}" if ends[end] else ""
             result.append({"kind": kind, "chain": chain(end), "label": label + size, "bytes": nbytes})

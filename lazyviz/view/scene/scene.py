@@ -17,7 +17,7 @@ from ..layout.sugiyama import Layers, layers_of
 from ..layout.text_width import width as text_width
 from . import box_contents
 from .box_attributes import Facts
-from .boxes import Box, Hierarchy, module_facts, op_name
+from .boxes import LANE_TITLES, Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
 from .errors import error_json
 from .hierarchy import build_hierarchy
@@ -180,7 +180,7 @@ class Scene:
         result: dict[str, Any] = {
             "id": box.id,
             "kind": box.kind,
-            "label": PHASE_TITLES.get(box.label, box.label) if box.kind == "lane" else box.label,
+            "label": LANE_TITLES.get(box.label, box.label) if box.kind == "lane" else box.label,
             "sub": self.subtitle(box),
             "phase": box.phase,
         }

@@ -14,7 +14,7 @@ from ...graph.ir import Node
 from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
-from ..scene.boxes import Box, module_path, op_name
+from ..scene.boxes import LANE_TITLES, Box, module_path, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code
@@ -189,7 +189,7 @@ class Table:
             row
             for row, (_, nodes) in enumerate(rows)
             if any(
-                (request.phase == "all" or node.phase == request.phase)
+                (request.phase == "all" or self._scene.hierarchy.lane_of(node) == request.phase)
                 and (wanted is None or node.index in wanted)
                 for node in nodes
             )
@@ -263,7 +263,7 @@ class Table:
         elif column == "line":
             keys = _ranks([key if mode == "lines" else _line_key(nodes[0]) for key, nodes in rows], key=None)
         elif column == "phase":
-            keys = [tuple(PHASES.index(each) for each in _phases(nodes)) for _, nodes in rows]
+            keys = [tuple(PHASES.index(each) for each in self._phases(nodes)) for _, nodes in rows]
         elif column == "shape":
             keys = [nodes[0].outputs[0].nbytes if nodes[0].outputs else -1 for _, nodes in rows]
         else:
@@ -287,11 +287,15 @@ class Table:
             return str(key.id)
         return self._code.id(key) if mode == "lines" else self._module_box(nodes).id
 
+    def _phases(self, nodes: Sequence[Node]) -> list[str]:
+        return list(dict.fromkeys(self._scene.hierarchy.lane_of(node) for node in nodes))
+
     def _module_box(self, nodes: list[Node]) -> Box:
         """The innermost box that contains all ops of a module in one phase; for one op, its box."""
         box_of = self._scene.hierarchy.box_of
-        phase = nodes[0].phase
-        boxes = [box for node in nodes if node.phase == phase and (box := box_of[node.index]) is not None]
+        lane_of = self._scene.hierarchy.lane_of
+        phase = lane_of(nodes[0])
+        boxes = [box for node in nodes if lane_of(node) == phase and (box := box_of[node.index]) is not None]
         common = boxes[0]
         for box in boxes:
             other: Box | None = box
@@ -314,7 +318,7 @@ class Table:
         if column == "module":
             return module_path(node) if mode == "ops" else key or "(outside of modules)"
         if column == "phase":
-            return ", ".join(_phases(nodes))
+            return ", ".join(LANE_TITLES[phase].lower() for phase in self._phases(nodes))
         if column == "line":
             source = self._code.source(key) if mode == "lines" else node.source
             return line_text(source) if source is not None else ""
@@ -337,10 +341,6 @@ class Table:
             return _state(nodes)
         times = [each.measured_seconds for each in nodes if each.measured_seconds is not None]
         return duration(sum(times)) if times else ""
-
-
-def _phases(nodes: Sequence[Node]) -> list[str]:
-    return list(dict.fromkeys(node.phase for node in nodes))
 
 
 def _state(nodes: Sequence[Node]) -> str:

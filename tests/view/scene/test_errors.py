@@ -45,6 +45,25 @@ def marked(graph):
         (lambda: torch.cat([torch.ones(2, 3), torch.ones(2, 4)]), ["2x[3]", "2x[4]"]),
         (lambda: nn.Linear(8, 2)(torch.ones(4, 16)), ["2", "4x[16]", "[8]x2"]),
         (lambda: nn.Conv2d(3, 8, 3)(torch.ones(1, 4, 9, 9)), ["1x[4]x9x9", "8x[3]x3x3", "8"]),
+        (lambda: nn.Conv2d(4, 8, 3, groups=2)(torch.ones(1, 6, 9, 9)), ["1x[6]x9x9", "8x[2]x3x3", "8"]),
+        (lambda: nn.ConvTranspose2d(3, 8, 3)(torch.ones(1, 4, 9, 9)), ["1x[4]x9x9", "[3]x8x3x3", "8"]),
+        (lambda: nn.Conv2d(3, 8, 5)(torch.ones(1, 3, 3, 9)), ["1x3x[3]x9", "8x3x[5]x5", "8"]),
+        (
+            lambda: torch.conv1d(torch.ones(2, 3, 9), torch.ones(4, 3, 3), torch.ones(5)),
+            ["2x3x9", "[4]x3x3", "[5]"],
+        ),
+        (
+            lambda: torch.cat([torch.ones(4, 7, 8), torch.ones(4, 3, 8), torch.ones(4, 7, 9)], -2),
+            ["4x7x[8]", "4x3x8", "4x7x[9]"],
+        ),
+        (lambda: torch.stack([torch.ones(4, 7), torch.ones(4, 3)]), ["4x[7]", "4x[3]"]),
+        (lambda: torch.bmm(torch.ones(2, 3, 4), torch.ones(3, 4, 5)), ["[2]x3x4", "[3]x4x5"]),
+        (lambda: torch.addmm(torch.ones(3), torch.ones(2, 4), torch.ones(4, 5)), ["[3]", "2x4", "4x5"]),
+        (lambda: nn.LayerNorm(5)(torch.ones(2, 4, 7)), ["2x4x[7]", "[5]", "[5]"]),
+        (lambda: torch.ones(4, 6)[torch.zeros(3).long(), torch.zeros(4).long()], ["4x6", "[3]", "[4]"]),
+        # Of ops with other rules nothing is marked, rather than what is as it should be.
+        (lambda: torch.ones(4, 6).gather(1, torch.zeros(5, 2).long()), ["4x6", "5x2"]),
+        (lambda: torch.ones(4, 5).index_add(0, torch.tensor([0, 1]), torch.ones(3, 5)), ["4x5", "2", "3x5"]),
     ],
 )
 def test_the_sizes_that_do_not_fit_are_known(program, shapes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
+import numpy
 import torch
 from torch import nn
 
@@ -209,11 +211,51 @@ def test_making_a_model_and_moving_it_is_no_part_of_the_forward_pass():
     assert not any("uniform_" in label or "_to_copy" in label for label in labels(lanes["forward"]))
 
 
-def test_where_there_is_no_forward_pass_factories_stay_where_they_are():
+def test_without_a_model_factories_are_in_the_forward_lane_and_a_model_alone_is_initialization():
     with lazyviz.lazy() as graph:
         x = torch.ones(3)
+    assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["forward"]
+    with lazyviz.lazy() as graph:
+        net = nn.Linear(4, 2)
+        nn.init.orthogonal_(net.weight)  # by way of temporary tensors
     assert [lane.phase for lane in build_hierarchy(graph.ir).lanes()] == ["other"]
     del x
+
+
+def descend(net, weight, velocity):
+    """Updates of parameters, and of a tensor that is none, without an optimizer; with momentum and a mean."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad.zero_()
+        velocity.mul_(0.9).add_(weight.grad)
+        weight -= 0.1 * velocity
+
+
+def test_updates_written_by_hand_are_in_the_optimizer_s_lane_of_their_step():
+    net, x = nn.Linear(4, 4), torch.randn(3, 4)
+    weight, velocity = torch.randn(4, 2, requires_grad=True), torch.zeros(4, 2)
+    average = copy.deepcopy(net)
+    norms = []
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            loss = (net(x) @ weight).square().mean()
+            loss.backward()
+            norms.append(weight.grad.norm())
+            descend(net, weight, velocity)
+            weight.grad = None
+            with torch.no_grad():
+                for mine, its in zip(average.parameters(), net.parameters(), strict=True):
+                    mine.lerp_(its, 0.1)
+    hierarchy = build_hierarchy(graph.ir)
+    lanes = [lane.phase for lane in hierarchy.lanes()]
+    assert lanes == ["forward", "backward", "optimizer"] * 3
+    for node in graph.nodes:
+        box = hierarchy.box_of[node.index]
+        if node.op._schema.name in ("aten::sub_", "aten::add_", "aten::mul_", "aten::lerp_", "aten::zero_"):
+            assert box.phase in ("backward", "optimizer"), node
+        if node.op._schema.name == "aten::linalg_vector_norm":
+            assert box.phase == "forward", "what only reads gradients is no update"
 
 
 class _Mixed(nn.Module):
@@ -254,3 +296,29 @@ def test_the_backward_pass_shows_as_many_parts_as_the_forward_pass():
     parts = {part.label for part in frame.children if part.kind == "module"}
     assert len(parts) > 24
     assert parts <= {box.label for box in lanes["backward"].children}
+
+
+def test_batches_of_a_loop_have_the_names_of_its_variables_in_every_round():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches = [(torch.randn(3, 4), torch.randn(3, 1)) for _ in range(5)]
+    with lazyviz.lazy() as graph:
+        while batches:
+            xb, yb = batches.pop()
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(xb), yb).backward()
+            optimizer.step()
+    hierarchy = build_hierarchy(graph.ir)
+    names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
+    assert sorted(names) == ["xb"] * 5 + ["yb"] * 5
+
+
+def test_tensors_of_other_lines_do_not_get_the_name_of_a_variable():
+    net = nn.Linear(4, 1)
+    with lazyviz.lazy() as graph:
+        net(torch.from_numpy(numpy.ones((3, 4), "float32"))).sum().backward()
+        x = torch.from_numpy(numpy.ones((3, 4), "float32"))
+        net(x).sum().backward()
+    hierarchy = build_hierarchy(graph.ir)
+    names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
+    assert sorted(names) == ["input", "x"]

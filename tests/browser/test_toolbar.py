@@ -1,0 +1,90 @@
+"""The toolbar's row: the verdict or the error is legible at any width."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+
+from .stage import Stage
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (700, 760, 900, 1010, 1260, 1500)
+# The chip's text as far as it is in sight, its full text, and that of its tooltip.
+CHIP = """() => {
+  const chip = document.querySelector(".lz-verdict");
+  const words = chip.querySelector(".lz-chip-words");
+  const box = words.getBoundingClientRect();
+  const seen = (rect) =>
+    rect.top >= box.top - 1 && rect.bottom <= box.bottom + 1 && rect.right <= box.right + 1;
+  const parts = [...words.children].filter((part) => seen(part.getBoundingClientRect()));
+  return {
+    seen: parts.map((part) => part.textContent).join(" "),
+    text: words.textContent.trim(),
+    title: chip.title,
+    whole: words.scrollWidth <= words.clientWidth && words.scrollHeight <= words.clientHeight + 1,
+    high: chip.offsetHeight,
+  };
+}"""
+
+
+def too_big():
+    """A step that does not fit, with a batch and a finding: all that the row can hold."""
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+    x = torch.randn(640, 256)
+    with lazyviz.lazy("cpu:512KiB", batch=[x]) as graph:
+        loss = net(x).square().mean()
+        if loss > 0:
+            loss.backward()
+    return graph, (net, x)
+
+
+def refused(inside):
+    """A layer that does not take what it is given; PyTorch's message has one line."""
+    net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(inside, 64, 3))
+    graphs = []
+    with pytest.raises(RuntimeError) as error, lazyviz.lazy("cpu:1GiB") as graph:
+        graphs.append(graph)
+        net(torch.randn(4, 3, 32, 32))
+    return graphs[0], (net, str(error.value))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_verdict_and_numbers_of_the_chip_are_in_sight_at_any_width(browser, width):
+    graph, keep = too_big()
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width) as stage:
+        chip = page.evaluate(CHIP)
+        bar = page.locator('[data-part="toolbar"]').evaluate(
+            "(e) => [e.offsetHeight, e.scrollWidth - e.clientWidth]"
+        )
+        verdict = stage.widget.scene["memory"]["verdictShort"]
+    page.close()
+    assert bar == [45, 0] or bar == [44, 0], "one row, nothing of it outside"
+    assert chip["text"] == verdict
+    assert chip["seen"].startswith(" ".join(verdict.split(" ")[:5])), "the word and what it needs"
+    assert chip["seen"] == verdict or width < 760, "and what there is"
+    assert chip["title"].startswith("Too big") and chip["high"] == 28
+    del keep
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_error_in_the_chip_is_whole_or_says_what_failed(browser, width):
+    graph, (_, message) = refused(32)
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width) as stage:
+        chip = page.evaluate(CHIP)
+        told = page.locator('[data-panel="error"]').text_content()
+        words = stage.widget.error["words"]
+        page.evaluate("document.querySelector('.stage').style.width = '1500px'")
+        page.set_viewport_size({"width": 1516, "height": 1000})
+        stage.settle()
+        wide = page.evaluate(CHIP)
+    page.close()
+    assert chip["whole"], "no letter is cut"
+    assert chip["text"] in (f"RuntimeError: {message}", message, words)
+    assert message in chip["title"] and message in told
+    assert wide["whole"] and wide["text"] == f"RuntimeError: {message}", "also after the window has grown"
