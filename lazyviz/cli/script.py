@@ -41,6 +41,7 @@ class Script:
     main: ModuleType = field(init=False)
     _code: CodeType = field(init=False)
     _file: str = field(init=False)
+    _process: int = field(init=False, default_factory=os.getpid)
     _spec: ModuleSpec | None = field(init=False, default=None)
 
     def load(self) -> None:
@@ -108,6 +109,21 @@ class Script:
     def file(self) -> str:
         """The absolute path of the script."""
         return self._file
+
+    def leave_child(self, error: BaseException | None) -> None:
+        """Exit as Python would if this process is a child that the script forked; otherwise, do nothing.
+
+        ``error`` is the exception that the script did not catch. Plans and summaries are the parent's.
+        """
+        if os.getpid() == self._process:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = exit_code(error)
+        elif error is not None:
+            show(error)
+            code = 1
+        raise SystemExit(code)
 
 
 def show(error: BaseException) -> None:

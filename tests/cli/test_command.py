@@ -335,6 +335,61 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert "graph.svg: " in done.stderr
 
 
+FORKING = """
+    import os
+    import sys
+    import torch
+    from torch import nn
+
+    def train(steps, out):
+        torch.manual_seed(0)
+        net = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(steps):
+            loss = net(torch.ones(4, 8)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            out(step, loss.item())
+
+    shared = torch.zeros(1).share_memory_()
+    for end in ("end", "exit", "raise", "message"):
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            torch.set_num_threads(1)
+            train(4, lambda *_: None)
+            shared += 1
+            if end == "exit":
+                sys.exit(3)
+            if end == "raise":
+                raise RuntimeError("in the child")
+            if end == "message":
+                sys.exit("a message of the child")
+            break
+        print(end, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    else:
+        print(shared)
+        train(2, print)
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_child_that_the_script_forks_runs_as_under_python(write, tmp_path, command):
+    script = write(FORKING)
+    expected = python(script, cwd=tmp_path)
+    assert expected.stdout.startswith("end 0\nexit 3\nraise 1\nmessage 1\ntensor([4.])\n")
+    done = lazyviz_command(command, script, cwd=tmp_path)
+    assert done.returncode == expected.returncode == 0, done.stderr
+    losses = expected.stdout.splitlines()[5:]
+    printed = expected.stdout if command == "run" else expected.stdout.replace(f"{losses[1]}\n", "")
+    assert done.stdout.startswith(printed)
+    assert done.stdout.count("2 optimizer steps") == (command == "plan")  # by the parent alone
+    ends = ["RuntimeError: in the child", "a message of the child"]
+    assert expected.stderr.splitlines()[-2:] == ends
+    assert [line for line in done.stderr.splitlines() if line in ends] == ends
+    assert done.stderr.count("lazyviz:") == (command == "run")
+
+
 def test_of_several_ranks_the_first_one_tells(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command("plan", script, "--json", "p.json", cwd=tmp_path, env={"RANK": "1"})
