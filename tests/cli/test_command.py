@@ -301,6 +301,11 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
     [
         (("plan", "none.py"), "cannot read none.py"),
         (("plan", "train.py", "--lr", "3"), "put the script's arguments after --"),
+        (("plan", "train.py", "--stepz", "3"), "did you mean --steps"),
+        (("compile", "--forced"), "There is no option --forced (did you mean --force?)."),
+        (("plan", "train.py", "--json", "none/plan.json"), "there is no directory none"),
+        (("plan", "train.py", "--json", "."), "it is a directory"),
+        (("view", "train.py", "-o", "none/graph.svg"), "there is no directory none"),
         (("plan", "train.py", "--device", "A1000"), "A1000"),
         (("plan", "train.py", "--torch-version", "1.13"), "is only for a GPU that is not on this machine"),
         (("view", "train.py", "--device", "V100-16GB", "--torch-version", "9"), "must be a PyTorch release"),
@@ -323,6 +328,22 @@ def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, argu
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert "it has run" not in done.stdout
+
+
+def test_a_plan_is_printed_although_its_file_cannot_be_written(write, tmp_path):
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    script = write(TRAINING + "        import shutil\n        shutil.rmtree('plans', ignore_errors=True)\n")
+    done = lazyviz_command("plan", script, "--json", "plans/plan.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "lazyviz: cannot write plans/plan.json: No such file or directory" in done.stderr
+    assert "Peak of eager PyTorch" in done.stdout
+
+
+def test_a_budget_is_not_met_by_a_script_without_operators(write, tmp_path):
+    done = lazyviz_command("plan", write("print('hello')\n"), "--fail-above", "1GiB", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--fail-above cannot be checked: no PyTorch operator was recorded" in done.stderr
 
 
 def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_path):
