@@ -18,6 +18,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..process.tracebacks import leave_out_ours
+from ..record.interception.memory_reads import show_values_in_repr
+from ..record.tape import tape
 
 
 class NoScript(ValueError):
@@ -86,6 +88,7 @@ class Script:
 
     def enter(self) -> None:
         """Set up this process as if Python had been started with the script."""
+        show_values_in_repr(tape)  # such as that of a list: its output has to be the script's own
         main = self.main = ModuleType("__main__")
         main.__file__ = self._file
         vars(main)["__builtins__"] = builtins

@@ -356,6 +356,42 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert "graph.svg: " in done.stderr
 
 
+SHOWN = """
+    import logging
+    import sys
+    import torch
+    from torch import nn
+
+    logging.basicConfig(stream=sys.stdout)
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        loss = net(torch.ones(3, 4)).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        print({"loss": loss}, [net.weight.grad])
+        logging.warning("%s", [loss.detach()])
+        net.bias.data.add_(1)
+        print(f"{net.bias!r}", optimizer.state_dict())
+        optimizer.step()
+"""
+
+
+def test_the_repr_of_a_tensor_in_a_script_shows_its_values(write, tmp_path):
+    script = write(SHOWN)
+    expected = python(script, cwd=tmp_path)
+    assert expected.stdout.count("tensor(") >= 8
+    done = lazyviz_command("run", "-q", script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected.stdout)
+    done = lazyviz_command("plan", script, cwd=tmp_path)
+    assert done.stdout.startswith(expected.stdout)
+    device = ("--device", "A100-40GB")  # nothing is invented there, and it is no reason to stop
+    done = lazyviz_command("plan", script, *device, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 optimizer steps" in done.stdout
+
+
 FORKING = """
     import os
     import sys
