@@ -13,6 +13,7 @@ from typing import IO, Any
 from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
 from ..session.lazy_graph import LazyGraph
+from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from .recording import Recorded, UnknownDevice, record
 from .result import HERE, Data, described, relative
@@ -49,10 +50,15 @@ def is_silent() -> bool:
 
 
 def loaded(script: Script) -> bool:
-    """Load the script. On a syntax error, show it as Python does and return False."""
+    """Load the script. On a syntax error, show it as Python does and return False.
+
+    Raises:
+        UsageError: there is no such script, or an environment variable of lazyviz has an invalid value.
+    """
     try:
+        defaults.check()
         script.load()
-    except NoScript as error:
+    except (NoScript, ValueError) as error:
         raise UsageError(str(error)) from None
     except SyntaxError as error:
         show(error)

@@ -330,6 +330,14 @@ def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, argu
     assert "it has run" not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["plan", "view", "run"])
+def test_an_invalid_environment_variable_is_one_sentence_before_the_script_runs(write, tmp_path, command):
+    script = write("print('it has run')\n")
+    done = lazyviz_command(command, script, cwd=tmp_path, env={"LAZYVIZ_THEME": "solar"}, fresh=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "lazyviz: LAZYVIZ_THEME=solar: theme must be one of light, dark, not 'solar'\n"
+
+
 def test_a_plan_is_printed_although_its_file_cannot_be_written(write, tmp_path):
     folder = tmp_path / "plans"
     folder.mkdir()
