@@ -100,8 +100,7 @@ def stop_all(seconds: float = SECONDS) -> None:
 
 
 def _say_nothing_of_exits(interrupted: Container[int | None]) -> None:
-    """Do not report a ``SystemExit`` that reaches a thread inside of a ``__del__`` or another callback, or the
-    error with which an interrupted thread then ends.
+    """Do not report a ``SystemExit`` in a callback, such as ``__del__``, or what ends an interrupted thread.
 
     Python ignores exceptions in callbacks and reports them as errors. The thread gets another one after it. A
     C library, such as the one that draws pictures, reports that its callback failed by an error of its own.
