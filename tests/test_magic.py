@@ -1144,3 +1144,12 @@ def test_values_are_assumed_one_after_the_other(run):
     assert "read more often than the number of values assumed" in str(result.error_in_exec)
     result = run(f"%%lazy --device H100-80GB --assume 4=False*x\n{cell}")
     assert isinstance(result.error_in_exec, UsageError)
+
+
+@pytest.mark.parametrize("name", ["WIDGET", "PROGRESS", "COLOR", "THEME", "DEVICE", "BACKEND"])
+def test_an_invalid_environment_variable_is_one_sentence_and_the_cell_does_not_run(run, monkeypatch, name):
+    monkeypatch.setenv(f"LAZYVIZ_{name}", "nonsense")
+    result = run("%%lazy\nran = torch.ones(2)")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert run.output.startswith(f"UsageError: %%lazy: LAZYVIZ_{name}=nonsense: ")
+    assert "ran" not in run

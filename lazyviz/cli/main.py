@@ -36,8 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return task() if callable(task) else int(task or FINE)
     except click.NoSuchOption as error:
-        sentence = f"There is no option {error.option_name}; put the script's arguments after --."
-        click.UsageError(sentence, error.ctx).show()
+        similar = f" (did you mean {' or '.join(error.possibilities)}?)" if error.possibilities else ""
+        takes_script = error.ctx is not None and any(
+            each.name == "arguments" for each in error.ctx.command.params
+        )
+        hint = "; put the script's arguments after --" if takes_script else ""
+        click.UsageError(f"There is no option {error.option_name}{similar}{hint}.", error.ctx).show()
     except click.ClickException as error:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):

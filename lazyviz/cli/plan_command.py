@@ -13,6 +13,7 @@ from typing import IO, Any
 from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
 from ..session.lazy_graph import LazyGraph
+from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from .recording import Recorded, UnknownDevice, record
 from .result import HERE, Data, described, relative
@@ -49,10 +50,15 @@ def is_silent() -> bool:
 
 
 def loaded(script: Script) -> bool:
-    """Load the script. On a syntax error, show it as Python does and return False."""
+    """Load the script. On a syntax error, show it as Python does and return False.
+
+    Raises:
+        UsageError: there is no such script, or an environment variable of lazyviz has an invalid value.
+    """
     try:
+        defaults.check()
         script.load()
-    except NoScript as error:
+    except (NoScript, ValueError) as error:
         raise UsageError(str(error)) from None
     except SyntaxError as error:
         show(error)
@@ -90,6 +96,8 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
 
 def plan(script: Script, options: PlanOptions) -> int:
     """Record a script and print its plan; return the exit code."""
+    if options.json_file not in (None, "-"):
+        check_output(options.json_file)
     if not loaded(script):
         return FAILED
     assume = of_lines(script, options.assume)
@@ -115,8 +123,8 @@ def plan(script: Script, options: PlanOptions) -> int:
         "end": recorded.how,
         **recorded.result,
     }
-    if options.json_file is not None:
-        _write(options.json_file, data, to.file)
+    if options.json_file is not None and not _write(options.json_file, data, to.file):
+        code = code or FAILED
     if options.json_file != "-":
         if data["ops"]:
             show_plan(data, to)
@@ -168,6 +176,13 @@ def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOpti
     """Compare the plan with the budget, if there is one; return the exit code, and say if it is exceeded."""
     if options.budget is None:
         return FINE
+    if not data["ops"]:
+        print(
+            "lazyviz: --fail-above cannot be checked: no PyTorch operator was recorded. The operators of "
+            "child processes are not.",
+            file=sys.stderr,
+        )
+        return FAILED
     need, budget = data["needed_bytes"], options.budget
     if need > budget:
         more = format_bytes(need - budget)
@@ -187,16 +202,31 @@ def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOpti
     return FINE
 
 
-def _write(path: str, data: Data, stdout: IO[str]) -> None:
+def check_output(path: str) -> None:
+    """Refuse a file that cannot be written before the script runs.
+
+    Raises:
+        UsageError: its folder does not exist, or it is a folder itself.
+    """
+    if Path(HERE, path).is_dir():
+        raise UsageError(f"cannot write {path}: it is a directory")
+    if not Path(HERE, path).parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no directory {Path(path).parent}")
+
+
+def _write(path: str, data: Data, stdout: IO[str]) -> bool:
+    """Write a plan as JSON; say so and return False if the file cannot be written."""
     text = json.dumps(data, indent=2) + "\n"
     if path == "-":
         stdout.write(text)
         stdout.flush()
-        return
+        return True
     try:
         write_whole(Path(HERE, path), text.encode("utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        print(f"lazyviz: cannot write {path}: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True
 
 
 def view(
@@ -212,6 +242,7 @@ def view(
     for path in outputs:
         if (suffix := Path(path).suffix.removeprefix(".")) not in _SUFFIXES:
             raise UsageError(f"{path}: the suffix must be one of .{', .'.join(_SUFFIXES)}, not .{suffix}")
+        check_output(path)
     if not loaded(script):
         return FAILED
 
@@ -227,7 +258,8 @@ def view(
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"cannot write the picture: {error}") from None
+        print(f"lazyviz: cannot write the picture: {error}", file=sys.stderr)
+        return FAILED
     code = report_exit(recorded)
     if is_silent():
         return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -50,7 +51,7 @@ class StepCount:
     """Counts the steps of the first optimizer that steps.
 
     With several optimizers, as in a GAN, only that one counts. Steps inside a step (of a closure, or of an
-    optimizer that another one wraps) belong to the outer step.
+    optimizer that another one wraps) belong to the outer step. Those of child processes do not count.
     """
 
     def __init__(self, stepped: Callable[[int], None], refuse: Callable[[], None] = lambda: None) -> None:
@@ -59,14 +60,19 @@ class StepCount:
         self._refuse = refuse
         self._first: weakref.ref[Any] | None = None
         self._thread = threading.get_ident()
+        self._process = os.getpid()
 
     def before(self, optimizer: Any) -> None:
+        if os.getpid() != self._process:
+            return
         self._refuse()
         if self._first is None:
             self._first = weakref.ref(optimizer)
 
     def after(self, optimizer: Any) -> None:
-        if self._first is not None and self._first() is optimizer and threading.get_ident() == self._thread:
+        if self._first is None or self._first() is not optimizer:
+            return
+        if threading.get_ident() == self._thread and os.getpid() == self._process:
             self.count += 1
             self._stepped(self.count)
 
@@ -129,11 +135,14 @@ def record(
         with watched_steps(count.before, count.after):
             script.enter()
             script.run()
-    except SystemExit as left:
-        code = 0 if finished else exit_code(left)
     except BaseException as raised:
+        script.leave_child(raised)
         if not finished:
-            trouble, how = raised, _end_kind(raised)
+            if isinstance(raised, SystemExit):
+                code = exit_code(raised)
+            else:
+                trouble, how = raised, _end_kind(raised)
+    script.leave_child(None)
     if finished:
         how = "stopped"
     else:

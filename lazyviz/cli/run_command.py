@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -78,13 +79,19 @@ class Blocks:
         self._block: LazyBlock[LazyGraph] | None = None
         self._graph: LazyGraph | None = None
         self.account = Account()
+        self._process = os.getpid()
 
     def begin(self) -> None:
         self._block = lazy(**self._options)
         self._graph = self._block.__enter__()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Close the open block and, unless the script failed in it, evaluate it."""
+        """Close the open block and, unless the script failed in it, evaluate it.
+
+        A child process that the script forked has no block.
+        """
+        if os.getpid() != self._process:
+            return
         block, graph = self._block, self._graph
         self._block = self._graph = None
         if block is None or graph is None:
@@ -126,10 +133,13 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
                 raise
             blocks.end()
     except SystemExit as left:
+        script.leave_child(left)
         code = exit_code(left)
     except BaseException as error:
+        script.leave_child(error)
         show(error)
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    script.leave_child(None)
     if not quiet and not is_silent():
         sys.stdout.flush()
         print("\n".join(blocks.account.sentences(script, count.count)), file=sys.stderr)

@@ -18,6 +18,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..process.tracebacks import leave_out_ours
+from ..record.interception.memory_reads import show_values_in_repr
+from ..record.tape import tape
 
 
 class NoScript(ValueError):
@@ -41,6 +43,7 @@ class Script:
     main: ModuleType = field(init=False)
     _code: CodeType = field(init=False)
     _file: str = field(init=False)
+    _process: int = field(init=False, default_factory=os.getpid)
     _spec: ModuleSpec | None = field(init=False, default=None)
 
     def load(self) -> None:
@@ -85,6 +88,7 @@ class Script:
 
     def enter(self) -> None:
         """Set up this process as if Python had been started with the script."""
+        show_values_in_repr(tape)  # such as that of a list: its output has to be the script's own
         main = self.main = ModuleType("__main__")
         main.__file__ = self._file
         vars(main)["__builtins__"] = builtins
@@ -108,6 +112,21 @@ class Script:
     def file(self) -> str:
         """The absolute path of the script."""
         return self._file
+
+    def leave_child(self, error: BaseException | None) -> None:
+        """Exit as Python would if this process is a child that the script forked; otherwise, do nothing.
+
+        ``error`` is the exception that the script did not catch. Plans and summaries are the parent's.
+        """
+        if os.getpid() == self._process:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = exit_code(error)
+        elif error is not None:
+            show(error)
+            code = 1
+        raise SystemExit(code)
 
 
 def show(error: BaseException) -> None:

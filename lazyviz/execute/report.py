@@ -242,11 +242,13 @@ class Report(Tabular):
 
     @property
     def _projected_text(self) -> str:
-        """`` (projected 0.012, +3 %)``; "" if no time is known."""
+        """`` (projected 12.0 ms, +3%)``; "" if no time is known."""
         projected = self.projected_seconds
         if projected is None or not self.seconds:
             return ""
-        return f" (projected {projected:.3f}, {projected / self.seconds - 1:+.0%})"
+        from ..plan.runtime.projection import duration
+
+        return f" (projected {duration(projected)}, {projected / self.seconds - 1:+.0%})"
 
     @property
     def _tensors_alone(self) -> bool:

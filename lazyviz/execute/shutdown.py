@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Container
 from types import FrameType
 
 from ..process.signals import ENDING, Arrived
@@ -65,9 +66,9 @@ def stop_all(seconds: float = SECONDS) -> None:
     """Stop runs and recording on other threads, and wait until they have left lazyviz and ended."""
     global _ends
     _ends = True
-    _say_nothing_of_exits()
     own, begin = threading.get_ident(), time.monotonic()
     interrupted_at: dict[int, float] = {}  # interrupted threads, with the time
+    _say_nothing_of_exits(interrupted_at)
     # Threads outside of lazyviz: their position, and since when.
     seen: dict[int, tuple[object, float, float]] = {}
     while (now := time.monotonic()) - begin < seconds:
@@ -98,18 +99,23 @@ def stop_all(seconds: float = SECONDS) -> None:
         time.sleep(_TICK)
 
 
-def _say_nothing_of_exits() -> None:
-    """Do not report a ``SystemExit`` that reaches a thread inside of a ``__del__`` or another callback.
+def _say_nothing_of_exits(interrupted: Container[int | None]) -> None:
+    """Do not report a ``SystemExit`` in a callback, such as ``__del__``, or what ends an interrupted thread.
 
-    Python ignores exceptions there and reports them as errors. The thread gets another one after it.
+    Python ignores exceptions in callbacks and reports them as errors. The thread gets another one after it. A
+    C library, such as the one that draws pictures, reports that its callback failed by an error of its own.
     """
-    report = sys.unraisablehook
+    report, report_end = sys.unraisablehook, threading.excepthook
 
     def report_errors(unraisable: sys.UnraisableHookArgs) -> None:
         if unraisable.exc_type is not SystemExit or threading.get_ident() == _main:
             report(unraisable)
 
-    sys.unraisablehook = report_errors
+    def report_others(ended: threading.ExceptHookArgs) -> None:
+        if ended.thread is None or ended.thread.ident not in interrupted:
+            report_end(ended)
+
+    sys.unraisablehook, threading.excepthook = report_errors, report_others
 
 
 def _is_ours(frame: FrameType | None) -> bool:

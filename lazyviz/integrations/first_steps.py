@@ -21,10 +21,16 @@ logger = logging.getLogger("lazyviz")
 
 @dataclass(frozen=True)
 class Findings:
-    """Projected and measured memory of the first steps.  ``numbers`` are for loggers: bytes, by name."""
+    """Projected and measured memory of the first steps.
+
+    ``text`` is a summary in a few sentences, ``plan`` the whole plan as text, and ``picture`` the file of the
+    picture, if one was written.  ``numbers`` are for loggers: bytes, by name.
+    """
 
     text: str
     numbers: dict[str, float] = field(default_factory=dict)
+    plan: str = ""
+    picture: Path | None = None
 
 
 class FirstSteps:
@@ -128,6 +134,7 @@ class FirstSteps:
             text += f" ({report.comparison})." if report.comparison else "."
             if report.projected_bytes is not None:
                 numbers["lazyviz/projected_peak_bytes"] = report.projected_bytes
-        if self._picture is not None:
-            text += f" The picture is in {folder / self._picture}."
-        return Findings(text, numbers)
+        picture = folder / self._picture if self._picture is not None else None
+        if picture is not None:
+            text += f" The picture is in {picture}."
+        return Findings(text, numbers, plan.explain(), picture)

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..plan.devices.devices import DeviceLike
 from .first_steps import Findings, FirstSteps, logger
+from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 
 if TYPE_CHECKING:
     Callback: Any = object
@@ -28,7 +30,8 @@ class LazyvizCallback(Callback):
     """Records, plans, and evaluates the first optimizer steps, and then does nothing more.
 
     The memory that they need, and projected and measured peaks, go to all loggers of the Trainer (as
-    ``lazyviz/needed_bytes`` and so on), and as text to Python's logger ``lazyviz``.  Arguments are those of
+    ``lazyviz/needed_bytes`` and so on), and as text to Python's logger ``lazyviz``.  The whole plan and the
+    picture go to TensorBoard, Weights & Biases, and MLflow.  Arguments are those of
     :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative ``picture`` is relative to the Trainer's
     ``default_root_dir``.
     """
@@ -65,9 +68,23 @@ class LazyvizCallback(Callback):
             logger.info(found.text)
         for each in trainer.loggers:
             each.log_metrics(dict(found.numbers), step=trainer.global_step)
+            if trainer.is_global_zero:
+                attempt(_send, each, found, trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._first.abandon()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._first.abandon()
+
+
+def _send(to: Any, found: Findings, step: int) -> None:
+    """Send the plan and the picture to a logger of Lightning."""
+    kinds = {kind.__name__ for kind in type(to).__mro__}  # of either package
+    if "TensorBoardLogger" in kinds:
+        to_tensorboard(to.experiment, found.plan, found.picture, step)
+    elif "WandbLogger" in kinds:
+        to_wandb(to.experiment, found.plan, found.picture)
+    elif "MLFlowLogger" in kinds:
+        client, run = to.experiment, to.run_id
+        to_mlflow(partial(client.log_text, run), partial(client.log_artifact, run), found.plan, found.picture)

@@ -18,6 +18,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from ..plan.devices.devices import DeviceLike
 from .first_steps import Findings, FirstSteps, logger
+from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 
 
 class LazyvizCallback(TrainerCallback):
@@ -25,8 +26,9 @@ class LazyvizCallback(TrainerCallback):
 
     The memory that they need, and projected and measured peaks, go to the Trainer's loggers (as
     ``lazyviz/needed_bytes`` and so on), to its ``state.log_history``, and as text to Python's logger
-    ``lazyviz``.  Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative
-    ``picture`` is relative to the Trainer's ``output_dir``.
+    ``lazyviz``.  The whole plan and the picture go to TensorBoard, Weights & Biases, and MLflow.
+    Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative ``picture`` is
+    relative to the Trainer's ``output_dir``.
 
     If training fails within these steps, the Trainer does not notify its callbacks; call ``lazyviz.reset()``
     to close the open block.
@@ -58,9 +60,21 @@ class LazyvizCallback(TrainerCallback):
         handler = _handler()
         if handler is not None:
             handler.on_log(args, state, control, logs)
+            for each in handler.callbacks if state.is_world_process_zero else ():
+                attempt(_send, each, found, state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._first.abandon()
+
+
+def _send(to: Any, found: Findings, step: int) -> None:
+    """Send the plan and the picture to a callback of transformers, if it is a logger that can show them."""
+    if getattr(to, "tb_writer", None) is not None:
+        to_tensorboard(to.tb_writer, found.plan, found.picture, step)
+    if getattr(getattr(to, "_wandb", None), "run", None) is not None:
+        to_wandb(to._wandb.run, found.plan, found.picture)
+    if (mlflow := getattr(to, "_ml_flow", None)) is not None and mlflow.active_run() is not None:
+        to_mlflow(mlflow.log_text, mlflow.log_artifact, found.plan, found.picture)
 
 
 def _handler() -> Any:

@@ -46,6 +46,7 @@ def check(options: Any) -> None:
     if options.split not in ("off", "auto") and not (options.split.isdigit() and int(options.split)):
         raise UsageError(f"%%lazy: --split must be off, auto, or a number, got {options.split!r}.")
     try:
+        defaults.check()
         if options.device is None:
             options.device = defaults.device
         options.backend = options.backend or defaults.backend

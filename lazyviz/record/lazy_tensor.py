@@ -22,6 +22,10 @@ _STAND_INS = torch_cuda.STAND_INS
 being_swapped: set[int] = set()  # `id` of tensors that are exchanging everything, including their classes
 dispatch_unrecorded: Callable[[Any, Any, Any, Any], Any] | None = None  # set by the recorder
 detach: Callable[[torch.Tensor], torch.Tensor] | None = None  # set by the recorder
+shown: Callable[[torch.Tensor], str | None] | None = None
+"""In a script that must not notice recording: what ``repr`` returns, as ``str`` does, after evaluating the
+tensor.  ``None``: only an absent GPU could compute it.
+"""
 
 MOST_TENSORS = 8
 """Tensors that may share a value because of :func:`detached`; a tensor that dies is looked up here."""
@@ -51,7 +55,8 @@ class LazyTensor(torch.Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         see_history(self)
-        return describe(self._lazyviz)
+        values = shown(self) if shown is not None else None
+        return values if values is not None else describe(self._lazyviz)
 
     def __getattr__(self, name: str) -> Any:
         """Called only for missing attributes; the error names the class that the tensor will have."""

@@ -120,6 +120,16 @@ class Options:
     def _change(self, name: str, value: Any) -> None:
         self._set = {**self._set, name: _checked(name, value)}
 
+    def check(self) -> None:
+        """Read the options that are used after a block, so that an invalid environment variable is an error
+        before the block runs.  A block itself reads ``device`` and ``backend``.
+
+        Raises:
+            ValueError: an environment variable has an invalid value.
+        """
+        for name in ("widget", "progress", "color", "theme"):
+            getattr(self, name)
+
     def reset(self) -> None:
         """Restore the values from the start of the process."""
         self._set = {}

@@ -301,6 +301,11 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
     [
         (("plan", "none.py"), "cannot read none.py"),
         (("plan", "train.py", "--lr", "3"), "put the script's arguments after --"),
+        (("plan", "train.py", "--stepz", "3"), "did you mean --steps"),
+        (("compile", "--forced"), "There is no option --forced (did you mean --force?)."),
+        (("plan", "train.py", "--json", "none/plan.json"), "there is no directory none"),
+        (("plan", "train.py", "--json", "."), "it is a directory"),
+        (("view", "train.py", "-o", "none/graph.svg"), "there is no directory none"),
         (("plan", "train.py", "--device", "A1000"), "A1000"),
         (("plan", "train.py", "--torch-version", "1.13"), "is only for a GPU that is not on this machine"),
         (("view", "train.py", "--device", "V100-16GB", "--torch-version", "9"), "must be a PyTorch release"),
@@ -325,6 +330,30 @@ def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, argu
     assert "it has run" not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["plan", "view", "run"])
+def test_an_invalid_environment_variable_is_one_sentence_before_the_script_runs(write, tmp_path, command):
+    script = write("print('it has run')\n")
+    done = lazyviz_command(command, script, cwd=tmp_path, env={"LAZYVIZ_THEME": "solar"}, fresh=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "lazyviz: LAZYVIZ_THEME=solar: theme must be one of light, dark, not 'solar'\n"
+
+
+def test_a_plan_is_printed_although_its_file_cannot_be_written(write, tmp_path):
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    script = write(TRAINING + "        import shutil\n        shutil.rmtree('plans', ignore_errors=True)\n")
+    done = lazyviz_command("plan", script, "--json", "plans/plan.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "lazyviz: cannot write plans/plan.json: No such file or directory" in done.stderr
+    assert "Peak of eager PyTorch" in done.stdout
+
+
+def test_a_budget_is_not_met_by_a_script_without_operators(write, tmp_path):
+    done = lazyviz_command("plan", write("print('hello')\n"), "--fail-above", "1GiB", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--fail-above cannot be checked: no PyTorch operator was recorded" in done.stderr
+
+
 def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_path):
     script = write("import os\nos.chdir('/')\n" + textwrap.dedent(TRAINING))
     done = lazyviz_command("view", script, "-o", "graph.html", "-o", "graph.svg", cwd=tmp_path)
@@ -333,6 +362,97 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
     assert done.stdout == ""  # the loop's first line comes after its first step
     assert "graph.svg: " in done.stderr
+
+
+SHOWN = """
+    import logging
+    import sys
+    import torch
+    from torch import nn
+
+    logging.basicConfig(stream=sys.stdout)
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        loss = net(torch.ones(3, 4)).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        print({"loss": loss}, [net.weight.grad])
+        logging.warning("%s", [loss.detach()])
+        net.bias.data.add_(1)
+        print(f"{net.bias!r}", optimizer.state_dict())
+        optimizer.step()
+"""
+
+
+def test_the_repr_of_a_tensor_in_a_script_shows_its_values(write, tmp_path):
+    script = write(SHOWN)
+    expected = python(script, cwd=tmp_path)
+    assert expected.stdout.count("tensor(") >= 8
+    done = lazyviz_command("run", "-q", script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected.stdout)
+    done = lazyviz_command("plan", script, cwd=tmp_path)
+    assert done.stdout.startswith(expected.stdout)
+    device = ("--device", "A100-40GB")  # nothing is invented there, and it is no reason to stop
+    done = lazyviz_command("plan", script, *device, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 optimizer steps" in done.stdout
+
+
+FORKING = """
+    import os
+    import sys
+    import torch
+    from torch import nn
+
+    def train(steps, out):
+        torch.manual_seed(0)
+        net = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(steps):
+            loss = net(torch.ones(4, 8)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            out(step, loss.item())
+
+    shared = torch.zeros(1).share_memory_()
+    for end in ("end", "exit", "raise", "message"):
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            torch.set_num_threads(1)
+            train(4, lambda *_: None)
+            shared += 1
+            if end == "exit":
+                sys.exit(3)
+            if end == "raise":
+                raise RuntimeError("in the child")
+            if end == "message":
+                sys.exit("a message of the child")
+            break
+        print(end, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    else:
+        print(shared)
+        train(2, print)
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_child_that_the_script_forks_runs_as_under_python(write, tmp_path, command):
+    script = write(FORKING)
+    expected = python(script, cwd=tmp_path)
+    assert expected.stdout.startswith("end 0\nexit 3\nraise 1\nmessage 1\ntensor([4.])\n")
+    done = lazyviz_command(command, script, cwd=tmp_path)
+    assert done.returncode == expected.returncode == 0, done.stderr
+    losses = expected.stdout.splitlines()[5:]
+    printed = expected.stdout if command == "run" else expected.stdout.replace(f"{losses[1]}\n", "")
+    assert done.stdout.startswith(printed)
+    assert done.stdout.count("2 optimizer steps") == (command == "plan")  # by the parent alone
+    ends = ["RuntimeError: in the child", "a message of the child"]
+    assert expected.stderr.splitlines()[-2:] == ends
+    assert [line for line in done.stderr.splitlines() if line in ends] == ends
+    assert done.stderr.count("lazyviz:") == (command == "run")
 
 
 def test_of_several_ranks_the_first_one_tells(write, tmp_path):

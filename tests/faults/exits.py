@@ -157,6 +157,20 @@ except BaseException as error:
 
 
 @kind()
+def while_a_daemon_is_in_a_callback_of_a_library():
+    graph, _ = recorded()
+
+    def work():
+        try:
+            while True:
+                graph.text()
+        except SystemExit:  # CairoSVG: an OSError that the output could not be written
+            raise OSError("the callback failed") from None
+
+    daemon(work)
+
+
+@kind()
 def while_a_daemon_finalizes():
     """Python reports the exceptions of a ``__del__``, and the process interrupts this thread inside of it."""
     finalizes = threading.Event()

@@ -78,6 +78,14 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_missing_folder_is_an_error_about_the_file_that_was_asked_for(graph, tmp_path):
+    path = tmp_path / "none" / "graph.svg"
+    with pytest.raises(FileNotFoundError) as caught:
+        graph.save(path)
+    assert caught.value.filename == str(path)
+    assert ".lazyviz-" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_renderer_that_fails_leaves_the_old_file_and_nothing_else(kind, graph, tmp_path, monkeypatch):
     def fail(*_, **__):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
+from importlib.util import find_spec
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -85,6 +89,38 @@ def test_transformers_own_loggers_get_the_figures(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_loggers_of_transformers_get_the_plan_and_the_picture(tmp_path, monkeypatch, caplog):
+    transformers = pytest.importorskip("transformers")
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    wandb = types.SimpleNamespace(Image=lambda path: ("image", path), run=MagicMock(summary={}))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    reporters = [transformers.TrainerCallback() for _ in range(4)]
+    reporters[0].tb_writer = MagicMock()
+    reporters[1]._wandb = wandb
+    reporters[2]._ml_flow = MagicMock()
+    reporters[3].tb_writer = MagicMock(**{"add_text.side_effect": OSError("disk full")})
+    picture = tmp_path / "graph.png"
+    callback = LazyvizCallback(picture="graph.png")
+    trained_by_transformers(tmp_path, [*reporters, callback])
+    assert callback.findings is not None
+    plan = callback.findings.plan
+    assert "Projected peak on cpu" in plan
+    (tag, text, step), _ = reporters[0].tb_writer.add_text.call_args
+    assert (tag, text.replace("\n    ", "\n").strip(), step) == ("lazyviz/plan", plan, 1)
+    if find_spec("PIL") is None:
+        reporters[0].tb_writer.add_image.assert_not_called()
+    else:
+        (tag, pixels, _), named = reporters[0].tb_writer.add_image.call_args
+        assert (tag, pixels.shape[2], named) == ("lazyviz/graph", 3, {"dataformats": "HWC"})
+    assert wandb.run.summary == {"lazyviz/plan": plan}
+    wandb.run.log.assert_called_once_with({"lazyviz/graph": ("image", str(picture))})
+    reporters[2]._ml_flow.log_text.assert_called_once_with(plan, "lazyviz/plan.txt")
+    reporters[2]._ml_flow.log_artifact.assert_called_once_with(str(picture), "lazyviz")
+    assert "The plan was not logged (_send): OSError: disk full" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_transformers_is_stopped_above_the_budget(tmp_path):
     pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
@@ -159,6 +195,32 @@ def test_lightning_trains_the_same_and_logs_the_plan(tmp_path, accumulated):
     assert "lazyviz/needed_bytes" in next(tmp_path.rglob("metrics.csv")).read_text()
     assert (tmp_path / "graph.svg").exists()
     assert lazyviz.doctor().ok
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loggers_of_lightning_get_the_plan_and_the_picture(tmp_path, monkeypatch):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.loggers.logger import DummyLogger
+
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    def stand_in(name):
+        return type(name, (DummyLogger,), {"experiment": MagicMock(summary={}), "run_id": "run"})()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Html=lambda text: text[:15]))
+    loggers = [stand_in(name) for name in ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "Another")]
+    callback = LazyvizCallback(picture="graph.html")
+    trained_by_lightning(tmp_path, [callback], logger=loggers)
+    assert callback.findings is not None
+    plan = callback.findings.plan
+    tensorboard, wandb, mlflow, other = (logger.experiment for logger in loggers)
+    assert tensorboard.add_text.call_args[0][0] == "lazyviz/plan"
+    tensorboard.add_image.assert_not_called()  # TensorBoard shows no pages
+    assert wandb.summary == {"lazyviz/plan": plan}
+    wandb.log.assert_called_once_with({"lazyviz/graph": "<!doctype html>"})
+    mlflow.log_text.assert_called_once_with("run", plan, "lazyviz/plan.txt")
+    mlflow.log_artifact.assert_called_once_with("run", str(tmp_path / "graph.html"), "lazyviz")
+    assert other.mock_calls == []
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -45,6 +45,7 @@ class Devices(list["Device | DeviceProfile"]):
 
     def __repr__(self) -> str:
         lines = [f"NVIDIA: {self.cuda_state}"]
+        width = max((len(item.name) for item in self), default=0)
         for item in self:
             if isinstance(item, Device):
                 if item.total_bytes is None or item.free_bytes is None:
@@ -53,9 +54,11 @@ class Devices(list["Device | DeviceProfile"]):
                     sizes = f"{format_bytes(item.free_bytes)} free of {format_bytes(item.total_bytes)}"
                     if item.other_bytes:
                         sizes += f", {format_bytes(item.other_bytes)} used by other processes"
-                lines.append(f"{item.name:<12} {sizes}  ({item.model})")
+                lines.append(f"{item.name:<{width}} {sizes}  ({item.model})")
             else:
-                lines.append(f"{item.name:<12} {format_bytes(item.total_bytes)}  (profile; {item.source})")
+                lines.append(
+                    f"{item.name:<{width}} {format_bytes(item.total_bytes)}  (profile; {item.source})"
+                )
         return "\n".join(lines)
 
 

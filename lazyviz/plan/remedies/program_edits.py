@@ -76,7 +76,7 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
         for key in keys:
             changed.held.pop(key, None)
         final = max((last[key] for key in keys), key=lambda node: node.index)
-        source, then = next(reversed(chain(final)), None), "if no later cell needs it"
+        source, then = next(reversed(chain(final)), None), "if no later code needs it"
         text = f"del {', '.join(variable.names)}"
         if variable.scope is not None:
             source = line_in(final, variable.scope) or source

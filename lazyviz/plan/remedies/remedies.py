@@ -18,6 +18,7 @@ from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
 
 WORTHWHILE = 0.005  # minimum share of the peak that a listed remedy saves
+SMALLEST_BLOCK = 512  # and minimum bytes: the CUDA caching allocator reserves nothing smaller
 
 
 def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
@@ -42,11 +43,16 @@ def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
+def is_worthwhile(saves: int, peak: int) -> bool:
+    """Whether a remedy that saves so many bytes of the peak is listed."""
+    return saves >= max(SMALLEST_BLOCK, WORTHWHILE * peak)
+
+
 def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> list[Remedy]:
     """The remedies of one kind that save memory."""
     if kind in ("split", "batch"):
         planned = _in_pieces(plan) if kind == "split" else _halved(plan)
-        return [remedy for remedy in planned if remedy.saves_bytes >= WORTHWHILE * peak]
+        return [remedy for remedy in planned if is_worthwhile(remedy.saves_bytes, peak)]
     host = plan.device == "cpu"
     device = "cpu" if host else "cuda"
     candidates: dict[str, Callable[[], Iterable[program_edits.Changed]]] = {
@@ -62,7 +68,7 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
     found: list[tuple[Remedy, Program]] = []
     for changed in candidates[kind]():
         saves = peak - changed.program.peak()[0]
-        if saves < WORTHWHILE * peak:
+        if not is_worthwhile(saves, peak):
             continue
         cost = Cost(changed.ops, changed.copied_bytes, changed.numerics)
         remedy = Remedy(

@@ -20,13 +20,13 @@ import torch
 from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
-from .. import constant_folding, fallback
+from .. import constant_folding, fallback, lazy_tensor
 from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import torch_cuda as fake_torch_cuda
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import (
-    describe,
+    LazyTensor,
     is_pending,
     is_plain_class,
     is_plain_memory,
@@ -83,6 +83,14 @@ _HANDED_OUT = {
 
 
 _OTHERS = {"map_", "map2_"}  # they read the memory of other tensors as well
+
+
+def show_values_in_repr(tape: Tape) -> None:
+    """From now on, ``repr`` evaluates tensors as ``str`` does, unless only an absent GPU could.
+
+    For scripts, whose output is then the same as without recording.
+    """
+    lazy_tensor.shown = lambda tensor: None if is_out_of_reach(tape, tensor) else str(tensor)
 
 
 class SyncPatches:
@@ -233,10 +241,12 @@ class SyncPatches:
         def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
-                see_history(tensor)
-                return describe(value)
+                return LazyTensor.__repr__(tensor)  # type: ignore[arg-type]
             if nodes_before_access(tape, tensor, write=False):
                 see_history(tensor)
+                values = lazy_tensor.shown(tensor) if lazy_tensor.shown is not None else None
+                if values is not None:
+                    return values
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 return f"{kind}{list(tensor.shape)} {dtype} {tensor.device}, pending write"

@@ -32,6 +32,8 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
         place.write_bytes(data)
         return
+    except OSError as error:  # name the file that was asked for, not the temporary one
+        raise type(error)(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(number, "wb") as file:
             file.write(data)

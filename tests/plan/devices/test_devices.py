@@ -368,3 +368,11 @@ def test_a_profile_of_no_size_is_refused(size):
 )  # fmt: skip
 def test_bytes_read_with_three_significant_digits(nbytes, text):
     assert format_bytes(nbytes) == text
+
+
+def test_sizes_of_devices_are_aligned():
+    lines = repr(lazyviz.devices()).splitlines()[1:]
+    names = [item.name for item in lazyviz.devices()]
+    width = max(map(len, names))
+    assert [line[: width + 1].rstrip() for line in lines] == names
+    assert all(line[width + 1] not in " " for line in lines)

@@ -111,5 +111,5 @@ def test_a_variable_of_the_block_keeps_its_name():
         loss.backward()
     (remedy,) = variables(graph.plan())
     assert remedy.text.startswith("del kept after its last use at test_local_names.py:")
-    assert "if no later cell needs it" in remedy.text and not remedy.estimate
+    assert "if no later code needs it" in remedy.text and not remedy.estimate
     lazyviz.reset()

@@ -426,3 +426,17 @@ def test_remedies_for_twenty_thousand_nodes_take_seconds(program):
     start = time.perf_counter()
     assert plan.remedies is plan.remedies
     assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize(("rows", "listed"), [(64, False), (1024, True)])
+def test_a_remedy_saves_at_least_the_smallest_block_of_the_allocator(rows, listed):
+    weight = nn.Parameter(torch.ones(4, 1))
+    with lazyviz.lazy() as graph:
+        x = torch.randn(rows, 4)
+        unused = x[:, 0] * 2
+        loss = (x @ weight).relu().sum()
+        loss.backward()
+    assert unused.nbytes == 4 * rows
+    remedies = graph.plan().remedies
+    assert all(remedy.saves_bytes >= 512 for remedy in remedies)
+    assert any("del unused" in remedy.text for remedy in remedies) == listed
