@@ -890,3 +890,31 @@ def test_functorch_wrappers_are_unwrapped_and_known_while_their_transform_is_com
     assert not composite_ops.is_of_transform(left[0])
     assert composite_ops.below_functorch(left[0]) is x
     assert composite_ops.below_functorch(x) is x and not composite_ops.is_of_transform(x)
+
+
+def test_requires_grad_may_be_set_inside_of_a_transform():
+    def made(x):
+        return x * torch.ones(1).requires_grad_()
+
+    def allowed(x):
+        with composite_ops.requires_grad_allowed():
+            return made(x)
+
+    assert torch.func.vmap(allowed)(torch.ones(2)).requires_grad
+    with pytest.raises(RuntimeError, match="inside of a function being transformed"):
+        torch.func.vmap(made)(torch.ones(2))
+
+
+def test_saved_tensors_are_recognized_by_functions_of_a_module():
+    module, of_tensor, of_memory = private_api.SAVED_TENSOR_KEYS
+    x, y = torch.ones(2), torch.ones(2)
+    for name in (of_tensor, of_memory):
+        assert getattr(module, name)(x) == getattr(module, name)(x) != getattr(module, name)(y)
+
+
+def test_has_storage():
+    assert private_api.has_storage(torch.ones(2)) and private_api.has_storage(torch.ones(2, device="meta"))
+    assert not private_api.has_storage(
+        torch.eye(2).to_sparse()
+    )  # "lazy" tensors need a backend for the process
+    assert torch.device("lazy").type in private_api.DEVICES_WITHOUT_STORAGE

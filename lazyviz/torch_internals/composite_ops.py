@@ -27,6 +27,20 @@ _is_left = torch._C._functorch.is_dead_tensor_wrapper  # type: ignore[attr-defin
 _CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 
 
+@contextlib.contextmanager
+def requires_grad_allowed() -> Iterator[None]:
+    """Context in which ``requires_grad_`` may be called inside of functorch's transforms.
+
+    ``nn.Parameter`` calls it for subclasses of tensors, and not for plain tensors.
+    """
+    before = torch._C._functorch.get_inplace_requires_grad_allowed()
+    torch._C._functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        yield
+    finally:
+        torch._C._functorch.set_inplace_requires_grad_allowed(before)
+
+
 def below_functorch(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the wrappers of functorch's transforms, which have no memory of their own."""
     while is_functorch_wrapper(tensor):

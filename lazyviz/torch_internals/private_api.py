@@ -236,6 +236,7 @@ for _name in (
     "ADInplaceOrView",
     "FuncTorchDynamicLayerFrontMode",
     "FuncTorchDynamicLayerBackMode",
+    "Functionalize",
     "AutogradFunctionality",
     *(
         key

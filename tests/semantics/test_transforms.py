@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import grad, hessian, jacfwd, jacrev, vjp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, linearize, vjp, vmap
 
 import lazyviz
 
@@ -105,3 +105,37 @@ def test_a_read_within_a_gradient_is_eager_s(read):
     graph.evaluate()
     assert difference(expected, result) is None
     assert seen == shown
+
+
+def written(x):
+    y = x.view(-1)
+    y.add_(torch.ones(2).sum())
+    return x * torch.arange(3.0)
+
+
+def with_a_new_parameter(x):
+    weight = torch.nn.Parameter(torch.ones(3) * 2)
+    fixed = torch.nn.Parameter(torch.ones(3) * 3, requires_grad=False)
+    return (x * weight * fixed).sum()
+
+
+PROGRAMS = {
+    "functionalize": lambda x: functionalize(written)(x * 1),
+    "functionalized samples": lambda x: vmap(functionalize(written))((x * 1).unsqueeze(0)),
+    "functionalize, then grad": lambda x: grad(functionalize(lambda t: written(t * 1).sum()))(x),
+    "vmap in functionalize": lambda x: functionalize(vmap(lambda t: t.view(3).add(1)))(x),
+    "a read in functionalize": lambda x: functionalize(lambda t: written(t * t.sum().item()))(x * 1),
+    "a new parameter": lambda x: vmap(with_a_new_parameter)(x),
+    "a new parameter, then grad": grad(with_a_new_parameter),
+    "linearize, then vmap": lambda x: vmap(linearize(lambda t: (t.cos(), t.sum()), x)[1])(x.expand(2, 3, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:There is a performance drop", "ignore:.*get_attr")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_transforms_make_has_eager_bits(name):
+    expected = PROGRAMS[name](samples(batched=False))
+    with lazyviz.lazy() as graph:
+        found = PROGRAMS[name](samples(batched=False))
+    graph.evaluate()
+    assert difference(expected, found) is None

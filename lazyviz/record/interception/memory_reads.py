@@ -13,13 +13,14 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ...process.tracebacks import shorten, shortened
+from ...torch_internals import composite_ops, private_api
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api
 from .. import constant_folding, fallback, lazy_tensor
 from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
@@ -452,12 +453,13 @@ class SyncPatches:
         new_parameter = torch.nn.Parameter.__new__
 
         def __new_parameter__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-            wanted = requires_grad and isinstance(data, torch.Tensor) and is_pending(data)
-            if wanted and not (data.is_floating_point() or data.is_complex()):
+            pending = isinstance(data, torch.Tensor) and is_pending(data)
+            if pending and requires_grad and not (data.is_floating_point() or data.is_complex()):
                 # With the message for ordinary tensors; that for subclasses differs.
                 raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
             if cls is torch.nn.Parameter or not is_plain_class(data):
-                return new_parameter(cls, data, requires_grad)
+                with composite_ops.requires_grad_allowed() if pending else nullcontext():
+                    return new_parameter(cls, data, requires_grad)
             if self._stays_pending(cls, data):
                 return pending_parameter(cls, data, requires_grad)
             self.before_read(data, f"{cls.__name__}()")
