@@ -126,7 +126,9 @@ def drop_stray_keys() -> None:
     """Restore their state outside of all contexts."""
     if stray_keys():
         for key in DispatchKey.__members__.values():
-            if key in _LEFT_OUT or key.name.startswith(("Autograd", "FuncTorchDynamicLayer")):
+            if key in _LEFT_OUT or key.name.startswith(
+                ("Autograd", "FuncTorchDynamicLayer", "Functionalize")
+            ):
                 _dispatch_tls_set_dispatch_key_excluded(key, False)
         for key in _OF_MODES:
             _dispatch_tls_set_dispatch_key_included(key, bool(active_dispatch_modes()))

@@ -128,18 +128,18 @@ class Answers:
     def follow(self, first: dict[str, Any]) -> None:
         """Update the page after a choice in another widget of this graph, or an annotation.
 
-        ``first``: the first picture as sent to the page, to which new numbers are added.
+        ``first``: the first picture as sent to the page, which gets boxes with the new numbers. Its boxes
+        themselves do not change, because another thread may be sending them.
         """
         self._plans.follow()
         if self._noted != self._annotations:
             self._noted = self._annotations
             numbers = self._send_numbers()
             first["notes"] = numbers["notes"]
-            for group in first["groups"]:
-                for box in group["boxes"]:
-                    box.pop("numbers", None)
-                    if box["id"] in numbers["boxes"]:
-                        box["numbers"] = numbers["boxes"][box["id"]]
+            first["groups"] = [
+                {**group, "boxes": [_with_numbers(box, numbers["boxes"]) for box in group["boxes"]]}
+                for group in first["groups"]
+            ]
 
     @property
     def _annotations(self) -> list[Annotation]:
@@ -383,6 +383,14 @@ def _with_lanes(groups: list[Box]) -> list[Box]:
     """The groups, including all lanes of each step, because a step is shown with all its lanes."""
     lanes = [child for box in groups for child in box.children if child.kind == "lane"]
     return list(dict.fromkeys([*groups, *lanes]))
+
+
+def _with_numbers(box: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``box`` with its current numbers, by the id of each box that has any."""
+    changed = {key: item for key, item in box.items() if key != "numbers"}
+    if box["id"] in numbers:
+        changed["numbers"] = numbers[box["id"]]
+    return changed
 
 
 def _size(group: dict[str, Any]) -> int:

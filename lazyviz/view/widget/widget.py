@@ -43,6 +43,11 @@ def _shown() -> list[LazyWidget]:
         return list(_open.values())
 
 
+def _with_state(box: dict[str, Any], state: Sequence[Any] | None) -> dict[str, Any]:
+    """``box`` in another state of a run; ``None``: the same."""
+    return box if state is None else box | dict(zip(("state", "seconds", "alarm", "share"), state))
+
+
 class LazyWidget(anywidget.AnyWidget):
     """The interactive picture of one recorded graph.
 
@@ -218,11 +223,12 @@ class LazyWidget(anywidget.AnyWidget):
         if boxes := states.changes(self._answers.given):
             self.send({"kind": "states", "boxes": boxes})
             # A page that is displayed again later begins with the first picture, which must not have old
-            # states.
-            for group in self.scene["groups"]:
-                for box in group["boxes"]:
-                    if box["id"] in boxes:
-                        box.update(zip(("state", "seconds", "alarm", "share"), boxes[box["id"]]))
+            # states. Boxes are replaced, because the main thread may be sending them meanwhile.
+            first = self.scene
+            first["groups"] = [
+                {**group, "boxes": [_with_state(box, boxes.get(box["id"])) for box in group["boxes"]]}
+                for group in first["groups"]
+            ]
 
     def close(self) -> None:
         with _lock:

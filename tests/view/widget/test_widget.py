@@ -648,3 +648,25 @@ def test_equal_sync_points_are_one_line_on_the_page():
     assert syncs["title"] == "30 sync points"
     (line,) = syncs["lines"]
     assert line.startswith("item, test_widget.py:") and ", x 30 (ran " in line
+
+
+@pytest.mark.parametrize("change", ["run", "annotate"])
+def test_a_picture_that_is_being_sent_does_not_change(change):
+    """A run notifies its widgets on another thread than that of their messages."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(6, 4)
+    with lazyviz.lazy() as graph:
+        model(x)
+    widget = graph.widget()
+
+    def boxes():
+        return [box for group in widget.scene["groups"] for box in group["boxes"]]
+
+    being_sent = [(dict(box), iter(box.items())) for box in boxes()]
+    if change == "run":
+        graph.evaluate()
+    else:
+        graph.annotate("norm", {"model.0": 3})
+    assert [dict(items) for _, items in being_sent] == [before for before, _ in being_sent]
+    assert boxes() != [before for before, _ in being_sent]
+    key = "state" if change == "run" else "numbers"
+    assert any(key in box for box in boxes())
