@@ -33,7 +33,9 @@ def made(call: Call) -> Made:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
             return None
         rule = _by_element
-    if not _are_common(call.inputs) or not (call.inputs or rule in (_filled, _drawn, _range, _scalar)):
+    if not _are_common(call.inputs) or not (
+        call.inputs or rule in (_filled, _drawn, _counted, _range, _scalar)
+    ):
         return None
     arguments = call.arguments
     if arguments.get("device") not in (None, _CPU) or arguments.get("pin_memory"):
@@ -249,6 +251,30 @@ def _drawn(call: Call) -> Made:
     return [new(arguments["size"], dtype)] if dtype in FLOATS else None
 
 
+def _drawn_like(call: Call) -> Made:
+    """``rand_like`` and ``randn_like``."""
+    dtype = call.arguments.get("dtype") or call.meta("self").dtype
+    return like(call) if dtype in FLOATS and call.meta("self").dtype in FLOATS else None
+
+
+def _counted(call: Call) -> Made:
+    """``randperm(4)``, ``eye(2, 3)``, and ``linspace(0, 1, 5)``."""
+    arguments, name = call.arguments, call.name
+    dtype = arguments.get("dtype") or (torch.int64 if name == "randperm" else torch.get_default_dtype())
+    if call.inputs or dtype not in ((torch.int64,) if name == "randperm" else FLOATS):
+        return None
+    if name == "linspace":
+        ends = arguments["start"], arguments["end"]
+        shape: tuple[Any, ...] = (arguments["steps"],)
+        if any(type(end) not in (int, float) for end in ends):
+            return None
+    elif name == "eye":
+        shape = arguments["n"], arguments.get("m", arguments["n"])
+    else:
+        shape = (arguments["n"],)
+    return [new(shape, dtype)] if are_sizes(shape, 1) else None
+
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like", "clone"), like),
     "_to_copy": like,
@@ -256,6 +282,8 @@ _RULES: dict[str, Rule] = {
     "hardtanh_backward": _by_element,
     "arange": _range,
     **dict.fromkeys(("rand", "randn", "randint"), _drawn),
+    **dict.fromkeys(("rand_like", "randn_like"), _drawn_like),
+    **dict.fromkeys(("randperm", "eye", "linspace"), _counted),
     "scalar_tensor": _scalar,
     **dict.fromkeys(foreach.MAKE, foreach.made),
     **dict.fromkeys(("empty", "zeros", "ones", "full"), _filled),

@@ -382,7 +382,21 @@ def _grid_sampler(call: Call) -> Made:
     return [new(image.shape, image.dtype) if wanted else None, new(grid.shape, grid.dtype)]
 
 
+def _upsample(call: Call) -> Made:
+    """``F.interpolate`` of a contiguous image; other images are resized in their own memory format."""
+    image, size = call.meta("self"), call.arguments["output_size"]
+    rank = int(call.name.removesuffix("_aa")[-2]) + 2
+    if one_dtype([image]) is None or len(call.inputs) != 1 or len(image.shape) != rank:
+        return None
+    if not are_sizes(size) or len(size) != rank - 2 or image.stride != contiguous(image.shape):
+        return None
+    return [new((*image.shape[:2], *size), image.dtype)]
+
+
+_RESIZES = ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 RULES: dict[str, Rule] = {
+    **{f"upsample_{kind}": _upsample for kind in _RESIZES},
+    **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _upsample),
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_2d_backward"), _grid_sampler),
     **dict.fromkeys(("grid_sampler_3d", "grid_sampler_3d_backward"), _grid_sampler),
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
