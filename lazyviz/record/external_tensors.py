@@ -43,14 +43,9 @@ class ZeroTensor(Exception):
     """An argument is one of autograd's zero tensors without memory; only views of these reach the kernels."""
 
 
-def _no_storage(device: torch.device) -> str:
+def no_storage(device: torch.device) -> str:
+    """Why an op with a tensor on ``device`` is run immediately."""
     return f"a tensor on {device.type!r}, where tensors have no storage, cannot be deferred"
-
-
-def refuse_without_storage(device: torch.device) -> None:
-    """Raise ``NotDeferrable`` for a result on ``device`` that no memory can be tracked of."""
-    if device.type in private_api.DEVICES_WITHOUT_STORAGE:
-        raise NotDeferrable(_no_storage(device), sparse=False)
 
 
 class ExternalTensors:
@@ -84,7 +79,7 @@ class ExternalTensors:
         if private_api.is_zero_tensor(tensor):
             raise ZeroTensor
         if not private_api.has_storage(tensor) and tensor.layout == torch.strided:
-            raise NotDeferrable(_no_storage(tensor.device), sparse=False)
+            raise NotDeferrable(no_storage(tensor.device), sparse=False)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             sparse = str(tensor.layout).startswith("torch.sparse")
             kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout

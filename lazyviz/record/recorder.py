@@ -31,7 +31,7 @@ from ..torch_internals.dispatch_handlers import (
 from ..torch_internals.private_api import OpOverload
 from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
-from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, refuse_without_storage
+from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
 from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
 from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
@@ -173,8 +173,6 @@ class Recorder:
         try:
             if info.is_view and not is_lazy(args[0]) and self._external.is_foreign(args[0]):
                 return op(*args, **kwargs)  # later writes by others show in views, but not in a snapshot
-            if (device := kwargs.get("device")) is not None:
-                refuse_without_storage(device)
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
             for name, item in kwargs.items():
@@ -357,6 +355,9 @@ class Recorder:
             name = "item" if info.name == "_local_scalar_dense" else info.name
             return None, self.run_now(op, info, args, kwargs, name)
         inferred: Inferred | None
+        device = kwargs.get("device")
+        if device is not None and device.type in private_api.DEVICES_WITHOUT_STORAGE:
+            return None, self.run_now(op, info, args, kwargs, no_storage(device))
         try:
             inferred = shapes.infer(op, info, new_args, new_kwargs, values)
         except DataDependent as reason:

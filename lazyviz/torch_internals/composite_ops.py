@@ -17,6 +17,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 
 from ..process.tracebacks import shorten
+from ..process.transaction import Transaction
 
 linalg_eigh = torch.ops.aten._linalg_eigh.default
 linalg_eigvals = torch.ops.aten._linalg_eigvals.default
@@ -27,18 +28,16 @@ _is_left = torch._C._functorch.is_dead_tensor_wrapper  # type: ignore[attr-defin
 _CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 
 
-@contextlib.contextmanager
-def requires_grad_allowed() -> Iterator[None]:
+class requires_grad_allowed(Transaction):
     """Context in which ``requires_grad_`` may be called inside of functorch's transforms.
 
     ``nn.Parameter`` calls it for subclasses of tensors, and not for plain tensors.
     """
-    before = torch._C._functorch.get_inplace_requires_grad_allowed()
-    torch._C._functorch.set_inplace_requires_grad_allowed(True)
-    try:
-        yield
-    finally:
-        torch._C._functorch.set_inplace_requires_grad_allowed(before)
+
+    def begin(self) -> None:
+        allow = torch._C._functorch.set_inplace_requires_grad_allowed
+        self.undo_by(functools.partial(allow, torch._C._functorch.get_inplace_requires_grad_allowed()))
+        allow(True)
 
 
 def below_functorch(tensor: torch.Tensor) -> torch.Tensor:
