@@ -57,6 +57,13 @@ def recorded(size=64, ops=400, **options):
     return graph, result
 
 
+def drop_in_a_run(make):
+    """Evaluate something, and drop the only reference to what ``make`` returns meanwhile."""
+    garbage = [make()]
+    graph, _ = recorded(8, 8)
+    graph.evaluate(progress=lambda *_: garbage.clear())
+
+
 def daemon(work):
     """Have ``work`` go on and on in a daemon thread until the process ends, at no certain moment."""
 
@@ -182,16 +189,7 @@ def while_a_daemon_finalizes():
             while time.monotonic() < end:
                 pass
 
-    def work():
-        garbage = [Slow()]
-
-        def drop(*_):
-            garbage.clear()
-
-        graph, _ = recorded(8, 8)
-        graph.evaluate(progress=drop)
-
-    daemon(work)
+    daemon(lambda: drop_in_a_run(Slow))
     assert finalizes.wait(30)
 
 
@@ -212,17 +210,8 @@ def while_a_daemon_imports():
         def __del__(self):
             importlib.import_module("a_slow_module")
 
-    def work():
-        garbage = [Imports()]
-
-        def drop(*_):
-            garbage.clear()
-
-        graph, _ = recorded(8, 8)
-        graph.evaluate(progress=drop)
-
     sys.meta_path.insert(0, Finder())
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=drop_in_a_run, args=(Imports,), daemon=True).start()
     assert imported.wait(60)
 
 
