@@ -20,6 +20,8 @@ import lazyviz
 from lazyviz.notebook import magic
 from lazyviz.record.tape import tape
 from lazyviz.session import diagnostics, lazy_graph
+from lazyviz.session.asynchronous import known_programs
+from lazyviz.torch_internals import op_stream
 
 
 class Cells:
@@ -193,6 +195,29 @@ def test_rounds_of_a_cell_are_those_of_its_loop(run, cell, nodes):
     assert not tape.pending
     for name in names:
         assert torch.equal(run[name], expected[name])
+
+
+@pytest.mark.skipif(not op_stream.is_available, reason="without it, each round is recorded")
+@pytest.mark.parametrize("end", ["", "    if number == 30:\n        break\n"])
+def test_rounds_of_a_known_program_run_in_eager_mode_and_what_follows_is_recorded(run, end):
+    run("import torch\nx = torch.ones(4)")
+    run("from lazyviz import is_lazy\nlazy = []")
+    cell = f"for number in range(40):\n    x = x * 2 / 2 + 1\n    lazy.append(is_lazy(x))\n{end}y = x + 1"
+    known_programs.programs.clear()
+    assert run("%%lazy --loop --as step\n" + cell + "\nlate = is_lazy(y)").success
+    rounds = 31 if end else 40
+    assert run["lazy"] == [True] * 8 + [False] * (rounds - 8) and run["late"]
+    assert run["x"].tolist() == [rounds + 1] * 4 and run["y"].tolist() == [rounds + 2] * 4
+    assert not tape.pending and lazyviz.doctor().ok
+
+
+@pytest.mark.skipif(not op_stream.is_available, reason="without it, each round is recorded")
+def test_an_error_in_a_round_that_was_not_recorded_shows_the_last_recorded_one(run):
+    run("import torch\nx = torch.ones(4)")
+    result = run("%%lazy --loop --as step\nfor number in range(20):\n    x = x.mul(2)\n    1 / (15 - number)")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert [node.op.name() for node in run["step"].nodes] == ["aten::mul.Tensor"]
+    assert run["x"].tolist() == [2.0**16] * 4 and not tape.pending
 
 
 def test_a_micro_batch_is_no_round_and_a_read_is_a_sync_point(run):

@@ -184,6 +184,8 @@ class LazyMagics(Magics):
             raise UsageError(f"%%lazy: {error}") from None
         assert graph is not None
         if raised is not None:
+            if not graph.nodes and ended is not None and ended.graph is not None:
+                graph = ended.graph  # it was raised by an iteration that was not recorded
             self._show_what_was_recorded(graph, options, raised)
             try:
                 raise raised

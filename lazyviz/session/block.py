@@ -36,6 +36,7 @@ from ..record.provenance.variable_names import name_earlier, name_tensors, varia
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import TrackedStorage, TrackedValue, Unreachable
 from ..record.tape import tape
+from ..torch_internals import op_stream
 from . import evaluation, planned_device
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
@@ -177,11 +178,12 @@ class LazyBlock(Transaction, Generic[G]):
         self.graph, self._title = graph, graph.title
         self._start = time.perf_counter()
 
-    def renew(self, between: Callable[[G], None]) -> None:
+    def renew(self, between: Callable[[G], None], place: FrameType | None = None) -> None:
         """End the graph here, call ``between`` with it while not recording, and continue with a new graph.
 
         For a block without a planned GPU, batch, or outer block.  This is cheaper than closing the block and
-        opening another one, because patches and modes stay in place.
+        opening another one, because patches and modes stay in place.  The graph's tensors are named after the
+        variables in ``place``, if it is given.
         """
         graph = self.graph
         assert graph is not None
@@ -191,6 +193,9 @@ class LazyBlock(Transaction, Generic[G]):
             with Exclusive():
                 self._unpublish()
             tape.runs.finish_background()  # then only nodes of this graph are pending
+            if place is not None:
+                self.ends_in = place
+                self._name_tensors()
             self._account()
             between(graph)
             del graph
@@ -204,6 +209,38 @@ class LazyBlock(Transaction, Generic[G]):
                 _publish()
         finally:
             evaluation.watch.stays = False
+
+    def suspend(self, shown: G) -> None:
+        """Stop recording until :meth:`resume`: PyTorch is as it is outside of blocks.
+
+        ``shown`` is the last graph as long as there is no newer one.  For a block like that of :meth:`renew`
+        whose graph is empty, while nothing is pending.
+        """
+        with Exclusive():
+            self._unpublish()
+            _stop_watching()
+            self._unaccounted = False
+        evaluation.latest = weakref.ref(shown)
+
+    def resume(self) -> None:
+        """Record again; has no effect if the block was closed meanwhile."""
+        graph = self.graph
+        if graph is None or self not in _claims or self in _open:
+            return
+        with Exclusive():
+            self._watch()
+            self._unaccounted = True
+            _open.append(self)
+            _publish()
+        self._start = time.perf_counter()
+        evaluation.latest = weakref.ref(graph)
+
+    def _watch(self) -> None:
+        """Install what recording takes, unless another block has done so."""
+        if not _open:
+            evaluation.watch.begin_recording()
+            tape.scopes.sources.block = self._code
+            patience.begin()
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
         """The outer block; raises ``RuntimeError`` if it belongs to another thread or task."""
@@ -221,10 +258,8 @@ class LazyBlock(Transaction, Generic[G]):
         _block_of_task.set(self)
         self._unaccounted = True
         self.undo_by(_stop_watching)
-        if not _open:
-            evaluation.watch.begin_recording()
-            tape.scopes.sources.block = frame.f_code
-            patience.begin()
+        self._code = frame.f_code
+        self._watch()
         if cards is not None:
             self.undo_by(cards.abandoned)
             cards.__enter__()
@@ -364,6 +399,11 @@ def open_blocks() -> list[LazyBlock[Any]]:
     return list(_open)
 
 
+def is_any_entered() -> bool:
+    """Whether a block has been entered and not exited; it may be suspended."""
+    return bool(_claims)
+
+
 def close_all() -> None:
     """End every open block; exiting it later has no effect."""
     forget_holder()
@@ -380,5 +420,6 @@ def close_all() -> None:
 def forget_in_child() -> None:
     """A forked child is not inside its parent's blocks."""
     forget_holder()
+    op_stream.end()
     _open.clear()
     _claims.clear()

@@ -20,11 +20,13 @@ from ..plan.devices.devices import cuda_devices
 from ..process.gc_pause import patience
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
-from ..torch_internals import native_modules
+from ..torch_internals import native_modules, op_stream
 from . import evaluation
-from .block import open_blocks
+from .block import is_any_entered, open_blocks
 
-COMPILED = ("recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes")
+COMPILED = (
+    "recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes", "op_stream",
+)  # fmt: skip
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
 # Optional packages, and the features that need them.
 _OPTIONAL = {
@@ -155,6 +157,8 @@ def _of_the_tape() -> list[Leftover]:
         found.append(Leftover("recorder", "records without an open block"))
     if tape.recording.pauses and not open_blocks():
         found.append(Leftover("recorder", f"paused {tape.recording.pauses} times"))
+    if op_stream.is_active and not is_any_entered():
+        found.append(Leftover("PyTorch's callbacks", "operator calls are observed without an open block"))
     if tape.recording.absent is not None and not open_blocks():
         found.append(Leftover("torch.cuda", "patched for an absent GPU"))
     if tape.runs.lock.is_lost:

@@ -49,6 +49,7 @@ watch = Watch(tape)
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
 forbidden = contextvars.ContextVar("lazyviz_forbid_sync", default=False)
+forbidden_blocks = 0  # number of blocks that have forbidden sync points
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
 compile_reasons: deque[str] = deque(maxlen=100)  # miss reasons of compilations

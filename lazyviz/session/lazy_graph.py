@@ -36,6 +36,7 @@ from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import TrackedNode, Unreachable
 from ..record.sync_points import RunLock
 from ..record.tape import tape
+from ..torch_internals import op_stream
 from . import evaluation
 from .asynchronous.run_handle import Run as AsyncRun
 from .block import LazyBlock, Options, close_all
@@ -709,6 +710,7 @@ class forbid_sync(Transaction):
         before = evaluation.forbidden.get()
         self.undo_by(lambda: evaluation.forbidden.set(before))
         evaluation.forbidden.set(True)
+        evaluation.forbidden_blocks += 1
 
 
 def cell_boundary() -> None:
@@ -737,6 +739,7 @@ def reset() -> None:
 
 def _reset() -> None:
     close_all()
+    op_stream.end()
     if tape.runs.lock.is_lost or (tape.runs.lock.is_mine and not evaluation.is_running_here()):
         tape.runs.lock, tape.runs.running = RunLock(), 0
     evaluation.end_abandoned()

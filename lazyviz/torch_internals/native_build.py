@@ -35,6 +35,7 @@ CPP = (
     _NATIVE / "graph_release.cpp",
     _NATIVE / "interpreter.cpp",
     _NATIVE / "node_passes.cpp",
+    _NATIVE / "op_stream.cpp",
 )
 SOURCES = (CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
@@ -159,6 +160,7 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
     from setuptools import Extension
 
     options = ["/std:c++20", "/O2", "/w"] if os.name == "nt" else ["-std=c++20", "-O2", "-g0", "-w"]
+    macros = {"LAZYVIZ_SOURCE": f'"{digest(source)}"', "LAZYVIZ_TORCH": f'"{torch.version}"'}
     return Extension(
         name_of(source),
         [str(ROOT / source)],
@@ -166,7 +168,8 @@ def _in_cpp(source: Path, torch: Torch) -> Any:
         include_dirs=torch.include,
         library_dirs=torch.libraries,
         libraries=["torch_python", "torch_cpu", "torch", "c10"],
-        define_macros=[("LAZYVIZ_SOURCE", f'"{digest(source)}"'), ("LAZYVIZ_TORCH", f'"{torch.version}"')],
+        # PyTorch is built with NDEBUG; without it, inline functions of its headers check what it never sets.
+        define_macros=[*macros.items(), ("NDEBUG", None)],
         extra_compile_args=options,
     )
 

@@ -215,7 +215,7 @@ def test_records_of_rounds_are_freed_without_the_garbage_collector(dropout: floa
     gc.collect()
     gc.disable()
     try:
-        loop = lazyviz.steps(range(20))
+        loop = lazyviz.steps(range(20), always_record=True)
         for _ in loop:
             updates.zero_grad()
             layer(x).sum().backward()

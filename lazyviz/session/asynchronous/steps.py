@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from ...record.tape import tape
-from ..block import LazyBlock
+from ...torch_internals import op_stream
+from .. import evaluation
+from ..block import LazyBlock, Options
 from ..lazy_graph import LazyGraph, lazy
 from ..planned_device import resolved
+from .known_programs import IN_A_ROW, Program, program_of
 from .run_handle import Run
 
 T = TypeVar("T")
@@ -18,21 +22,93 @@ T = TypeVar("T")
 class Rounds:
     """Iterations of loops in an open block, each in its own graph.
 
+    Args:
+        block: the open block.
+        wait: evaluate each iteration before the next one begins.
+        always_record: record each iteration, also of a known program.
+
     Attributes:
-        graph: the graph of the last finished iteration.
+        graph: the graph of the last finished iteration that was recorded.
         waited: why its evaluation was synchronous although ``wait`` is False, if it was.
+        unrecorded: the number of iterations that ran in eager mode.
     """
 
-    def __init__(self, block: LazyBlock[LazyGraph], wait: bool) -> None:
+    def __init__(self, block: LazyBlock[LazyGraph], wait: bool, always_record: bool = False) -> None:
         self._block, self._wait = block, wait
         self.graph: LazyGraph | None = None
         self.waited: str | None = None
+        self.unrecorded = 0
         self._run: Run | None = None
+        self._may_be_known = not always_record and op_stream.is_available and _is_plain(block.options)
+        self._last: Program | None = None  # of the last recorded iteration
+        self._in_a_row = 0  # recorded iterations with this program
+        self._reads_forbidden = evaluation.forbidden_blocks
+        self._known: Program | None = None  # of the current iteration, which is not recorded
+        self._matches = False  # whether the last iteration that was not recorded was of this program
 
-    def end(self) -> None:
-        """End an iteration: it runs while the next one is recorded."""
-        if self._block.graph is not None and self._block.graph.nodes:
-            self._block.renew(self.evaluate)
+    def end(self, place: FrameType) -> None:
+        """End an iteration: it runs while the next one is recorded.
+
+        ``place`` is the frame of the loop.
+        """
+        if self._known is not None:
+            if not self._matches:
+                self.resume()
+            return
+        graph = self._block.graph
+        if graph is None or not graph.nodes:
+            return
+        known = self._known_program(graph)
+        self._block.renew(self.evaluate, place if known is not None else None)
+        if known is not None:
+            self._suspend(known)
+
+    def _known_program(self, graph: LazyGraph) -> Program | None:
+        """The program of the next iteration, if that is known well enough not to record it."""
+        if not self._may_be_known:
+            return None
+        program, before = program_of(graph.nodes), self._last
+        self._last = program
+        if program is None:
+            return None
+        program.recorded += 1
+        reads, self._reads_forbidden = self._reads_forbidden, evaluation.forbidden_blocks
+        same = program is before and reads == self._reads_forbidden
+        self._in_a_row = self._in_a_row + 1 if same else 1
+        return program if program.is_known and self._in_a_row >= IN_A_ROW else None
+
+    def _suspend(self, known: Program) -> None:
+        """Let the next iteration run in eager mode, unless something is still pending."""
+        self.finish()
+        assert self.graph is not None
+        if tape.pending or self.graph.choices.summaries:
+            return
+        if known.calls is None and self.graph.plan().eager_fits is False:
+            known.is_refused = True
+            return
+        if not self.unrecorded:
+            self._block.undo_by(op_stream.end)
+        self._block.suspend(self.graph)
+        self._known = known
+
+    def resume(self) -> None:
+        """Record the next iteration, if the last one was not recorded."""
+        if self._known is not None:
+            self._known, self._in_a_row = None, 0
+            op_stream.end()
+            self._block.resume()
+
+    def begin(self) -> None:
+        """The code of an iteration is about to run."""
+        if self._known is not None:
+            self._matches = False
+            self._known.observe()
+
+    def ran(self) -> None:
+        """The code of the iteration has run."""
+        if self._known is not None and self.graph is not None:
+            self.unrecorded += 1
+            self._matches = self._known.matches(self.graph.nodes)
 
     def evaluate(self, graph: LazyGraph) -> None:
         self.graph, self._run = graph, None
@@ -49,10 +125,27 @@ class Rounds:
 
     def of(self, iterable: Iterable[T]) -> Iterator[T]:
         """The items of ``iterable``, for a loop in the block: each iteration ends where the next begins."""
-        self.end()
-        for item in unrecorded(iter(iterable)):
-            yield item
-            self.end()
+        self.end(sys._getframe(1))
+        try:
+            for item in unrecorded(iter(iterable)):
+                self.begin()
+                yield item
+                self.ran()
+                self.end(sys._getframe(1))
+        finally:
+            self.resume()  # what follows the loop is recorded
+
+
+def _is_plain(options: Options) -> bool:
+    """Whether eager PyTorch does the same as a block with these options, apart from recording."""
+    split, recompute = options.checked()
+    return (
+        options.backend == "eager"
+        and (split, recompute) == ("off", "off")
+        and options.batch is None
+        and options.allow_sync
+        and not options.assume
+    )
 
 
 class steps(Generic[T]):
@@ -70,10 +163,13 @@ class steps(Generic[T]):
         backend: as in :func:`lazyviz.lazy`; only the default one runs while the next iteration is recorded.
         device: as in :func:`lazyviz.lazy`, for plans.
         wait: evaluate each iteration before the next one begins.
+        always_record: record each iteration, also those that would run in eager mode.
 
     Attributes:
-        graph: the graph of the last finished iteration, to show or plan; earlier graphs are dropped.
+        graph: the graph of the last finished iteration that was recorded, to show or plan; earlier graphs are
+            dropped.
         rounds: the number of finished iterations.
+        unrecorded: how many of them ran in eager mode.
         waited: why the last evaluation was synchronous although ``wait`` is False, if it was.
 
     Raises:
@@ -85,9 +181,16 @@ class steps(Generic[T]):
     """
 
     def __init__(
-        self, iterable: Iterable[T], *, backend: str | None = None, device: Any = None, wait: bool = False
+        self,
+        iterable: Iterable[T],
+        *,
+        backend: str | None = None,
+        device: Any = None,
+        wait: bool = False,
+        always_record: bool = False,
     ) -> None:
-        self._iterable, self._backend, self._device, self._wait = iterable, backend, device, wait
+        self._iterable, self._backend, self._device = iterable, backend, device
+        self._wait, self._always_record = wait, always_record
         self._ended: Rounds | None = None
         self.rounds = 0
 
@@ -99,6 +202,10 @@ class steps(Generic[T]):
     def waited(self) -> str | None:
         return None if self._ended is None else self._ended.waited
 
+    @property
+    def unrecorded(self) -> int:
+        return 0 if self._ended is None else self._ended.unrecorded
+
     def __len__(self) -> int:
         if not isinstance(self._iterable, Sized):
             raise TypeError(f"{type(self._iterable).__name__!r} object has no len()")
@@ -106,8 +213,8 @@ class steps(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         items = iter(self._iterable)
-        if tape.recording.is_on_this_thread():
-            return unrecorded(items)
+        if tape.recording.is_on_this_thread() or op_stream.is_active:
+            return unrecorded(items)  # part of an iteration of another loop, or of a block
         return self._recorded(items)
 
     def _recorded(self, items: Iterator[T]) -> Iterator[T]:
@@ -119,12 +226,14 @@ class steps(Generic[T]):
                 "iteration in a block of lazyviz.lazy(device=...)"
             )
         block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
-        ended = self._ended = Rounds(block, self._wait)
+        ended = self._ended = Rounds(block, self._wait, self._always_record)
         with block as graph:
             del graph  # others are to come
             for item in unrecorded(items):
-                ended.end()
+                ended.end(sys._getframe(1))
+                ended.begin()
                 yield item
+                ended.ran()
                 self.rounds += 1
             last, block.ends_in = block.graph, sys._getframe(1)
         if last is not None and last.nodes:
@@ -132,7 +241,8 @@ class steps(Generic[T]):
             ended.finish()
 
     def __repr__(self) -> str:
-        return f"<lazyviz.steps: {self.rounds:,} iterations, {self.graph!r}>"
+        eager = f" ({self.unrecorded:,} of them in eager mode)" if self.unrecorded else ""
+        return f"<lazyviz.steps: {self.rounds:,} iterations{eager}, {self.graph!r}>"
 
 
 def unrecorded(items: Iterator[T]) -> Iterator[T]:

@@ -1,0 +1,87 @@
+"""Known programs: iterations of a loop that were recorded so often that the next ones need not be.
+
+Such an iteration runs in eager mode, and its operator calls are compared with those of an earlier one.  The
+first one after the program has become known is compared with the recorded ops themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...execute.lru_cache import LRUCache
+from ...graph.ir import RAN_AT_ONCE, Node
+from ...plan.remat.candidates import is_view
+from ...torch_internals import op_stream
+
+RECORDED = 8  # iterations of a program that were recorded in this process before it is known
+IN_A_ROW = 2  # of them, the last ones of a loop
+SHAPES_EVERY = 4  # iterations are compared by name only, except each of these
+_MOST_KEPT = 64  # programs
+
+
+@dataclass
+class Program:
+    """The ops of iterations that were recorded, and their calls in eager mode once they were observed."""
+
+    recorded: int = 0
+    observed: int = 0
+    calls: op_stream.Stream | None = None
+    is_refused: bool = False  # its calls in eager mode do not match its ops, or it needs more memory there
+
+    @property
+    def is_known(self) -> bool:
+        return self.recorded >= RECORDED and not self.is_refused
+
+    def observe(self) -> None:
+        """Observe an iteration in eager mode until :meth:`matches`."""
+        op_stream.observe(self.calls, tensors=self.observed % SHAPES_EVERY == 0)
+        self.observed += 1
+
+    def matches(self, nodes: Iterable[Node]) -> bool:
+        """Whether the observed iteration made the calls of this program, with ``nodes`` as its ops."""
+        seen = op_stream.end()
+        if seen is True:
+            return True
+        if seen is None or seen is False:
+            self.calls, self.observed = (
+                None,
+                0,
+            )  # they may be those of another iteration, such as a smaller batch
+            return False
+        if not contains(op_stream.names(seen), nodes):
+            self.is_refused = True
+            return False
+        self.calls = seen
+        return True
+
+
+programs: LRUCache[tuple[int, int], Program] = LRUCache(_MOST_KEPT)
+
+
+def program_of(nodes: Iterable[Node]) -> Program | None:
+    """The program with these ops, shapes, and dtypes; ``None`` if an op failed or stands for other code."""
+    ops = []
+    for node in nodes:
+        if node.op._schema.name == RAN_AT_ONCE or node.error is not None:
+            return None
+        ops.append((node.op, tuple((value.shape, value.dtype) for value in node.outputs)))
+    key = len(ops), hash(tuple(ops))
+    found = programs.get(key)
+    if found is None:
+        programs[key] = found = Program()
+    return found
+
+
+def contains(calls: Iterable[str], nodes: Iterable[Node]) -> bool:
+    """Whether the ops of ``nodes`` are among ``calls`` in the same order; a call may make others.
+
+    Views are left out, and an op may be its in-place variant: some of PyTorch's composite functions use fewer
+    views, and work in place, where no dispatch mode is active.
+    """
+    wanted = (node.op._schema.name.rstrip("_") for node in nodes if not is_view(node))
+    name = next(wanted, None)
+    for call in calls:
+        if call.rstrip("_") == name:
+            name = next(wanted, None)
+    return name is None

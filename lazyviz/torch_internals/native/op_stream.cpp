@@ -1,0 +1,186 @@
+// The stream of operator calls that a thread makes in eager mode, compared with an earlier one.
+//
+// PyTorch calls a RecordFunction callback for each call that passes the dispatcher, as for its profiler; nothing else
+// about the call changes. A stream keeps a hash of each call's name and of the shapes and dtypes of its tensors.
+//
+// Compiled for the installed PyTorch; lazyviz works the same without it.
+
+#include <torch/csrc/python_headers.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace {
+
+struct Call {
+  uint64_t name, tensors;
+};
+
+struct Stream {
+  std::vector<Call> calls;
+  std::vector<std::string> names;
+};
+
+struct Observation {
+  std::shared_ptr<Stream> stream;
+  bool compares;  // with the stream; otherwise, it is written
+  bool tensors;
+  size_t at = 0;
+  bool same = true;
+};
+
+// Threads of the autograd engine inherit the callbacks of the thread that calls `backward`.
+std::mutex lock;
+Observation* current = nullptr;  // not freed at exit, when threads may still be calling
+at::CallbackHandle handle = 0;
+
+// FNV-1a: names of calls may be temporary strings.
+uint64_t hash_of(const char* text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (; *text; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ULL;
+  return hash;
+}
+
+uint64_t mixed(uint64_t hash, uint64_t value) {
+  return hash ^ (value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2));
+}
+
+uint64_t with_tensor(uint64_t hash, const at::Tensor& tensor) {
+  if (!tensor.defined()) return mixed(hash, 1);
+  const c10::TensorImpl* implementation = tensor.unsafeGetTensorImpl();
+  hash = mixed(hash, static_cast<uint64_t>(tensor.scalar_type()) + 2);
+  // Others have no sizes, or sizes that must not be read.
+  if (implementation->layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
+      implementation->key_set().has(c10::DispatchKey::NestedTensor)) {
+    return hash;
+  }
+  for (const int64_t size : tensor.sizes()) hash = mixed(hash, static_cast<uint64_t>(size));
+  return mixed(hash, static_cast<uint64_t>(tensor.dim()));
+}
+
+uint64_t hash_of(c10::ArrayRef<const c10::IValue> inputs) {
+  uint64_t hash = inputs.size();
+  for (const c10::IValue& value : inputs) {
+    if (value.isTensor()) {
+      hash = with_tensor(hash, value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) hash = with_tensor(hash, tensor);
+    }
+  }
+  return hash;
+}
+
+std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& call) {
+  const std::lock_guard<std::mutex> guard(lock);
+  Observation* seen = current;
+  if (seen == nullptr || !seen->same) return nullptr;
+  std::vector<Call>& calls = seen->stream->calls;
+  const Call now{hash_of(call.name()), seen->tensors ? hash_of(call.inputs()) : 0};
+  if (!seen->compares) {
+    calls.push_back(now);
+    seen->stream->names.emplace_back(call.name());
+  } else if (seen->at == calls.size() || calls[seen->at].name != now.name) {
+    seen->same = false;
+  } else if (seen->tensors && calls[seen->at].tensors != now.tensors) {
+    seen->same = false;
+  } else {
+    ++seen->at;
+  }
+  return nullptr;
+}
+
+// --- Python interface ----------------------------------------------------------------------
+
+constexpr const char* STREAM = "lazyviz.op_stream";
+
+std::shared_ptr<Stream>* stream_in(PyObject* capsule) {
+  return static_cast<std::shared_ptr<Stream>*>(PyCapsule_GetPointer(capsule, STREAM));
+}
+
+PyObject* begin(PyObject*, PyObject* args) {
+  PyObject* expected;
+  int tensors;
+  if (!PyArg_ParseTuple(args, "Op", &expected, &tensors)) return nullptr;
+  auto made = std::make_unique<Observation>();
+  made->compares = expected != Py_None;
+  made->tensors = tensors != 0;
+  if (made->compares) {
+    const std::shared_ptr<Stream>* stream = stream_in(expected);
+    if (stream == nullptr) return nullptr;
+    made->stream = *stream;
+  } else {
+    made->stream = std::make_shared<Stream>();
+  }
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (current != nullptr) {
+      PyErr_SetString(PyExc_RuntimeError, "calls are observed already");
+      return nullptr;
+    }
+    current = made.release();
+  }
+  handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&called).needsInputs(tensors != 0).scopes({at::RecordScope::FUNCTION}));
+  Py_RETURN_NONE;
+}
+
+PyObject* end(PyObject*, PyObject*) {
+  std::unique_ptr<Observation> ended;
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    ended.reset(std::exchange(current, nullptr));
+  }
+  if (ended == nullptr) Py_RETURN_NONE;
+  at::removeCallback(handle);  // none, on another thread: then the callback stays there, and does nothing
+  if (ended->compares) return PyBool_FromLong(ended->same && ended->at == ended->stream->calls.size());
+  return PyCapsule_New(new std::shared_ptr<Stream>(ended->stream), STREAM, [](PyObject* capsule) {
+    delete static_cast<std::shared_ptr<Stream>*>(PyCapsule_GetPointer(capsule, STREAM));
+  });
+}
+
+PyObject* names(PyObject*, PyObject* capsule) {
+  const std::shared_ptr<Stream>* stream = stream_in(capsule);
+  if (stream == nullptr) return nullptr;
+  const std::vector<std::string>& all = (*stream)->names;
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(all.size()));
+  if (list == nullptr) return nullptr;
+  for (size_t at = 0; at < all.size(); ++at) {
+    PyObject* name = PyUnicode_FromStringAndSize(all[at].data(), static_cast<Py_ssize_t>(all[at].size()));
+    if (name == nullptr) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(at), name);
+  }
+  return list;
+}
+
+PyMethodDef METHODS[] = {
+    {"begin", begin, METH_VARARGS,
+     "begin(stream, tensors): observe this thread's calls; compare them with `stream`, by name and, if `tensors`, by the "
+     "shapes and dtypes of their tensors; None: write a new stream."},
+    {"end", end, METH_NOARGS,
+     "end(): the new stream, or whether the calls were those of the given stream; None if nothing was observed."},
+    {"names", names, METH_O, "names(stream): the names of its calls, such as \"aten::addmm\"."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.op_stream", nullptr, -1, METHODS};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_op_stream() {
+  PyObject* module = PyModule_Create(&MODULE);
+  if (module == nullptr) return nullptr;
+  PyModule_AddStringConstant(module, "SOURCE", LAZYVIZ_SOURCE);
+  PyModule_AddStringConstant(module, "TORCH", LAZYVIZ_TORCH);
+  return module;
+}
