@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import lazyviz
+from lazyviz.record.tape import tape
+
 from ..eager_and_lazy import both
 
 
@@ -215,6 +218,32 @@ def test_optimizer_hooks():
         return seen, optimizer.state_dict()
 
     both(program, net)
+
+
+@pytest.mark.parametrize("method", ["append", "pop"])
+def test_an_exception_of_a_signal_inside_of_the_hook_of_steps_leaves_nothing_behind(method, monkeypatch):
+    class Interrupted(list):
+        """Stops the hook between its two lists, as the handler of a signal may."""
+
+        def _stop(self, *args):
+            monkeypatch.setattr(Interrupted, method, getattr(list, method))
+            raise KeyboardInterrupt
+
+        locals()[method] = _stop
+
+    monkeypatch.setattr(tape.scopes, "steps", Interrupted())
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(KeyboardInterrupt), lazyviz.lazy():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert tape.scopes.phase == "other" and not tape.scopes.steps
+    with lazyviz.lazy() as graph:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert {node.phase for node in graph.nodes} == {"other", "forward", "backward", "optimizer"}
+    graph.evaluate()
+    assert lazyviz.doctor().ok
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])

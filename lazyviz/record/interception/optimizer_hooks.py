@@ -90,9 +90,13 @@ class OptimizerSteps:
             self.scopes.learn_state(optimizer, self._find)
 
     def _end(self) -> None:
-        """There is no hook for the end of a step that fails."""
-        if self.scopes.steps:
+        """There is no hook for the end of a step that fails.
+
+        An exception of a signal handler may have stopped :meth:`_before` or :meth:`_after` at any instruction.
+        """
+        if self._phases:
             self.scopes.phase = self._phases[0]
+        if self.scopes.steps:
             self.scopes.stepped(self.scopes.steps[0])
             self.scopes.steps.clear()
         self._phases.clear()
