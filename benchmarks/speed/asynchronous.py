@@ -1,6 +1,7 @@
-"""Loops of ``lazyviz.steps``, whose iterations run while the next is recorded, compared with eager loops.
+"""Loops of ``lazyviz.steps`` compared with eager loops.
 
-It takes two cores: one that records, one that runs kernels.
+Iterations of a program that has been recorded often enough run in eager mode.  With ``always_record``, each
+runs while the next is recorded, which takes two cores: one that records, one that runs kernels.
 """
 
 from __future__ import annotations
@@ -89,12 +90,20 @@ def training(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[Any], list
 
 def ways(make: Callable[[], tuple[nn.Module, Loss]]) -> dict[str, Callable[[], list[float]]]:
     """Training in each way, with a model each."""
-    eager, waiting, overlapped = (training(make) for _ in range(3))
+    eager, waiting, overlapped, recorded = (training(make) for _ in range(4))
     return {
         "eager": lambda: eager(range(STEPS)),
         "steps, waiting": lambda: waiting(lazyviz.steps(range(STEPS), wait=True)),
         "steps": lambda: overlapped(lazyviz.steps(range(STEPS))),
+        "steps, each recorded": lambda: recorded(lazyviz.steps(range(STEPS), always_record=True)),
     }
+
+
+LABELS = {
+    "steps": ("lazyviz.steps / eager", "<= 1.25"),
+    "steps, waiting": ("lazyviz.steps(wait=True) / eager", "<= 1.6"),
+    "steps, each recorded": ("lazyviz.steps(always_record=True) / eager", ""),
+}
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
@@ -109,6 +118,5 @@ def measure(settings: Settings) -> Iterator[Figure]:
             raise RuntimeError(f"{name}: lazyviz and eager PyTorch have come to different losses")
         times = interleaved([timed(way, partial(run)) for way, run in runs.items()], settings.rounds)
         detail = {**medians(times), "steps": STEPS}
-        for way, criterion in (("steps", "<= 1.25"), ("steps, waiting", "<= 1.6")):
-            label = "lazyviz.steps / eager" if way == "steps" else "lazyviz.steps(wait=True) / eager"
+        for way, (label, criterion) in LABELS.items():
             yield Figure(label, name, ratio(times, way, "eager"), criterion, detail=detail)

@@ -127,6 +127,38 @@ def test_the_graph_is_the_last_recorded_one_with_names() -> None:
     assert f"({loop.unrecorded} of them in eager mode)" in repr(loop)
 
 
+MASK = nn.Transformer.generate_square_subsequent_mask(5)
+LOOPS: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], torch.Tensor]]] = {
+    "gru": (lambda: nn.GRU(8, 6, 2, batch_first=True, dropout=0.1), lambda net, x: net(x)[0]),
+    "index": (lambda: nn.Linear(8, 8), lambda net, x: net(x)[:, torch.tensor([1, 0, 1])]),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        lambda net, x: net(x, src_mask=MASK),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", LOOPS)
+def test_programs_whose_calls_differ_a_little_without_a_mode_are_known(model: str) -> None:
+    def losses(around: Callable[[Iterable[int]], Iterable[int]]) -> list[float]:
+        torch.manual_seed(0)
+        make, output = LOOPS[model]
+        net = make()
+        x, seen = torch.randn(2, 5, 8), []
+        updates = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in around(range(20)):
+            updates.zero_grad()
+            loss = output(net, x).square().mean()
+            loss.backward()
+            updates.step()
+            seen.append(loss.detach())
+        return [loss.item() for loss in seen]
+
+    loop = lazyviz.steps(range(20))
+    assert losses(lambda _: loop) == losses(lambda rounds: rounds)
+    assert loop.unrecorded >= 20 - RECORDED - 1
+
+
 def test_each_iteration_is_recorded_if_asked_for() -> None:
     loop = lazyviz.steps(range(20), always_record=True)
     doubled(loop, lambda number, x: x)

@@ -92,7 +92,7 @@ class OptimizerSteps:
     def _end(self) -> None:
         """There is no hook for the end of a step that fails.
 
-        An exception of a signal handler may have stopped :meth:`_before` or :meth:`_after` at any instruction.
+        A signal handler's exception may have stopped :meth:`_before` or :meth:`_after` at any instruction.
         """
         if self._phases:
             self.scopes.phase = self._phases[0]

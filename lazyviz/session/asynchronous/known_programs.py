@@ -6,6 +6,7 @@ first one after the program has become known is compared with the recorded ops t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ...torch_internals import op_stream
 RECORDED = 8  # iterations of a program that were recorded in this process before it is known
 IN_A_ROW = 2  # of them, the last ones of a loop
 SHAPES_EVERY = 4  # iterations are compared by name only, except each of these
+LEAST_SHARE = 0.9  # of the recorded ops among the calls of the first iteration in eager mode
 _MOST_KEPT = 64  # programs
 
 
@@ -49,7 +51,7 @@ class Program:
                 0,
             )  # they may be those of another iteration, such as a smaller batch
             return False
-        if not contains(op_stream.names(seen), nodes):
+        if share_among(op_stream.names(seen), nodes) < LEAST_SHARE:
             self.is_refused = True
             return False
         self.calls = seen
@@ -73,15 +75,13 @@ def program_of(nodes: Iterable[Node]) -> Program | None:
     return found
 
 
-def contains(calls: Iterable[str], nodes: Iterable[Node]) -> bool:
-    """Whether the ops of ``nodes`` are among ``calls`` in the same order; a call may make others.
+def share_among(calls: Iterable[str], nodes: Iterable[Node]) -> float:
+    """The share of the ops of ``nodes`` that are among ``calls``, each of which may make others.
 
-    Views are left out, and an op may be its in-place variant: some of PyTorch's composite functions use fewer
-    views, and work in place, where no dispatch mode is active.
+    Views are left out, and an op may be its in-place variant.  Where no dispatch mode is active, some of
+    PyTorch's composite functions and gradient formulas use fewer views, write in place, or call other kernels
+    for the same result, so that even equal programs may have a share below 1.
     """
-    wanted = (node.op._schema.name.rstrip("_") for node in nodes if not is_view(node))
-    name = next(wanted, None)
-    for call in calls:
-        if call.rstrip("_") == name:
-            name = next(wanted, None)
-    return name is None
+    wanted = Counter(node.op._schema.name.rstrip("_") for node in nodes if not is_view(node))
+    found = Counter(call.rstrip("_") for call in calls) & wanted
+    return found.total() / wanted.total() if wanted else 1.0
