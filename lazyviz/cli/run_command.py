@@ -1,19 +1,26 @@
-"""``lazyviz run``: run a script lazily, evaluating after each optimizer step."""
+"""``lazyviz run``: run a script lazily, evaluating after each optimizer step.
+
+Steps of a program that has been recorded often enough run in eager mode, as in ``lazyviz.steps``.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..execute.report import Report
+from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
+from ..record.tape import tape
+from ..session.asynchronous.known_programs import Program, Repetition
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
+from ..torch_internals import op_stream
 from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, INTERRUPTED, UsageError, is_silent, loaded
 from .recording import StepCount
@@ -32,6 +39,7 @@ class Account:
     seconds: float = 0.0
     peak_bytes: int = 0
     largest: Report | None = None
+    eager: int = 0  # optimizer steps that were not recorded
     reads: dict[tuple[Any, ...], list[int]] = field(
         default_factory=dict
     )  # by place: number of reads, and of ops
@@ -53,9 +61,11 @@ class Account:
         """The summary that is printed when the script has ended."""
         took = time.perf_counter() - self.begin
         first = (
-            f"lazyviz: {script.name}: {steps:,} optimizer step{'' if steps == 1 else 's'}, {self.ops:,} "
-            f"operators in {took:.1f} s, of which {self.seconds:.1f} s in evaluations after steps"
+            f"lazyviz: {script.name}: {steps:,} optimizer step{'' if steps == 1 else 's'} in {took:.1f} s, "
+            f"{self.ops:,} operators recorded, {self.seconds:.1f} s in evaluations after steps"
         )
+        if self.eager:
+            first += f"; {self.eager:,} steps like those before them ran in eager mode"
         if self.largest is not None:
             first += f"; peak {format_bytes(self.peak_bytes)}"
             if self.largest.comparison:
@@ -65,25 +75,34 @@ class Account:
         for (cause, source, reader), (count, ops) in order[:_MOST_SITES]:
             site = SyncSite(cause, source, reader, count, ops, 0.0, 0)
             text = f": {site.text}" if site.text else ""
-            lines.append(f"  sync point: {site}, ran {ops:,} ops{text}")
+            where = " of a recorded step" if self.eager else ""
+            lines.append(f"  sync point{where}: {site}, ran {ops:,} ops{text}")
         if len(order) > _MOST_SITES:
             lines.append(f"  and {len(order) - _MOST_SITES:,} other lines with sync points")
         return lines
 
 
 class Blocks:
-    """A sequence of lazy blocks, each of which ends with an optimizer step and is then evaluated."""
+    """A sequence of lazy blocks, each of which ends with an optimizer step and is then evaluated.
+
+    There is no block as long as steps of a known program run in eager mode.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._block: LazyBlock[LazyGraph] | None = None
         self._graph: LazyGraph | None = None
+        self._repetition: Repetition | None = None
+        self._known: Program | None = None  # of the steps that are not recorded
+        self._nodes: Sequence[Node] = ()  # of the last recorded step, if they are not
         self.account = Account()
         self._process = os.getpid()
 
     def begin(self) -> None:
         self._block = lazy(**self._options)
         self._graph = self._block.__enter__()
+        if self._repetition is None:
+            self._repetition = Repetition(self._block.options)
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the open block and, unless the script failed in it, evaluate it.
@@ -95,6 +114,7 @@ class Blocks:
         block, graph = self._block, self._graph
         self._block = self._graph = None
         if block is None or graph is None:
+            op_stream.end()
             return
         block.ends_in = {}  # the graph is not shown, and searching for names takes as long as a step
         if error is None:
@@ -103,10 +123,23 @@ class Blocks:
             block.__exit__(type(error), error, error.__traceback__)
         report = graph.evaluate() if error is None and graph.pending else None
         self.account.add(graph, report)
+        if error is None and self._repetition is not None:
+            known = self._repetition.known(graph)
+            if known is not None and not tape.pending:
+                self._known, self._nodes = known, graph.nodes
 
     def stepped(self, count: int) -> None:
-        self.end()
-        self.begin()
+        if self._known is None:
+            self.end()
+        else:
+            self.account.eager += 1
+            if not self._known.matches(self._nodes) and self._repetition is not None:
+                self._known, self._nodes = None, ()
+                self._repetition.ended()
+        if self._known is None:
+            self.begin()
+        else:
+            self._known.observe()
 
 
 def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bool) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 
 import pytest
 import torch
+
+from lazyviz.torch_internals import op_stream
 
 from .process import lazyviz_command, python
 
@@ -246,6 +249,41 @@ def test_a_script_that_is_run_cannot_tell(write, tmp_path):
     assert lazily.stdout == plain.stdout
     assert "__mp_main__" in plain.stdout
     assert lazily.stderr == plain.stderr == "to stderr"
+
+
+MANY_STEPS = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(40):
+    x = torch.randn(6, 4)
+    loss = net(x).square().mean()
+    if step == 20:
+        loss = loss + net[0].weight.square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 10 == 9:
+        print(step, loss.item(), loss)
+"""
+
+
+def test_steps_like_those_before_them_run_in_eager_mode(write, tmp_path):
+    script = write(MANY_STEPS)
+    plain = python(script, cwd=tmp_path)
+    lazily = lazyviz_command("run", script, cwd=tmp_path)
+    assert lazily.returncode == 0 and lazily.stdout == plain.stdout
+    summary, *reads = lazily.stderr.splitlines()
+    found = re.search(
+        r"40 optimizer steps in .*; (\d+) steps like those before them ran in eager mode", summary
+    )
+    if op_stream.is_available:
+        # The first and the second are like no other, then eight; a read makes another step of the next.
+        assert found is not None and 10 < int(found[1]) < 30
+        assert reads and all(line.startswith("  sync point of a recorded step: ") for line in reads)
+    else:
+        assert found is None and reads and all(line.startswith("  sync point: ") for line in reads)
 
 
 def test_a_module_is_run_as_python_runs_it(write, tmp_path):

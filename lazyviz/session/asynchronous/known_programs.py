@@ -14,6 +14,9 @@ from ...execute.lru_cache import LRUCache
 from ...graph.ir import RAN_AT_ONCE, Node
 from ...plan.remat.candidates import is_view
 from ...torch_internals import op_stream
+from .. import evaluation
+from ..block import Options
+from ..lazy_graph import LazyGraph
 
 RECORDED = 8  # iterations of a program that were recorded in this process before it is known
 IN_A_ROW = 2  # of them, the last ones of a loop
@@ -59,6 +62,51 @@ class Program:
 
 
 programs: LRUCache[tuple[int, int], Program] = LRUCache(_MOST_KEPT)
+
+
+class Repetition:
+    """The iterations of one loop, as far as they were recorded."""
+
+    def __init__(self, options: Options) -> None:
+        self._is_possible = op_stream.is_available and _is_plain(options)
+        self._last: Program | None = None
+        self._in_a_row = 0  # iterations with this program
+        self._forbidden = evaluation.forbidden_blocks
+
+    def known(self, graph: LazyGraph) -> Program | None:
+        """The program of the next iteration, if it need not be recorded, after that of ``graph`` was."""
+        if not self._is_possible:
+            return None
+        program, before = program_of(graph.nodes), self._last
+        forbidden, self._forbidden = self._forbidden, evaluation.forbidden_blocks
+        self._last = program
+        if program is None:
+            return None
+        program.recorded += 1
+        same = program is before and forbidden == self._forbidden
+        self._in_a_row = self._in_a_row + 1 if same else 1
+        if not program.is_known or self._in_a_row < IN_A_ROW or graph.choices.summaries:
+            return None
+        if program.calls is None and graph.plan().eager_fits is False:
+            program.is_refused = True
+            return None
+        return program
+
+    def ended(self) -> None:
+        """An iteration that was not recorded was of another program."""
+        self._in_a_row = 0
+
+
+def _is_plain(options: Options) -> bool:
+    """Whether eager PyTorch does the same as a block with these options, apart from recording."""
+    split, recompute = options.checked()
+    return (
+        options.backend == "eager"
+        and (split, recompute) == ("off", "off")
+        and options.batch is None
+        and options.allow_sync
+        and not options.assume
+    )
 
 
 def program_of(nodes: Iterable[Node]) -> Program | None:

@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from ...record.tape import tape
 from ...torch_internals import op_stream
-from .. import evaluation
-from ..block import LazyBlock, Options
+from ..block import LazyBlock
 from ..lazy_graph import LazyGraph, lazy
 from ..planned_device import resolved
-from .known_programs import IN_A_ROW, Program, program_of
+from .known_programs import Program, Repetition
 from .run_handle import Run
 
 T = TypeVar("T")
@@ -39,10 +38,7 @@ class Rounds:
         self.waited: str | None = None
         self.unrecorded = 0
         self._run: Run | None = None
-        self._may_be_known = not always_record and op_stream.is_available and _is_plain(block.options)
-        self._last: Program | None = None  # of the last recorded iteration
-        self._in_a_row = 0  # recorded iterations with this program
-        self._reads_forbidden = evaluation.forbidden_blocks
+        self._repetition = None if always_record else Repetition(block.options)
         self._known: Program | None = None  # of the current iteration, which is not recorded
         self._matches = False  # whether the last iteration that was not recorded was of this program
 
@@ -58,33 +54,15 @@ class Rounds:
         graph = self._block.graph
         if graph is None or not graph.nodes:
             return
-        known = self._known_program(graph)
+        known = self._repetition.known(graph) if self._repetition is not None else None
         self._block.renew(self.evaluate, place if known is not None else None)
         if known is not None:
             self._suspend(known)
 
-    def _known_program(self, graph: LazyGraph) -> Program | None:
-        """The program of the next iteration, if that is known well enough not to record it."""
-        if not self._may_be_known:
-            return None
-        program, before = program_of(graph.nodes), self._last
-        self._last = program
-        if program is None:
-            return None
-        program.recorded += 1
-        reads, self._reads_forbidden = self._reads_forbidden, evaluation.forbidden_blocks
-        same = program is before and reads == self._reads_forbidden
-        self._in_a_row = self._in_a_row + 1 if same else 1
-        return program if program.is_known and self._in_a_row >= IN_A_ROW else None
-
     def _suspend(self, known: Program) -> None:
         """Let the next iteration run in eager mode, unless something is still pending."""
         self.finish()
-        assert self.graph is not None
-        if tape.pending or self.graph.choices.summaries:
-            return
-        if known.calls is None and self.graph.plan().eager_fits is False:
-            known.is_refused = True
+        if tape.pending or self.graph is None:
             return
         if not self.unrecorded:
             self._block.undo_by(op_stream.end)
@@ -94,7 +72,9 @@ class Rounds:
     def resume(self) -> None:
         """Record the next iteration, if the last one was not recorded."""
         if self._known is not None:
-            self._known, self._in_a_row = None, 0
+            self._known = None
+            if self._repetition is not None:
+                self._repetition.ended()
             op_stream.end()
             self._block.resume()
 
@@ -134,18 +114,6 @@ class Rounds:
                 self.end(sys._getframe(1))
         finally:
             self.resume()  # what follows the loop is recorded
-
-
-def _is_plain(options: Options) -> bool:
-    """Whether eager PyTorch does the same as a block with these options, apart from recording."""
-    split, recompute = options.checked()
-    return (
-        options.backend == "eager"
-        and (split, recompute) == ("off", "off")
-        and options.batch is None
-        and options.allow_sync
-        and not options.assume
-    )
 
 
 class steps(Generic[T]):
