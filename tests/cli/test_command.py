@@ -261,10 +261,12 @@ for step in range(40):
     loss = net(x).square().mean()
     if step == 20:
         loss = loss + net[0].weight.square().sum()
+    if loss.isnan():
+        break
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step in (0, 9, 19, 29, 39):
+    if step % 10 == 9:
         print(step, loss.item(), loss)
 """
 
