@@ -37,6 +37,13 @@ ROWS = (
     Row("recording, look-up and run of a training step / eager", "lazy total / eager", TOTALS),
     Row("the same in a loop, with nothing collected between steps", "lazy loop / eager loop", TOTALS),
     Row("the same under LTC / eager", "LTC total / eager", TOTALS),
+    Row("a loop of `lazyviz.steps` / eager", "lazyviz.steps / eager", ("asynchronous",)),
+    Row("the same with `wait=True`", "lazyviz.steps(wait=True) / eager", ("asynchronous",)),
+    Row(
+        "the same with each step recorded, while the one before it runs",
+        "lazyviz.steps(always_record=True) / eager",
+        ("asynchronous",),
+    ),
     Row(
         "a training loop that reads its loss in each step / eager",
         "a loop that reads its loss / eager",
