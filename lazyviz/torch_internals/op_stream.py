@@ -8,6 +8,7 @@ Private:
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NewType
 
 from . import native_modules
@@ -19,19 +20,24 @@ _native: Any = native_modules.load("op_stream.cpp")
 
 is_available: bool = _native is not None
 
-is_active = False
-"""Whether calls are being observed; one observation at a time."""
+observed_thread = 0
+"""The thread whose calls are being observed, or 0; there is one observation at a time."""
 
 
-def observe(expected: Stream | None = None, *, tensors: bool = True) -> None:
+def observe(expected: Stream | None = None, *, tensors: bool = True) -> bool:
     """Observe the calls of this thread, and of backward passes that it starts, until :func:`end`.
+
+    Returns False if calls are already being observed.
 
     With ``expected``, they are compared with that stream: by name and, with ``tensors``, by the shapes and
     dtypes of their tensors, which takes about twice the time.  Without it, they make a new stream.
     """
-    global is_active
-    is_active = True  # first, so that `end` is not skipped if this is interrupted
+    global observed_thread
+    if observed_thread:
+        return False
+    observed_thread = threading.get_ident()  # first, so that `end` is not skipped if this is interrupted
     _native.begin(expected, tensors)
+    return True
 
 
 def end() -> Stream | bool | None:
@@ -39,11 +45,11 @@ def end() -> Stream | bool | None:
 
     ``None`` if nothing was being observed.
     """
-    global is_active
-    if not is_active:
+    global observed_thread
+    if not observed_thread:
         return None
     result: Stream | bool | None = _native.end()
-    is_active = False
+    observed_thread = 0
     return result
 
 

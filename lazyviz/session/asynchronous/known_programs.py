@@ -32,6 +32,7 @@ class Program:
     recorded: int = 0
     observed: int = 0
     calls: op_stream.Stream | None = None
+    is_observed: bool = False  # now; another thread may be observing its own calls
     is_refused: bool = False  # its calls in eager mode do not match its ops, or it needs more memory there
 
     @property
@@ -40,12 +41,13 @@ class Program:
 
     def observe(self) -> None:
         """Observe an iteration in eager mode until :meth:`matches`."""
-        op_stream.observe(self.calls, tensors=self.observed % SHAPES_EVERY == 0)
+        self.is_observed = op_stream.observe(self.calls, tensors=self.observed % SHAPES_EVERY == 0)
         self.observed += 1
 
     def matches(self, nodes: Iterable[Node]) -> bool:
         """Whether the observed iteration made the calls of this program, with ``nodes`` as its ops."""
-        seen = op_stream.end()
+        seen = op_stream.end() if self.is_observed else None
+        self.is_observed = False
         if seen is True:
             return True
         if seen is None or seen is False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sized
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -181,7 +182,7 @@ class steps(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         items = iter(self._iterable)
-        if tape.recording.is_on_this_thread() or op_stream.is_active:
+        if tape.recording.is_on_this_thread() or op_stream.observed_thread == threading.get_ident():
             return unrecorded(items)  # part of an iteration of another loop, or of a block
         return self._recorded(items)
 
