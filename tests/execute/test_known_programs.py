@@ -93,6 +93,17 @@ def test_the_iteration_after_one_with_other_ops_is_recorded() -> None:
     assert loop.graph is not None and len(loop.graph.nodes) == 3
 
 
+def test_a_read_now_and_then_is_no_other_program() -> None:
+    loop, x, seen = lazyviz.steps(range(40)), torch.ones(3), []
+    for number in loop:
+        x = x * 1.5 - 0.5
+        total, positive = x.sum(), x[1] > 0
+        if number % 3 == 0:
+            seen.append((total.item(), bool(positive)))
+    assert seen == [(3.0, True)] * 14
+    assert loop.unrecorded == 40 - RECORDED
+
+
 def test_other_shapes_are_noticed() -> None:
     def change(number: int, x: torch.Tensor) -> torch.Tensor:
         return x[:3] if number >= 20 else x[:6]
@@ -368,6 +379,7 @@ def test_a_stream_has_the_calls_of_backward_passes_and_of_ops_in_ops() -> None:
         (lambda: torch.ones(3) + 1, lambda: torch.ones(3, 1) + 1, False),
         (lambda: torch.ones(3) + 1, lambda: torch.ones(3, dtype=torch.half) + 1, False),
         (lambda: torch.ones(3) + 1, lambda: torch.ones(3), False),
+        (lambda: torch.ones(1) + 1, lambda: (torch.ones(1) + 1).item(), True),
         (lambda: torch.ones(3), lambda: torch.ones(3) + 1, False),
         (
             lambda: torch.cat([torch.ones(2), torch.ones(3)]),

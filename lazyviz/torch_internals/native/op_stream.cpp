@@ -1,7 +1,8 @@
 // The stream of operator calls that a thread makes in eager mode, compared with an earlier one.
 //
 // PyTorch calls a RecordFunction callback for each call that passes the dispatcher, as for its profiler; nothing else
-// about the call changes. A stream keeps a hash of each call's name and of the shapes and dtypes of its tensors.
+// about the call changes. A stream keeps a hash of each call's name and of the shapes and dtypes of its tensors, but for
+// reads of numbers.
 //
 // Compiled for the installed PyTorch; lazyviz works the same without it.
 
@@ -49,6 +50,13 @@ uint64_t hash_of(const char* text) {
   return hash;
 }
 
+// Calls that read a number: a loop that logs its loss now and then makes the same ops in each iteration.
+bool reads_a_number(uint64_t name) {
+  static const uint64_t ITEM = hash_of("aten::item"), DENSE = hash_of("aten::_local_scalar_dense"),
+                        NONZERO = hash_of("aten::is_nonzero");
+  return name == ITEM || name == DENSE || name == NONZERO;
+}
+
 uint64_t mixed(uint64_t hash, uint64_t value) {
   return hash ^ (value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2));
 }
@@ -82,8 +90,10 @@ std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& call) {
   const std::lock_guard<std::mutex> guard(lock);
   Observation* seen = current;
   if (seen == nullptr || !seen->same) return nullptr;
+  const uint64_t name = hash_of(call.name());
+  if (reads_a_number(name)) return nullptr;
   std::vector<Call>& calls = seen->stream->calls;
-  const Call now{hash_of(call.name()), seen->tensors ? hash_of(call.inputs()) : 0};
+  const Call now{name, seen->tensors ? hash_of(call.inputs()) : 0};
   if (!seen->compares) {
     calls.push_back(now);
     seen->stream->names.emplace_back(call.name());
