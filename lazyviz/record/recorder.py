@@ -450,7 +450,7 @@ class Recorder:
             key.append(cls)
             if cls not in by_type:
                 key.append(item)
-            elif cls is not complex and not -LARGEST_COMMON <= item <= LARGEST_COMMON:
+            elif cls is complex or not -LARGEST_COMMON <= item <= LARGEST_COMMON:
                 key.append(scalar_operands.extent(item))
             return item
         elif cls is list or cls is tuple:

@@ -690,7 +690,7 @@ cdef object add_to_key(list key, object item, Op op):
         key.append(cls)
         if cls not in op.by_type:
             key.append(item)
-        elif cls is not complex and not -127 <= item <= 127:  # LARGEST_COMMON
+        elif cls is complex or not -127 <= item <= 127:  # LARGEST_COMMON
             key.append(extent(item))
     elif cls is list or cls is tuple:
         key.append(len(item))
@@ -1152,7 +1152,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
         add_object(words, cls)
         if cls not in op.by_type:
             add_number(words, item, cls)
-        elif cls is not complex and not -127 <= item <= 127:
+        elif cls is complex or not -127 <= item <= 127:
             add(words, <size_t> <int64_t> extent(item))
         return item
     elif cls is list or cls is tuple:
