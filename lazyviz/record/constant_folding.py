@@ -5,9 +5,9 @@ value is not a sync point.  Nothing is computed in advance.  A read computes the
 on, on copies, if they are few, small, and start from constants or known outside tensors.  The graph stays
 pending, and writes to real tensors are still deferred.
 
-The copy of a storage, its *shadow*, is kept if a later read must continue from it: if a node wrote to it, if it
-is tiny, or if it has been computed for a second read, so that a loop over the elements of a tensor does not
-compute all of it for each.
+The copy of a storage, its *shadow*, is kept if a later read must continue from it: if a node wrote to it, if
+it is tiny, or if a second read has computed it, so that a loop over the elements of a tensor does not compute
+all of it for each.
 """
 
 from __future__ import annotations
