@@ -460,6 +460,8 @@ class Recorder:
             if isinstance(item, private_api.UninitializedTensorMixin):
                 raise Placeholder
             value = item._lazyviz if is_lazy(item) else self._external.from_outside(item)
+        elif isinstance(item, private_api.SYMBOLIC):
+            raise NotDeferrable("a symbolic number of a tracer", sparse=False)
         else:
             key.append(item)
             return item
