@@ -325,3 +325,18 @@ def test_ops_with_symbolic_sizes_of_a_tracer_run_as_in_eager_mode(call):
         result = call(x * 2, size())
     graph.evaluate()
     assert torch.equal(result, expected)
+
+
+def test_a_tracer_that_reads_a_storage_of_unknown_size_adds_no_guard():
+    written = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        written += 1
+        shown = torch.ones(3)
+        array = shown.numpy()
+        result = shown * 2
+        sizes = ShapeEnv()
+        with FakeTensorMode(shape_env=sizes):
+            traced = torch.empty(sizes.create_unbacked_symint())
+            assert "u0" in str(traced.untyped_storage().nbytes())
+    graph.evaluate()
+    assert result.tolist() == written.tolist() == (array * 2).tolist()
