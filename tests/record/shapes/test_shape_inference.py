@@ -307,3 +307,18 @@ def test_a_write_to_memory_that_overlaps_its_source_in_part_is_refused_as_in_eag
     with lazyviz.lazy(), pytest.raises(RuntimeError, match="unsupported operation") as raised:
         x[1:].add_(x[:-1])
     assert str(raised.value) == str(expected.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_conversions_to_sparse_layouts_ask_no_shape_rule(layout, monkeypatch):
+    x = torch.eye(4)
+    block = (2, 2) if layout.startswith("b") else None
+    convert = getattr(torch, f"sparse_{layout}")
+    expected = (x * 2).to_sparse(layout=convert, blocksize=block).to_dense()
+    with monkeypatch.context() as patched, lazyviz.lazy() as graph:
+        doubled = x * 2
+        patched.setattr(type(tape.shapes), "_ask", lambda *call: pytest.fail(f"asked for {call[1]}"))
+        sparse = doubled.to_sparse(layout=convert, blocksize=block)
+    assert torch.equal(sparse.to_dense(), expected)
+    assert len(graph.sync_points) == 1
