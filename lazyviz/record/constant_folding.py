@@ -5,8 +5,9 @@ value is not a sync point.  Nothing is computed in advance.  A read computes the
 on, on copies, if they are few, small, and start from constants or known outside tensors.  The graph stays
 pending, and writes to real tensors are still deferred.
 
-The copy of a storage, its *shadow*, is kept if a later read must continue from it: if a node wrote to it, or
-if it is tiny.
+The copy of a storage, its *shadow*, is kept if a later read must continue from it: if a node wrote to it, if
+it is tiny, or if a second read has computed it, so that a loop over the elements of a tensor does not compute
+all of it for each.
 """
 
 from __future__ import annotations
@@ -284,6 +285,7 @@ class _Walk:
     def __init__(self, shapes: ShapeCache) -> None:
         self._shapes = shapes
         self._nodes: set[TrackedNode] = set()
+        self._lists: set[TrackedNode] = set()  # of views: only those that are needed are created
         self._leaves: set[TrackedValue] = set()
         self._written: set[TrackedStorage] = set()
         self._tensors: Tensors = {}
@@ -365,15 +367,19 @@ class _Walk:
         ):
             return False
         self._nodes.add(node)
-        for value in node.outputs:
+        outputs = node.outputs
+        if self._is_list_of_views(node):
+            self._lists.add(node)
+            outputs = outputs[:1]  # they are on one device, and need no memory
+        for value in outputs:
             if value.device.type != "cpu" and value.device not in _STAND_INS:
                 return False
-            if value.node is node:
+            if value.node is node and node not in self._lists:
                 self._budget -= value.nbytes
         if node.op in SHAPE_ONLY:
             self._budget -= node.inputs[0].nbytes
         for storage in node.writes:
-            if storage not in self._written and storage.shadow is None:
+            if storage not in self._written and not _holds(storage.shadow):
                 self._budget -= storage.nbytes
             self._written.add(storage)
         if self._budget < 0 or len(self._nodes) > MOST_NODES:
@@ -386,6 +392,13 @@ class _Walk:
         stack += [other for other in node.after if not touched.isdisjoint(other.writes)]
         return True
 
+    def _is_list_of_views(self, node: TrackedNode) -> bool:
+        """Whether the results are the parts of a tensor, as those of ``unbind`` and ``split``."""
+        if len(node.outputs) < 2 or len(node.inputs) != 1 or not self._shapes.info(node.op).is_view:
+            return False
+        source, part = node.inputs[0], node.outputs[0]
+        return source.storage is part.storage and source.dtype == part.dtype and not source.meta.flags
+
     # --- contents -------------------------------------------------------------------
 
     def compute(self, values: Sequence[TrackedValue]) -> Tensors:
@@ -393,6 +406,8 @@ class _Walk:
             self._tensors[leaf] = self._leaf(leaf)
         nodes = sorted(self._nodes, key=lambda node: node.sequence)
         for node in nodes:
+            if node in self._lists:
+                continue
             content_of = _shape_of if node.op in SHAPE_ONLY else self._tensor
             result = node.op(*_substitute(node.args, content_of), **_substitute(node.kwargs, content_of))
             results = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -411,6 +426,9 @@ class _Walk:
 
     def _tensor(self, value: TrackedValue) -> torch.Tensor:
         tensor = self._tensors.get(value)
+        if tensor is None and value.node in self._lists:
+            source, meta = self._tensor(value.node.inputs[0]), value.meta
+            tensor = self._tensors[value] = source.as_strided(meta.shape, meta.stride, meta.offset)
         if tensor is None:
             tensor = value.storage.shadow.tensors[value]  # type: ignore[union-attr]
         return tensor
@@ -419,7 +437,7 @@ class _Walk:
         """The outside tensor itself, or its part of the copy of a storage that nodes write to."""
         real, storage = value.real, value.storage
         assert real is not None
-        if storage.shadow is None:
+        if storage.shadow is None or not _holds(storage.shadow):
             if storage not in self._written:
                 return real
             storage.shadow = Shadow(_bytes_of(real).clone())
@@ -431,26 +449,42 @@ class _Walk:
         storage.shadow.tensors[value] = tensor
         return tensor
 
+    def _is_kept_for_itself(self, fresh: set[TrackedStorage]) -> bool:
+        """Whether the new memory of a node is tiny, or has been computed before."""
+        keeps = bool(fresh)
+        for storage in fresh:
+            if storage.nbytes > KEPT_NBYTES and storage.shadow is None:
+                storage.shadow = Shadow()  # nothing yet: it only notes this read
+                keeps = False
+        return keeps
+
     def _keep(self, node: TrackedNode) -> None:
         """Keep the results of ``node`` if a later read must not, or need not, compute them again."""
-        own = [value for value in node.outputs if value.node is node]
         inputs = {value.storage for value in node.inputs}
-        fresh = [value for value in own if value.storage not in inputs]
+        outputs = node.outputs[:1] if node in self._lists else node.outputs
+        storages = {value.storage for value in outputs if value.node is node}
         if not (
             node.writes
-            or any(value.storage in self._written or value.storage.shadow for value in own)
-            or (fresh and all(value.storage.nbytes <= KEPT_NBYTES for value in fresh))
+            or any(storage in self._written or _holds(storage.shadow) for storage in storages)
+            or self._is_kept_for_itself(storages - inputs)
         ):
             return
         node.folded = True
-        for value in own:
+        for value in node.outputs:
+            if value.node is not node:
+                continue
             if value.storage.shadow is None:
                 value.storage.shadow = Shadow()
-            value.storage.shadow.tensors[value] = self._tensors[value]
+            value.storage.shadow.tensors[value] = self._tensor(value)
         if node.writes:  # earlier readers that have not been computed would now read what was written later
             for other in node.after:
                 if not (other.folded or self._shapes.info(other.op).is_view):
                     other.missed = True
+
+
+def _holds(shadow: Shadow | None) -> bool:
+    """Whether a later read has to continue from it."""
+    return shadow is not None and (shadow.lost or bool(shadow.tensors) or shadow.memory is not None)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

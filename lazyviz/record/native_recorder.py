@@ -101,6 +101,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         wrap=wrap,
         sharing=sharing,
         extent=extent,
+        symbolic=private_api.SYMBOLIC,
         written_tensors=written_tensors,
         count_writes=count_writes,
         note_death=on_tensor_death,

@@ -450,7 +450,7 @@ class Recorder:
             key.append(cls)
             if cls not in by_type:
                 key.append(item)
-            elif cls is not complex and not -LARGEST_COMMON <= item <= LARGEST_COMMON:
+            elif cls is complex or not -LARGEST_COMMON <= item <= LARGEST_COMMON:
                 key.append(scalar_operands.extent(item))
             return item
         elif cls is list or cls is tuple:
@@ -460,6 +460,8 @@ class Recorder:
             if isinstance(item, private_api.UninitializedTensorMixin):
                 raise Placeholder
             value = item._lazyviz if is_lazy(item) else self._external.from_outside(item)
+        elif isinstance(item, private_api.SYMBOLIC):
+            raise NotDeferrable("a symbolic number of a tracer", sparse=False)
         else:
             key.append(item)
             return item

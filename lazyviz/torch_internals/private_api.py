@@ -93,6 +93,9 @@ def storage_address(tensor: torch.Tensor) -> int:
     return torch._C._storage_address(tensor)  # type: ignore[attr-defined]
 
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers of a tracer: they cannot be hashed, and comparing them may add a guard to what is traced."""
+
 DEVICES_WITHOUT_STORAGE = frozenset(("lazy", "xla", "vulkan"))
 """Types of devices whose tensors have no storage: PyTorch reads a null pointer where it is asked for."""
 

@@ -131,6 +131,24 @@ def test_a_step_that_reads_does_as_much_late_in_a_block_as_early(kind, in_python
     assert late <= 1.1 * early
 
 
+@pytest.mark.parametrize("computed", [True, False])
+def test_reading_one_of_many_known_elements_does_as_much_as_one_of_few(computed):
+    """``computed``: whether the numbers are computed in the block, or are a tensor from outside."""
+
+    def reads(count):
+        numbers = torch.arange(count)
+        with lazyviz.lazy(allow_sync=False):
+            elements = list(torch.arange(count) if computed else numbers)
+            for place in range(5):
+                assert elements[place].item() == place
+            return lines_of(lambda: elements[-1].item()), elements[-1].item()
+
+    few, last = reads(2_000)
+    many, last_of_many = reads(16_000)
+    assert (last, last_of_many) == (1_999, 15_999)
+    assert many <= 1.1 * few + 20
+
+
 @pytest.mark.skipif("not node_passes.active", reason="in Python every pass over nodes has lines")
 def test_evaluating_the_rest_of_a_long_block_looks_at_what_has_run_once():
     x = torch.randn(6)

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -301,3 +303,40 @@ def test_rules_that_dynamo_collects_within_a_block_are_not_kept(name):
     lazyviz.reset()
     assert getattr(torch, name) is original
     assert trace_rules.lookup(original) is rule
+
+
+SYMBOLIC_CALLS = {
+    "slice": lambda x, size: x[:size],
+    "range": lambda x, size: torch.arange(size),
+    "fill": lambda x, size: torch.full((2,), size),
+    "select by a condition": lambda x, size: torch.where(x > 1, x, size),
+}
+
+
+@pytest.mark.parametrize("call", SYMBOLIC_CALLS.values(), ids=SYMBOLIC_CALLS)
+def test_ops_with_symbolic_sizes_of_a_tracer_run_as_in_eager_mode(call):
+    def size():
+        fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.zeros(2, 3))
+        return fake.shape[0]
+
+    x = torch.arange(4.0)
+    expected = call(x * 2, size())
+    with lazyviz.lazy() as graph:
+        result = call(x * 2, size())
+    graph.evaluate()
+    assert torch.equal(result, expected)
+
+
+def test_a_tracer_that_reads_a_storage_of_unknown_size_adds_no_guard():
+    written = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        written += 1
+        shown = torch.ones(3)
+        array = shown.numpy()
+        result = shown * 2
+        sizes = ShapeEnv()
+        with FakeTensorMode(shape_env=sizes):
+            traced = torch.empty(sizes.create_unbacked_symint())
+            assert "u0" in str(traced.untyped_storage().nbytes())
+    graph.evaluate()
+    assert result.tolist() == written.tolist() == (array * 2).tolist()

@@ -9,6 +9,14 @@ import torch.nn.functional as F
 from ..eager_and_lazy import both
 
 PROGRAMS = {
+    "reduced dimension of too many": lambda x: x.reshape(x.shape + (1,) * 63).sum(0),
+    "greatest along one dimension of too many": lambda x: x.reshape(x.shape + (1,) * 63).argmax(0),
+    "none of too many dimensions": lambda x: x.reshape(x.shape + (1,) * 63).any(),
+    "more elements than can be counted": lambda x: torch.empty(4, 2**61),
+    "none, but of too many others": lambda x: x.new_zeros(0, 2**40, 2**40),
+    "a complex weight after one that is a real number": lambda x: [
+        torch.addcmul(x, x, x, value=value) for value in (2 + 0j, 2 + 1j)
+    ],
     "window of integers": lambda x: torch.hann_window(5, dtype=torch.int64),
     "another window of integers": lambda x: torch.kaiser_window(5, dtype=torch.int64),
     "range of booleans": lambda x: torch.arange(0, 2, dtype=torch.bool),

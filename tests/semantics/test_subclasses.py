@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from ..eager_and_lazy import both
@@ -354,3 +355,21 @@ def test_a_subclass_that_calls_functions_again():
         return made, list(Again.calls)
 
     both(program, lambda: (grid().as_subclass(Again), grid()), syncs=None, versions=False)
+
+
+def test_a_function_mode_that_refuses_a_subclass_is_asked_as_often_as_in_eager_mode():
+    class Refuses(TorchFunctionMode):
+        asked = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.asked += 1
+            if any(cls is not torch.Tensor for cls in types):
+                return NotImplemented
+            return func(*args, **(kwargs or {}))
+
+    def program(x):
+        with Refuses() as mode:
+            named = torch.neg(x)
+        return named.as_subclass(torch.Tensor), type(named).__name__, mode.asked
+
+    both(program, lambda: grid().as_subclass(Named), syncs=None)

@@ -220,10 +220,9 @@ def _of_lists(rule: Rule) -> Rule:
     """The rule of an operator on lists, which on the CPU runs the one on tensors for each of their items."""
 
     def of_lists(node: Node, threads: int) -> Need:
-        count = len(node.args[0])
         results = node.args[0] if node.writes else node.outputs
         peak = made = 0
-        for place in range(count):
+        for place in range(len(results)):
             args = tuple(item[place] if isinstance(item, (list, tuple)) else item for item in node.args)
             one = Node(node.index, node.op, args, node.kwargs)
             one.outputs = [results[place]]

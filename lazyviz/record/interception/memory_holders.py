@@ -168,6 +168,8 @@ class MemoryHolders:
         memory = memory_of(address)
         if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
             return []
+        if not memory.data:
+            return []  # a tensor of a tracer: the size of its storage may be symbolic
         end = memory.data + private_api.TensorBase.untyped_storage(tensor).nbytes()
         return [other for other in self._verdicts.overlapping(memory.data, end) if other != address]
 

@@ -160,18 +160,21 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring or tape.runs.running == threading.get_ident():
             return
-        if tensor.is_meta:  # the user's own device; Python reports that of a planned tensor
-            return
-        needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
+        with private_api.no_function_modes():  # a mode of the user's sees only what the user calls
+            if tensor.is_meta:  # the user's own device; Python reports that of a planned tensor
+                return
+            needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
+            nbytes = tensor.numel() * tensor.element_size() if needed else 0
         if needed:
             if cause in checkpoint_saving.CAUSES and tape.recording.absent is None:
                 needed += checkpoint_saving.read_with(tape, tensor, write=write, frame=sys._getframe(1))
             with tape.runs.lock:
-                tape.runs.sync(cause, needed, tensor.numel() * tensor.element_size())
+                tape.runs.sync(cause, needed, nbytes)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The content of ``tensor``, if it is known without evaluating anything."""
-        value = self.tape.tensors.value_of(tensor)
+        with private_api.no_function_modes():
+            value = self.tape.tensors.value_of(tensor)
         found = constant_folding.known(self.tape.shapes, [value]) if value is not None else None
         return found[value] if found is not None and value is not None else None
 

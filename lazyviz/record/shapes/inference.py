@@ -34,7 +34,10 @@ MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for exa
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
 # They do not resize an `out=` that has the right number of elements, whatever its shape.
 _FILL = {"arange", "range", "linspace", "logspace"}
-_MAKE_SPARSE = {"sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor"}
+_MAKE_SPARSE = {
+    "sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor", "_to_sparse",
+    "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
+}  # fmt: skip
 # Ops that create quantized tensors, whose scheme a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
 
@@ -152,7 +155,7 @@ class ShapeCache:
         """
         if info.set_like:
             raise DataDependent(f"{info.name} exchanges memory")
-        if info.name in _MAKE_SPARSE:  # the rules would check the content of indices
+        if info.name in _MAKE_SPARSE:  # no rule knows how many elements it has; some would read indices
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} creates a quantized tensor")

@@ -35,6 +35,8 @@ class DataDependent(Exception):
 
 LARGEST_NBYTES = 256 * 2**20
 """Inputs above this are not probed."""
+MOST_DIMENSIONS = 64
+"""Most kernels that reduce dimensions count them in the bits of an integer; shape rules accept more."""
 _LARGEST_DOUBTFUL_NBYTES = 4 * 2**20  # of inputs and outputs, if only the dtypes are unusual
 _LARGEST_UNCOMMON_NBYTES = 2**16  # likewise, if only the operator is
 # The operators that most programs consist of, in-place variants included. Their rules are known to agree with
@@ -304,6 +306,8 @@ def may_differ_from_rule(name: str, mutates: bool, arguments: dict[str, Any], in
     if name == "embedding":
         return arguments["indices"].dtype not in (torch.int64, torch.int32)
     if name in CHECK_MORE and CHECK_MORE[name](arguments):
+        return True
+    if any(len(value.meta.shape) > MOST_DIMENSIONS for value in inputs):
         return True
     if len(inputs) > 1 and name in _SAME_DTYPE and len({value.meta.dtype for value in inputs}) > 1:
         return True

@@ -58,8 +58,10 @@ def writes_its_first(call: Call) -> bool:
     if not _are_common(values):
         return False
     target = values[0].meta
-    if not target.dense or (len(values) > 1 and 0 in sharing(values)[1:]):
-        return False  # the kernel may reject writes to memory that overlaps itself or an input
+    if not target.dense or any(
+        first == 0 and value.meta is not target for value, first in zip(values[1:], sharing(values)[1:])
+    ):
+        return False  # the kernel may reject writes to memory that overlaps itself, or an input in part
     try:
         if check is not None:
             return check(call)
@@ -153,7 +155,10 @@ def _copies(call: Call) -> bool:
     if type(call.arguments["src"]) in (int, float):  # Python functions treat these as tensors
         return call.inputs[0].meta.dtype in FLOATS
     target, source = call.meta("self"), call.meta("src")
-    return one_dtype([target, source]) is not None and broadcast([target.shape, source.shape]) == target.shape
+    return (
+        one_dtype([target, source], COMMON) is not None
+        and broadcast([target.shape, source.shape]) == target.shape
+    )
 
 
 def _clamps(call: Call) -> bool:

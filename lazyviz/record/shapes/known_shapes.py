@@ -20,6 +20,7 @@ from .output_specs import Inferred, Output, OutputSpec
 
 _CPU = torch.device("cpu")
 _STAND_INS = torch_cuda.STAND_INS
+_LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the
 # second set have no kernel for integers, or not for all of them.
@@ -41,6 +42,8 @@ def find(
         return None
     if info.is_view or info.name == "_unsafe_view":
         return _view(metadata, op, info, args, kwargs, inputs)
+    if any(len(value.meta.shape) > kernel_probes.MOST_DIMENSIONS for value in inputs):
+        return None
     if _STAND_INS and inputs and inputs[0].meta.device in _STAND_INS:
         return _on_card(metadata, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
@@ -58,21 +61,33 @@ def find(
         value = inputs[0]
         outputs.append(OutputSpec(value.meta, 0, True, -1, value.storage.nbytes))
     else:
-        made = kernel_rules.made(call)
-        if made is None:
+        results = _new(metadata, call)
+        if results is None:
             return None
-        fresh = 0
-        for result in made:
-            if result is None:
-                outputs.append(None)
-                continue
-            meta = metadata.meta(result.shape, result.stride, 0, result.dtype, _CPU)
-            outputs.append(OutputSpec(meta, None, False, fresh, max(meta.nbytes, result.nbytes)))
-            fresh += 1
+        outputs = results
     container: Any = tuple if len(info.op._schema.returns) > 1 else None
     if info.name in foreach.MAKE:
         container = list
     return Inferred(info, container, outputs, [], True)
+
+
+def _new(metadata: MetadataTable, call: Call) -> list[Output] | None:
+    """The results of a call that writes nothing."""
+    made = kernel_rules.made(call)
+    if made is None:
+        return None
+    outputs: list[Output] = []
+    fresh = 0
+    for result in made:
+        if result is None:
+            outputs.append(None)
+            continue
+        meta = metadata.meta(result.shape, result.stride, 0, result.dtype, _CPU)
+        if meta.storage_nbytes > _LARGEST_INTEGER or any(step > _LARGEST_INTEGER for step in meta.stride):
+            return None  # PyTorch raises the error
+        outputs.append(OutputSpec(meta, None, False, fresh, max(meta.nbytes, result.nbytes)))
+        fresh += 1
+    return outputs
 
 
 def _view(

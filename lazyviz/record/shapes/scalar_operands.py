@@ -25,11 +25,15 @@ LARGEST_COMMON = 127  # fits every number dtype
 _TAKE_NUMBERS = ("number", "Optional[number]", "List[number]", "Tensor", "List[Tensor]")
 
 
-def extent(number: int | float) -> int:
+def extent(number: int | float | complex) -> int:
     """How many dtypes are too small for ``number``, as a negative count if it is negative; 0 if none is.
 
-    Numbers of the same type and extent fit the same dtypes.
+    Numbers of the same type and extent fit the same dtypes.  That of a complex number is positive: it is made
+    of those of its parts, and of whether real dtypes take it, which they do if it has no imaginary part.
     """
+    if isinstance(number, complex):
+        parts = -extent(number.real) * 64 - extent(number.imag)
+        return parts * 2 + (number.imag != 0)
     if number != number:
         return -len(_LIMITS) - 2
     if -LARGEST_COMMON <= number <= LARGEST_COMMON:

@@ -167,6 +167,13 @@ def _like(arguments: dict[str, Any], result: Result) -> Result:
     return result
 
 
+def _full(arguments: dict[str, Any], result: Result) -> Result:
+    """A complex number has the default complex dtype only if that is one of 64 or 128 bits."""
+    if isinstance(result, torch.Tensor) and result.dtype == torch.complex32 and not arguments.get("dtype"):
+        return torch.empty_like(result, dtype=torch.complex64)
+    return result
+
+
 def _empty_like(argument: str) -> Callable[[dict[str, Any], Result], Result]:
     """``at::empty_like`` of the named argument."""
 
@@ -413,6 +420,7 @@ def _weights_if_wanted(arguments: dict[str, Any], result: Result) -> Result:
 
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
+    "full": _full,
     "view": _view,
     "convolution": _cudnn_convolution,
     "convolution_backward": _cudnn_convolution,

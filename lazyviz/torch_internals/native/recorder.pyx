@@ -234,7 +234,7 @@ cdef class Maker:
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
-cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active
+cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external
 cdef dict infos, entries, above, pending_nodes, held
@@ -278,7 +278,7 @@ def connect(**parts):
     global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
-    global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner
+    global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
@@ -304,7 +304,7 @@ def connect(**parts):
     add_, increment_version = parts["add_"], parts["increment_version"]
     forward_mode_active, engine_is_sole_owner = parts["forward_mode_active"], parts["engine_is_sole_owner"]
     cpu, alias, memory_of, is_given = parts["cpu"], parts["alias"], parts["memory_of"], parts["is_given"]
-    is_ordinary = parts["is_ordinary"]
+    is_ordinary, symbolic = parts["is_ordinary"], parts["symbolic"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
     tape, recorder = parts["tape"], parts["recorder"]
@@ -690,7 +690,7 @@ cdef object add_to_key(list key, object item, Op op):
         key.append(cls)
         if cls not in op.by_type:
             key.append(item)
-        elif cls is not complex and not -127 <= item <= 127:  # LARGEST_COMMON
+        elif cls is complex or not -127 <= item <= 127:  # LARGEST_COMMON
             key.append(extent(item))
     elif cls is list or cls is tuple:
         key.append(len(item))
@@ -1152,7 +1152,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
         add_object(words, cls)
         if cls not in op.by_type:
             add_number(words, item, cls)
-        elif cls is not complex and not -127 <= item <= 127:
+        elif cls is complex or not -127 <= item <= 127:
             add(words, <size_t> <int64_t> extent(item))
         return item
     elif cls is list or cls is tuple:
@@ -1173,6 +1173,8 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
     else:
         add_object(words, item)
         if item is not None and cls is not Dtype and cls is not Layout and cls is not MemoryFormat:
+            if cls in symbolic:
+                return MISS
             words.count = -1
         return item
     values.append(value)

@@ -75,6 +75,7 @@ ALONE: dict[str, Callable[[torch.Tensor], Any]] = {
     "bessel_j0": torch.special.bessel_j0,
     "logsumexp": lambda a: a.logsumexp(1),
     "_foreach_sqrt": lambda a: torch._foreach_sqrt([a, a]),
+    "_foreach_pow of a number": lambda a: torch._foreach_pow(2, [a, a]),
     "exp, out": lambda a: torch.exp(a, out=torch.empty(SHAPE, dtype=torch.complex128)),
     "where, number": lambda a: torch.where(a != 0, a, 2.5),
 }

@@ -271,3 +271,54 @@ def test_transforms_are_laid_out_as_their_kernel_leaves_them(transform):
                 if transform is not torch.fft.rfftn:
                     x = torch.complex(x, x)
                 both(lambda x, dim=dim: transform(x, [8] * len(dim), dim), x)
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_complex_fill_value_has_eagers_dtype_under_every_default(default):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        both(lambda: torch.full((2, 2), 1j))
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+def test_elements_are_updated_in_place_without_pytorchs_rules_for_each_position(dtype, monkeypatch):
+    def program(rows):
+        x = torch.zeros(5, 6, dtype=dtype)
+        for row in rows:
+            x[row, 2] *= 1
+            x[row] += x[row]
+        return x
+
+    both(lambda: program(range(2)))
+    with monkeypatch.context() as patched, lazyviz.lazy() as graph:
+        patched.setattr(type(tape.shapes), "_ask", lambda *call: pytest.fail(f"asked for {call[1]}"))
+        result = program(range(2, 5))
+    graph.evaluate()
+    assert torch.equal(result, program(range(2, 5)))
+
+
+def test_a_write_to_memory_that_overlaps_its_source_in_part_is_refused_as_in_eager_mode():
+    x = torch.arange(6.0)
+    with pytest.raises(RuntimeError, match="unsupported operation") as expected:
+        x[1:].add_(x[:-1])
+    with lazyviz.lazy(), pytest.raises(RuntimeError, match="unsupported operation") as raised:
+        x[1:].add_(x[:-1])
+    assert str(raised.value) == str(expected.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_conversions_to_sparse_layouts_ask_no_shape_rule(layout, monkeypatch):
+    x = torch.eye(4)
+    block = (2, 2) if layout.startswith("b") else None
+    convert = getattr(torch, f"sparse_{layout}")
+    expected = (x * 2).to_sparse(layout=convert, blocksize=block).to_dense()
+    with monkeypatch.context() as patched, lazyviz.lazy() as graph:
+        doubled = x * 2
+        patched.setattr(type(tape.shapes), "_ask", lambda *call: pytest.fail(f"asked for {call[1]}"))
+        sparse = doubled.to_sparse(layout=convert, blocksize=block)
+    assert torch.equal(sparse.to_dense(), expected)
+    assert len(graph.sync_points) == 1
