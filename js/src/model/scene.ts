@@ -1,11 +1,9 @@
 // The groups received so far, which of them are open, and where everything is drawn.
 // The counterpart of lazyviz/view/layout/coordinates.py.
 
-import type { Area } from "../graph/camera";
 import { charWidth } from "../page/dom";
-import { nameOf } from "../graph/boxes";
-import { placeLabels, type Label } from "../graph/edge-labels";
-import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
+import { placeLabels, type Label } from "./edge-labels";
+import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Area, type Placed, type Size } from "./layout";
 import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
@@ -21,6 +19,11 @@ const MOST_GAP = 400; // pixels that a row is moved down for it
 const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
 const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
+
+/** A box's name as it is read aloud, with its number of repeats. */
+export function nameOf(box: BoxData): string {
+  return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
+}
 
 export interface Frame {
   box: BoxData;
