@@ -263,7 +263,7 @@ export class BoxDrawing {
       this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
       return;
     }
-    const third = fitting(width - 8 - left, small, [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · "), this.#number);
+    const third = fitting(width - 8 - left, small, [box.params ?? (syncsOf(box) || (box.through && box.sub.split(" · ")[0])), this.#number].filter(Boolean).join(" · "), this.#number);
     this.#put(this.#third, rows >= 3 ? cut(third, width - 8 - left, small) : "", left, lead + 29 * grow, small);
     this.#badge?.replaceChildren(
       ...(badge

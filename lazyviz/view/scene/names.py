@@ -66,7 +66,7 @@ def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> 
     """
     rounds: dict[Box, list[int]] = {}
     for index, box in enumerate(box_of):
-        if box is not None and (step := _lane_of(box).parent) is not None and step.kind == "step":
+        if box is not None and (step := lane_of(box).parent) is not None and step.kind == "step":
             rounds.setdefault(step, []).append(index)
     if len(rounds) < 2:
         return {}
@@ -107,7 +107,7 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
     read: set[tuple[int, Box]] = set()
     for index, found in enumerate(reads):
         if (reader := box_of[index]) is not None:
-            lane = _lane_of(reader)
+            lane = lane_of(reader)
             read.update((value.id, lane) for _, value in found)
     results: dict[int, Result] = {}
     after: dict[Box, list[Box]] = {}
@@ -116,7 +116,7 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
         if maker is None or node.phase not in ("forward", "other"):
             continue
         named = [value for value in node.outputs if _is_result(value, node)]
-        lane = _lane_of(maker)
+        lane = lane_of(maker)
         if named and maker.parent is lane and all((value.id, lane) in read for value in named):
             maker.label = f"{', '.join(value.name for value in named)} = {maker.label}"
             continue
@@ -139,7 +139,7 @@ def _is_result(value: Value, node: Node) -> bool:
     return bool(value.name) and value.node is node and storage.dropped is None and not storage.external
 
 
-def _lane_of(box: Box) -> Box:
+def lane_of(box: Box) -> Box:
     while box.kind != "lane":
         assert box.parent is not None  # every op is in one
         box = box.parent
