@@ -43,7 +43,7 @@ def merge_calls(
     children = group.children
     by_key: dict[object, list[int]] = {}
     for position, child in enumerate(children):
-        if child.kind == "module" and child.name and child.key is not None:
+        if child.kind == "module" and child.name and child.key is not None and not child.container:
             by_key.setdefault(child.key, []).append(position)
     several = [places for places in by_key.values() if len(places) > 1][:MOST_CALLED]
     if not several or len(children) > MOST_CHILDREN:

@@ -102,6 +102,7 @@ def _sort_into_boxes(
     steps = steps_of(graph, lanes, reads)
     many = bool(steps) and steps[-1] > 0
     calls = Calls(graph)
+    called = {(root_key(root), path) for entered in graph.calls.values() for root, path in entered}
     lines = crowded_lanes(graph, hidden, steps, lanes)
     part_of = updates(graph.nodes, lanes)
     initial = initializations(graph, lanes)
@@ -112,6 +113,7 @@ def _sort_into_boxes(
     def child(parent: Box, step: Step, phase: str, root: str = "") -> Box:
         box = Box(step.kind, step.label, phase, parent, step.key)
         box.name, box.root = step.name, root if step.name else ""
+        box.container = step.kind == "module" and bool(step.name) and step.call not in called
         box.position = len(parent.children)
         parent.children.append(box)
         latest[parent, step.key] = box
@@ -370,8 +372,10 @@ def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool])
     known = next((name for name in _prefixes(module.name) if name in forward), None)
     if known is None:  # there is nothing to match
         return LANE_BOXES
-    if known != module.name or not forward[known]:  # folded with others, inside a closed module, or closed
-        return 0
+    # A list is not shown itself where its layers are.
+    listed = module.container and any(name.startswith(f"{module.name}.") for name in forward)
+    if not listed and (known != module.name or not forward[known]):
+        return 0  # folded with others, inside a closed module, or closed
     # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
     layers = sum(part.kind == "module" for part in module.children)
     return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES

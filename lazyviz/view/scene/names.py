@@ -37,6 +37,9 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         count = box.label.count(".") + 1
         if box.label != ".".join(parts[-count:]):
             continue  # called in words, or as its group is
+        # A module with one part is drawn as one box with it, by both names, but not if it has other parts here.
+        while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
+            count -= 1
         while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
             count += 1
         label = ".".join(parts[-count:])
@@ -45,6 +48,11 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
 
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _has_other_parts(outer: str, name: str, patterns: Mapping[str, str]) -> bool:
+    """Whether ``outer`` contains other modules than that of ``name``, its numbers aside."""
+    return any(of != patterns[name] and other.startswith(f"{outer}.") for other, of in patterns.items())
 
 
 def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
