@@ -37,7 +37,7 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         count = box.label.count(".") + 1
         if box.label != ".".join(parts[-count:]):
             continue  # called in words, or as its group is
-        # A module with one part is drawn as one box with it, by both names, but not if it has other parts here.
+        # A module with one part is one box with it, by both names, but not if it has other parts here.
         while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
             count -= 1
         while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
