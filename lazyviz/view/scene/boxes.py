@@ -32,8 +32,8 @@ class Box:
 
     __slots__ = (
         "calls", "children", "container", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id",
-        "key", "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position",
-        "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
+        "key", "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase",
+        "position", "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
