@@ -217,6 +217,7 @@ export class Body {
       this.#graph.resize(this.#graph.element.clientWidth);
       this.#chart?.resize();
       this.#toolbar.tellFit();
+      this.#controls?.tellFit();
     };
     this.#observer = new ResizeObserver(this.#resize);
     this.#observer.observe(canvas);

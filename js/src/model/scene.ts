@@ -344,9 +344,13 @@ export class Scene {
 
   /** The sizes of lanes as there is room for them in `seen` pixels. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
-    const rail = (n: number): boolean => /o[pt]/.test(row.boxes[n]?.phase ?? "") && sizes.length > 1; // "optimizer", "other"
+    const phases = row.boxes.map(({ phase }) => phase);
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
+    const aside = (phase: string): boolean => /o[pt]/.test(phase); // "optimizer", "other"
+    const least = phases.reduce((all, phase) => all + (aside(phase) ? RAIL_WIDTH : LANE_LEAST) + LANE_GAP, -LANE_GAP);
+    const alone = least > seen && phases.includes("forward"); // there is room for one lane
+    const rail = (n: number): boolean => sizes.length > 1 && (aside(phases[n] ?? "") || (alone && phases[n] === "backward"));
     let rest = seen - LANE_GAP * (sizes.length - 1);
     let left = sizes.length;
     row.boxes.forEach(({ id }, n) => {
@@ -366,7 +370,7 @@ export class Scene {
       rest -= wide;
       left--;
     }
-    return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) ? wide : Math.min(wide, most), tall]);
+    return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) && phases[n] !== "backward" ? wide : Math.min(wide, rail(n) ? LANE_LEAST : most), tall]);
   }
 
   /** The groups that are open in a narrowed group from the start are no wider than it. */
