@@ -20,6 +20,7 @@ class Calls:
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
         self._entered: set[tuple[object, str]] = set()
+        self.of_modules = {(root_key(root), path) for each in graph.calls.values() for root, path in each}
 
     def pass_by(self, index: int) -> None:
         """Visit node ``index``; newly entered modules accumulate until :meth:`taken`."""

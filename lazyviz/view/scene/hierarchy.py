@@ -102,10 +102,8 @@ def _sort_into_boxes(
     steps = steps_of(graph, lanes, reads)
     many = bool(steps) and steps[-1] > 0
     calls = Calls(graph)
-    called = {(root_key(root), path) for entered in graph.calls.values() for root, path in entered}
     lines = crowded_lanes(graph, hidden, steps, lanes)
-    part_of = updates(graph.nodes, lanes)
-    initial = initializations(graph, lanes)
+    part_of, initial = updates(graph.nodes, lanes), initializations(graph, lanes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
     syncs, lane = list[Box](), root
@@ -113,7 +111,7 @@ def _sort_into_boxes(
     def child(parent: Box, step: Step, phase: str, root: str = "") -> Box:
         box = Box(step.kind, step.label, phase, parent, step.key)
         box.name, box.root = step.name, root if step.name else ""
-        box.container = step.kind == "module" and bool(step.name) and step.call not in called
+        box.container = bool(step.name) and step.call not in calls.of_modules
         box.position = len(parent.children)
         parent.children.append(box)
         latest[parent, step.key] = box
