@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -161,3 +162,39 @@ def test_every_folder_is_on_the_map():
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for folder in {path.parent.relative_to(PACKAGE.parent) for path in MODULES}:
         assert f"]({folder.as_posix()})" in text, folder
+
+
+WIDGET = PACKAGE.parent / "js" / "src"
+SCRIPTS = sorted(WIDGET.rglob("*.ts"))
+# What a folder of the widget may import from the others; those that are not listed put the widget together.
+MAY_IMPORT_IN_THE_PAGE = {
+    "page": {"model", "second"},
+    "model": {"page"},
+    "strip": {"model", "page"},
+    "graph": {"model", "page", "strip"},
+    "drawer": {"model", "page", "strip"},
+    "table": {"model", "page", "strip"},
+    "toolbar": {"model", "page"},
+}
+
+
+def scripts_imported_by(path: Path) -> set[Path]:
+    """Modules of the widget that the file imports, except as types only."""
+    named = re.findall(r'^(?:import|export) (?!type )[^;]*?from "(\.[^"]+)"', path.read_text("utf-8"), re.M)
+    return {(path.parent / f"{name}.ts").resolve() for name in named}
+
+
+@pytest.mark.skipif(not SCRIPTS, reason="the widget's sources are not part of an installation")
+def test_no_modules_of_the_widget_import_each_other():
+    graph = {path.resolve(): scripts_imported_by(path) for path in SCRIPTS}
+    assert all(imported <= graph.keys() for imported in graph.values())
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT_IN_THE_PAGE)
+@pytest.mark.skipif(not SCRIPTS, reason="the widget's sources are not part of an installation")
+def test_a_folder_of_the_widget_imports_only_what_it_builds_on(folder):
+    for path in (WIDGET / folder).glob("*.ts"):
+        text = path.read_text(encoding="utf-8")
+        imported = {name.split("/")[0] for name in re.findall(r'from "\.\./([^"]+)"', text)}
+        assert imported <= MAY_IMPORT_IN_THE_PAGE[folder], path.name

@@ -22,6 +22,7 @@ from lazyviz.record.tape import tape
 from lazyviz.session import diagnostics, lazy_graph
 from lazyviz.session.asynchronous import known_programs
 from lazyviz.torch_internals import op_stream
+from lazyviz.view.scene.scene import Scene
 
 
 class Cells:
@@ -1178,3 +1179,12 @@ def test_an_invalid_environment_variable_is_one_sentence_and_the_cell_does_not_r
     assert isinstance(result.error_in_exec, UsageError)
     assert run.output.startswith(f"UsageError: %%lazy: LAZYVIZ_{name}=nonsense: ")
     assert "ran" not in run
+
+
+def test_a_loop_of_a_cell_is_called_by_its_statement(run):
+    run("x = torch.randn(4, 8)\nweights = torch.randn(8, 8)")
+    run("%%lazy\nh = x\nfor step in range(6):\n    h = torch.tanh(h @ weights)\n    h.sum().item()")
+    graph = run["_lazy"]
+    scene = Scene(graph.ir, graph.plan())
+    (loop,) = [box for box in scene.hierarchy.boxes.values() if box.repeats > 1]
+    assert (loop.label, loop.repeats, loop.syncs) == ("for step in range(6)", 6, 6)

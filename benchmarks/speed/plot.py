@@ -38,8 +38,8 @@ def _draw_ratios(axes: Any, judged: list[Figure]) -> None:
         sign, _, limit = each.criterion.partition(" ")
         shares.append(float(limit) / each.value if sign == ">=" else each.value / float(limit))
     heights = range(len(judged))
-    colours = [MET if each.met else MISSED for each in judged]
-    axes.barh(heights, [share - 1 for share in shares], left=1, color=colours)
+    colors = [MET if each.met else MISSED for each in judged]
+    axes.barh(heights, [share - 1 for share in shares], left=1, color=colors)
     for height, each, share in zip(heights, judged, shares):
         assert each.value is not None
         text = f" {number(each.value)} (wanted {each.criterion}) "
@@ -59,9 +59,9 @@ def _draw_ratios(axes: Any, judged: list[Figure]) -> None:
 
 def _draw_growth(axes: Any, growth: list[Figure]) -> None:
     """Microseconds an operator, by their number."""
-    for each, colour in zip(growth, LINES):
+    for each, color in zip(growth, LINES):
         counts = [int(count) for count in each.detail["per op"]]
-        axes.plot(counts, list(each.detail["per op"].values()), marker="o", color=colour, label=each.case)
+        axes.plot(counts, list(each.detail["per op"].values()), marker="o", color=color, label=each.case)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("operators in one block")

@@ -127,7 +127,7 @@ export class Body {
     const { memory } = this;
     const { by, notes = [] } = this.#data;
     this.#graph.offer(notes);
-    if (by && !notes.length) this.#graph.colourBy(by);
+    if (by && !notes.length) this.#graph.colorBy(by);
     if (memory) this.#graph.measure(memory);
     this.#chart = memory
       ? new MemoryChart(memory, {
@@ -217,6 +217,7 @@ export class Body {
       this.#graph.resize(this.#graph.element.clientWidth);
       this.#chart?.resize();
       this.#toolbar.tellFit();
+      this.#controls?.tellFit();
     };
     this.#observer = new ResizeObserver(this.#resize);
     this.#observer.observe(canvas);

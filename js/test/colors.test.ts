@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { bandOf, BoxDrawing } from "../src/graph/boxes";
-import { Colours } from "../src/graph/colors";
+import { Colors } from "../src/graph/colors";
 import type { Frame } from "../src/model/scene";
 import type { BoxData } from "../src/model/types";
 
@@ -23,90 +23,90 @@ const frame = (data: BoxData, more: Partial<Frame> = {}): Frame => ({
   ...more,
 });
 
-describe("Colours", () => {
+describe("Colors", () => {
   it("have no bar for boxes without a time, and measure by the longest", () => {
-    const colours = new Colours();
+    const colors = new Colors();
     const boxes = [box("a", { seconds: 1 }), box("b", { seconds: 0.25 }), box("c")];
-    colours.by = "time";
-    colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.bar(each)[0]?.[1])).toEqual([1, 0.25, 0]);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["1.00 s", "250 ms", "not run"]);
-    expect(colours.legend().ticks).toEqual(["0", "500 ms", "1.00 s"]);
+    colors.by = "time";
+    colors.learn(boxes, boxes);
+    expect(boxes.map((each) => colors.bar(each)[0]?.[1])).toEqual([1, 0.25, 0]);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["1.00 s", "250 ms", "not run"]);
+    expect(colors.legend().ticks).toEqual(["0", "500 ms", "1.00 s"]);
   });
 
   it("show what is held at the peak by category, on a linear scale that is as long as the peak", () => {
-    const colours = new Colours();
-    colours.peak = 4096;
+    const colors = new Colors();
+    colors.peak = 4096;
     const boxes = [box("a", { bytes: 9999, held: 3072, by: [["activations", 2048], ["parameters", 1024]] }), box("b", { bytes: 10 })];
-    colours.learn(boxes, boxes);
-    expect(colours.bar(boxes[0] as BoxData)).toEqual([["activations", 0.5], ["parameters", 0.25]]);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["3.00 KiB at peak", "0 B at peak"]);
-    colours.by = "memory";
-    colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["9.76 KiB allocated", "10 B allocated"]);
+    colors.learn(boxes, boxes);
+    expect(colors.bar(boxes[0] as BoxData)).toEqual([["activations", 0.5], ["parameters", 0.25]]);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["3.00 KiB at peak", "0 B at peak"]);
+    colors.by = "memory";
+    colors.learn(boxes, boxes);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["9.76 KiB allocated", "10 B allocated"]);
   });
 
   it("show what is held where the chart is read, with the peak pale below it", () => {
-    const colours = new Colours();
-    colours.peak = 4096;
+    const colors = new Colors();
+    colors.peak = 4096;
     const held = box("a", { held: 3072, by: [["activations", 3072]] });
-    colours.learn([held], [held]);
-    expect(colours.barNow(held)).toBeNull();
-    colours.now = { a: [["activations", 1024], ["temporaries", 512]] };
-    expect(colours.bar(held)).toEqual([["activations", 0.75]]);
-    expect(colours.barNow(held)).toEqual([["activations", 0.25], ["temporaries", 0.125]]);
-    expect([held, box("b")].map((each) => colours.number(each))).toEqual(["1.50 KiB now", "0 B now"]);
+    colors.learn([held], [held]);
+    expect(colors.barNow(held)).toBeNull();
+    colors.now = { a: [["activations", 1024], ["temporaries", 512]] };
+    expect(colors.bar(held)).toEqual([["activations", 0.75]]);
+    expect(colors.barNow(held)).toEqual([["activations", 0.25], ["temporaries", 0.125]]);
+    expect([held, box("b")].map((each) => colors.number(each))).toEqual(["1.50 KiB now", "0 B now"]);
     const drawing = new BoxDrawing(frame(held));
-    drawing.paint(colours);
+    drawing.paint(colors);
     expect([...drawing.element.querySelectorAll(".lz-part")].map((part) => part.classList.contains("lz-pale"))).toEqual([true, false, false]);
-    colours.by = "memory";
-    expect(colours.barNow(held)).toBeNull();
+    colors.by = "memory";
+    expect(colors.barNow(held)).toBeNull();
   });
 
   it("show projected times and FLOPs until there are measured ones", () => {
-    const colours = new Colours();
+    const colors = new Colors();
     const boxes = [box("a", { numbers: { time: [0.5, 0.5, ""], flops: [2e9, 2e9, "2 GFLOP"] } }), box("b", { seconds: 0.25, state: "done", numbers: { time: [9, 9, ""] } })];
-    colours.by = "time";
-    colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["500 ms projected", "250 ms"]);
-    expect(boxes.map((each) => colours.bar(each)[0]?.[1])).toEqual([1, 0.5]);
-    colours.by = "flops";
-    colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["2 GFLOP", ""]);
-    expect(colours.legend().ticks).toEqual(["0", "1 GFLOP", "2 GFLOP"]);
+    colors.by = "time";
+    colors.learn(boxes, boxes);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["500 ms projected", "250 ms"]);
+    expect(boxes.map((each) => colors.bar(each)[0]?.[1])).toEqual([1, 0.5]);
+    colors.by = "flops";
+    colors.learn(boxes, boxes);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["2 GFLOP", ""]);
+    expect(colors.legend().ticks).toEqual(["0", "1 GFLOP", "2 GFLOP"]);
   });
 
   it("show the user's own numbers, those below zero in another hue, measured by the largest of all", () => {
-    const colours = new Colours();
-    colours.notes = [["norm", -4, 2, "-4", "2"]];
-    colours.by = "note:norm";
+    const colors = new Colors();
+    colors.notes = [["norm", -4, 2, "-4", "2"]];
+    colors.by = "note:norm";
     const boxes = [box("a", { numbers: { "note:norm": [-4, -4, "-4"] } }), box("b", { numbers: { "note:norm": [1, 2, "1 to 2"] } }), box("c")];
-    colours.learn(boxes, boxes);
-    expect(boxes.map((each) => colours.number(each))).toEqual(["-4 norm", "1 to 2 norm", ""]);
-    expect(boxes.map((each) => colours.bar(each)[0] ?? [])).toEqual([["below", 1], ["note", 0.5], []]);
-    expect(boxes.map((each) => Boolean(colours.style(each)))).toEqual([true, true, false]);
-    expect(colours.legend().ticks).toEqual(["-4", "0", "4"]);
+    colors.learn(boxes, boxes);
+    expect(boxes.map((each) => colors.number(each))).toEqual(["-4 norm", "1 to 2 norm", ""]);
+    expect(boxes.map((each) => colors.bar(each)[0] ?? [])).toEqual([["below", 1], ["note", 0.5], []]);
+    expect(boxes.map((each) => Boolean(colors.style(each)))).toEqual([true, true, false]);
+    expect(colors.legend().ticks).toEqual(["-4", "0", "4"]);
   });
 
-  it("keep a module's colour while other modules come and go", () => {
-    const colours = new Colours();
-    colours.by = "module";
+  it("keep a module's color while other modules come and go", () => {
+    const colors = new Colors();
+    colors.by = "module";
     const stays = box("a", { module: "wte", bytes: 1 });
     const first = [stays, box("b", { module: "h", bytes: 9 })];
-    colours.learn(first, first);
-    const before = colours.style(stays);
+    colors.learn(first, first);
+    const before = colors.style(stays);
     const later = [box("c", { module: "h.0", bytes: 50 }), box("d", { module: "h.1", bytes: 60 }), stays];
-    colours.learn(later, later);
-    expect(colours.style(stays)).toBe(before);
-    expect(new Set(later.map((each) => colours.style(each))).size).toBe(3);
+    colors.learn(later, later);
+    expect(colors.style(stays)).toBe(before);
+    expect(new Set(later.map((each) => colors.style(each))).size).toBe(3);
   });
 
-  it("give the same parts of a repeated module one colour where there are many", () => {
-    const colours = new Colours();
-    colours.by = "module";
+  it("give the same parts of a repeated module one color where there are many", () => {
+    const colors = new Colors();
+    colors.by = "module";
     const parts = Array.from({ length: 12 }, (_, n) => [box(`a${n}`, { module: `h.${n}.attn` }), box(`m${n}`, { module: `h.${n}.mlp` })]);
-    colours.learn(parts.flat(), parts.flat());
-    expect(colours.legend().entries.map(({ text }) => text)).toEqual(["h.*.attn", "h.*.mlp"]);
+    colors.learn(parts.flat(), parts.flat());
+    expect(colors.legend().entries.map(({ text }) => text)).toEqual(["h.*.attn", "h.*.mlp"]);
   });
 });
 

@@ -154,7 +154,8 @@ class LazyBlock(Transaction, Generic[G]):
             named.begin(tape, ir)
         ir.cudnn_benchmark = torch.backends.cudnn.benchmark
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
-        ir.place, ir.is_cell = tape.scopes.sources.find(frame)[0], bool(options.code)
+        ir.is_cell = bool(options.code)
+        ir.place = tape.scopes.sources.opened_at(frame, whole_cell=ir.is_cell)
         world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
         cards = planned_device.cards(tape, card, ir, options.assume, device)
         if not _open:

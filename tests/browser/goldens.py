@@ -23,7 +23,7 @@ STRUCTURE = FOLDER / "structure.json"
 TAKEN = ("1500-light", "900-dark")
 MORE = ("gpt2-1500-dark", "gpt2-900-light", "gpt2-700-light", "failed-1500-dark", "failed-900-light")
 NAMES = (*(f"{name}-{way}" for name in pictures.PICTURES if name != "failed" for way in TAKEN), *MORE)
-COLOURS = 160  # of the palette that a picture is kept with
+COLORS = 160  # of the palette that a picture is kept with
 DIFFERENT = 48  # of 255, in one channel: less is how an edge was smoothed
 TOLERANCE = 0.002  # share of the pixels that may differ
 
@@ -91,7 +91,7 @@ def take(browser: Any, name: str) -> tuple[Image.Image, list[Any], list[int]]:
 
 def keep(picture: Image.Image, path: Path) -> None:
     """Write a small PNG."""
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def difference(golden: Image.Image, fresh: Image.Image) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from lazyviz.view.widget.page_state import bundle
 from lazyviz.view.widget.widget import LazyWidget
 
-# Colours of JupyterLab's two themes, as far as the widget reads them.
+# Colors of JupyterLab's two themes, as far as the widget reads them.
 LIGHT = {
     "--jp-layout-color0": "#fff",
     "--jp-layout-color1": "#fff",
@@ -50,10 +50,10 @@ class Host:
 
 
 def jupyter(*, dark: bool = False) -> Host:
-    colours = "".join(f"{name}:{value};" for name, value in (DARK if dark else LIGHT).items())
+    colors = "".join(f"{name}:{value};" for name, value in (DARK if dark else LIGHT).items())
     return Host(
         body=f'data-jp-theme-light="{str(not dark).lower()}"',
-        style=f":root{{{colours}}}body{{background:var(--jp-layout-color1)}}",
+        style=f":root{{{colors}}}body{{background:var(--jp-layout-color1)}}",
     )
 
 

@@ -101,7 +101,7 @@ def test_a_key_lists_all_keys_and_another_plays(page, dark):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("by", ["memory", "time", "flops", "dtype", "module", "note:norm"])
-def test_axe_finds_nothing_wrong_in_any_colours(page, dark, by):
+def test_axe_finds_nothing_wrong_in_any_colors(page, dark, by):
     graph, keep = training(4)
     graph.evaluate()
     graph.annotate("norm", {"net.0": 1.5, "net.2": -3})
@@ -230,12 +230,12 @@ def test_high_contrast_keeps_every_word_and_outline(page):
     with Stage(page, graph) as stage:
         stage.click('[data-node][data-op^="aten._log_softmax"]')
         for selector in (".lz-content .lz-label", ".lz-content .lz-sub", ".lz-muted"):
-            colours = page.locator(selector).evaluate_all(
+            colors = page.locator(selector).evaluate_all(
                 "all => [...new Set(all.map((each) => {"
                 " const style = getComputedStyle(each);"
                 " return each instanceof SVGElement ? style.fill : style.color; }))]"
             )
-            assert colours == ["rgb(0, 0, 0)"], selector
+            assert colors == ["rgb(0, 0, 0)"], selector
         stroke = page.locator(".lz-selected > .lz-card").evaluate(
             "card => getComputedStyle(card).strokeWidth"
         )

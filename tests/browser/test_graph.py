@@ -145,7 +145,7 @@ def test_the_legend_of_lines_leaves_room_for_the_zoom_of_a_narrow_widget(page, s
         """() => {
           const edge = document.querySelector(".lz-graph-foot").getBoundingClientRect().right;
           const parts = [...document.querySelectorAll(".lz-zoom button, .lz-entry")];
-          const key = document.querySelector(".lz-colour-key");
+          const key = document.querySelector(".lz-color-key");
           const inside = parts.every((each) => each.getBoundingClientRect().right <= edge);
           return [inside, key.scrollWidth - key.clientWidth];
         }"""
@@ -226,10 +226,10 @@ def test_parameters_inputs_and_ops_have_shapes_of_their_own(page, show):
     )
 
 
-def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
+def test_one_legend_says_what_the_chosen_colors_mean(page, show, screenshots):
     stage = show("mlp")
-    menu = shown(page.locator('select[data-action="colour"]'))
-    legend = page.locator(".lz-colour-key")
+    menu = shown(page.locator('select[data-action="color"]'))
+    legend = page.locator(".lz-color-key")
     assert menu.input_value() == "peak"
     assert "linear" in legend.inner_text() and "held at the peak" in legend.inner_text()
     fill = "() => getComputedStyle(document.querySelector('[data-kind=\"module\"] .lz-tint')).fill"
@@ -247,7 +247,7 @@ def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
         """() => [...document.querySelectorAll('[data-name="model.hidden"]')]
           .map((box) => getComputedStyle(box.querySelector('.lz-tint')).fill)"""
     )
-    assert len(same) >= 2 and len(set(same)) == 1, "a module has one colour in every lane"
+    assert len(same) >= 2 and len(set(same)) == 1, "a module has one color in every lane"
     menu.select_option("flops")
     stage.settle()
     assert legend.inner_text().split("\n")[-2:] == ["606 kFLOP", "linear"], "2 x 32 x (64 x 128 + 128 x 10)"
@@ -256,14 +256,14 @@ def test_one_legend_says_what_the_chosen_colours_mean(page, show, screenshots):
     assert re.search(r"when the graph runs|\d [µm]s", legend.inner_text()), (
         "measured, or projected where rates are known"
     )
-    stage.page.locator(".lazyviz").screenshot(path=screenshots / "graph-colours.png")
+    stage.page.locator(".lazyviz").screenshot(path=screenshots / "graph-colors.png")
 
 
-def test_an_annotation_colours_and_labels_boxes_at_once_and_can_be_chosen_and_taken_away(page, show):
+def test_an_annotation_colors_and_labels_boxes_at_once_and_can_be_chosen_and_taken_away(page, show):
     graph, (model, *keep) = pictures.mlp()
     stage = show("mlp", graph)
     card = page.locator('[data-name="model.hidden"][data-phase="forward"]')
-    number, legend = card.locator(".lz-sub").last, page.locator(".lz-colour-key")
+    number, legend = card.locator(".lz-sub").last, page.locator(".lz-color-key")
     fill = "(css) => getComputedStyle(document.querySelector(css)).fill"
     tint = '[data-name="model.hidden"] .lz-tint'
     by_layer = page.evaluate(fill, tint)
@@ -272,7 +272,7 @@ def test_an_annotation_colours_and_labels_boxes_at_once_and_can_be_chosen_and_ta
     assert number.text_content().endswith("0.75 <i>norm</i>"), "shown at once, and as text"
     assert legend.inner_text().split() == ["<i>norm</i>", "-0.75", "0", "0.75", "linear"]
     assert page.evaluate(fill, tint) != by_layer
-    menu = shown(page.locator('select[data-action="colour"]'))
+    menu = shown(page.locator('select[data-action="color"]'))
     assert menu.input_value() == "note:<i>norm</i>"
     assert menu.locator("optgroup option").all_inner_texts() == ["<i>norm</i>"]
     menu.focus()
@@ -289,13 +289,13 @@ def test_an_annotation_colours_and_labels_boxes_at_once_and_can_be_chosen_and_ta
     del keep
 
 
-def test_after_a_run_boxes_are_coloured_by_time(page):
+def test_after_a_run_boxes_are_colored_by_time(page):
     graph, keep = pictures.mlp()
     with Stage(page, graph) as stage:
-        shown(page.locator('select[data-action="colour"]')).select_option("time")
+        shown(page.locator('select[data-action="color"]')).select_option("time")
         stage.click('button[data-action="evaluate"]')
-        assert "s" in page.locator(".lz-colour-key").inner_text()
-        assert page.locator(".lz-colour-key .lz-ticks").count() == 1
+        assert "s" in page.locator(".lz-color-key").inner_text()
+        assert page.locator(".lz-color-key .lz-ticks").count() == 1
         assert page.locator('[data-kind="op"][data-state="done"]').count() > 0
     del keep
 
@@ -544,7 +544,7 @@ def test_the_selected_box_lights_up_what_it_reads_what_reads_it_what_is_saved_an
         }))"""
     )
     assert len(set(looks.values())) == len(looks), "each kind has a look of its own"
-    legend = page.locator(".lz-colour-key").inner_text()
+    legend = page.locator(".lz-color-key").inner_text()
     assert all(word in legend for word in ("producers", "consumers", "saved activations", "gradient partner"))
     page.locator(".lazyviz").screenshot(path=screenshots / "graph-relations.png")
     page.locator(".lz-graph").click(position={"x": 4, "y": 4})

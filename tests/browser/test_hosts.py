@@ -67,17 +67,17 @@ CONTRAST = """
     return [r * unit, g * unit, b * unit, a];
   };
   const over = (top, below) => top.slice(0, 3).map((v, n) => v * top[3] + below[n] * (1 - top[3]));
-  const light = (colour) => {
+  const light = (color) => {
     const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = colour.map((v) => linear(v / 255));
+    const [r, g, b] = color.map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = (element) => {
     const seen = [];
     for (; element; element = element.parentElement) {
-      const colour = rgb(getComputedStyle(element).backgroundColor);
-      seen.push(colour);
-      if (colour[3] === 1) break;
+      const color = rgb(getComputedStyle(element).backgroundColor);
+      seen.push(color);
+      if (color[3] === 1) break;
     }
     return seen.reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
   };

@@ -317,3 +317,21 @@ def test_nothing_of_the_chart_is_cut_off_or_covered(page, staged, width, dark, s
         }"""
     )
     assert covering == []
+
+
+def test_the_words_for_a_capacity_just_below_the_peak_are_not_behind_its_flag(page):
+    net, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]), torch.randn(512, 512)
+    with lazyviz.lazy("cpu:18MiB") as graph:
+        loss = net(x).square().mean()
+        loss.backward()
+    with Stage(page, graph, width=720):
+        words, flag = (
+            page.locator(f".lazyviz {part}").first.evaluate(
+                "(e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; }"
+            )
+            for part in (".lz-capacity-text", ".lz-peak .lz-flag")
+        )
+        peak, capacity = (graph.plan().peak_bytes, graph.plan().capacity_bytes)
+    assert 0.85 * peak < capacity < peak, "the line is close to the top"
+    assert words[1] >= flag[3] or words[0] >= flag[2] or words[2] <= flag[0]
+    del loss

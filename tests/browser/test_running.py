@@ -323,7 +323,7 @@ PLACES = """() => {
   const found = {};
   const parts = '[data-part], button, select, input, .lz-verdict, [role="tab"], th, tr[data-line],'
     + '[data-node] > :is(.lz-card, .lz-frame), .lz-lane, .lz-edge,'
-    + '.lz-legend-entry, .lz-memory-head, .lz-plot-box, .lz-layers li, .lz-colour-key';
+    + '.lz-legend-entry, .lz-memory-head, .lz-plot-box, .lz-layers li, .lz-color-key';
   document.querySelectorAll(parts).forEach((element) => {
     const { x, y } = element.getBoundingClientRect();
     const seen = element.checkVisibility({ visibilityProperty: true });

@@ -61,7 +61,7 @@ def test_svg_and_png_are_the_picture_as_it_is_drawn(page, tmp_path):
         assert png.startswith(b"\x89PNG")
         width, height = struct.unpack(">II", png[16:24])
         assert (width, height) == tuple(round(2 * float(root.get(side))) for side in ("width", "height"))
-        # Not an empty sheet: many colours of text and boxes.
+        # Not an empty sheet: many colors of text and boxes.
         (tmp_path / "a.png").write_bytes(png)
         assert len(png) > 10_000
 

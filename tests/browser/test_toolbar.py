@@ -8,6 +8,7 @@ from torch import nn
 
 import lazyviz
 
+from . import pictures
 from .stage import Stage
 
 pytestmark = pytest.mark.browser
@@ -88,3 +89,33 @@ def test_an_error_in_the_chip_is_whole_or_says_what_failed(browser, width):
     assert chip["text"] in (f"RuntimeError: {message}", message, words)
     assert message in chip["title"] and message in told
     assert wide["whole"] and wide["text"] == f"RuntimeError: {message}", "also after the window has grown"
+
+
+def test_the_chosen_device_is_named_without_its_memory_where_there_is_no_room_for_both(browser):
+    graph, keep = too_big()
+    page = browser.new_page(viewport={"width": 1516, "height": 1000})
+    seen = {}
+    with Stage(page, graph, width=1500) as stage:
+        for width in (1500, 700, 1500):
+            page.locator(".stage").evaluate("(e, width) => { e.style.width = `${width}px`; }", width)
+            stage.settle()
+            menu = page.locator('select[data-action="device"]')
+            seen.setdefault(width, []).append(menu.evaluate("(e) => e.selectedOptions[0].text"))
+    page.close()
+    assert seen == {1500: ["cpu · 512 KiB"] * 2, 700: ["cpu"]}
+    del keep
+
+
+@pytest.mark.parametrize("width", [600, 700])
+def test_lanes_are_as_wide_as_the_widget_at_most(browser, width):
+    graph, keep = pictures.recorded("gpt2")
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width):
+        end = page.locator(".lazyviz").evaluate("(e) => e.getBoundingClientRect().right")
+        lanes = page.locator("[data-lane] > rect").evaluate_all(
+            "(all) => all.map((e) => e.getBoundingClientRect().right)"
+        )
+        phases = page.locator("[data-lane]").evaluate_all("(all) => all.map((e) => e.dataset.lane)")
+    page.close()
+    assert phases == ["forward", "backward", "optimizer"] and max(lanes) <= end
+    del keep

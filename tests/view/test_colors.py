@@ -113,7 +113,7 @@ def test_a_group_of_one_floating_dtype_and_integers_is_of_that_dtype_and_of_two_
     del chosen, half
 
 
-def test_an_update_is_coloured_as_the_module_whose_parameter_it_changes():
+def test_an_update_is_colored_as_the_module_whose_parameter_it_changes():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(net.parameters(), foreach=False)
     x = torch.randn(2, 4)

@@ -3,8 +3,8 @@
 
 import { charWidth, cut, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
-import type { Colours, Part } from "./colors";
-import type { Frame } from "../model/scene";
+import type { Colors, Part } from "./colors";
+import { nameOf, type Frame } from "../model/scene";
 import type { BoxData, ShapePart } from "../model/types";
 
 const LEAST = 9.2; // pixels on screen below which no text is written
@@ -30,11 +30,6 @@ export function bandOf(scale: number): Band {
   const grow = scale >= 0.8 ? 1 : Math.max(LEAST / SUB / least, 1);
   if (grow * SUB > 50) return SILENT;
   return { grow, lines: grow <= 1.5 ? 2 : grow * SUB <= 31 ? 1 : 0, titles: grow * SUB };
-}
-
-/** A box's name as it is read aloud, with its number of repeats. */
-export function nameOf(box: BoxData): string {
-  return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
 }
 
 /** The number of sync points in a group. */
@@ -197,14 +192,14 @@ export class BoxDrawing {
   }
 
   /** Its tint, number and bar. */
-  paint(colours: Colours): void {
+  paint(colors: Colors): void {
     const { box, width, height, open } = this.#frame;
     if (["sync", "input", "output", "error"].includes(box.kind) || (box.kind === "lane" && open)) return;
-    const number = open && !colours.note ? "" : colours.number(box);
-    this.element.setAttribute("style", open ? "" : colours.style(box));
-    this.#chosen = colours.by !== "peak" || colours.against !== null;
-    const [before, after] = colours.pair(box) ?? [0, 0];
-    const alone = colours.against?.[box.id]?.[2];
+    const number = open && !colors.note ? "" : colors.number(box);
+    this.element.setAttribute("style", open ? "" : colors.style(box));
+    this.#chosen = colors.by !== "peak" || colors.against !== null;
+    const [before, after] = colors.pair(box) ?? [0, 0];
+    const alone = colors.against?.[box.id]?.[2];
     for (const [name, on] of [["grew", after > before && !alone], ["shrank", after < before && !alone], ["alone", alone]] as const) this.element.classList.toggle(`lz-${name}`, Boolean(on));
     if (number !== this.#number) {
       this.#number = number;
@@ -213,7 +208,7 @@ export class BoxDrawing {
     if (open) return;
     const left = box.layer ? EDGE + 8 : 10;
     const tall = box.layer ? 4 : 3;
-    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colours.bar(box), colours.barNow(box)));
+    this.#bar?.replaceChildren(...bar(left, height - (box.layer ? 9 : 5), width - left - 12, tall, colors.bar(box), colors.barNow(box)));
   }
 
   /** Writes as much text as there is room for. */
@@ -268,7 +263,7 @@ export class BoxDrawing {
       this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
       return;
     }
-    const third = fitting(width - 8 - left, small, [box.params ?? (box.through && box.sub.split(" · ")[0]), this.#number].filter(Boolean).join(" · "), this.#number);
+    const third = fitting(width - 8 - left, small, [box.params ?? (syncsOf(box) || (box.through && box.sub.split(" · ")[0])), this.#number].filter(Boolean).join(" · "), this.#number);
     this.#put(this.#third, rows >= 3 ? cut(third, width - 8 - left, small) : "", left, lead + 29 * grow, small);
     this.#badge?.replaceChildren(
       ...(badge

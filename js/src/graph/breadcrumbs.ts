@@ -1,8 +1,7 @@
 // The groups around the selected box, outermost first; each leads to itself.
 
-import { nameOf } from "./boxes";
 import { cut, html, on, plainButton } from "../page/dom";
-import type { Scene } from "../model/scene";
+import { nameOf, type Scene } from "../model/scene";
 
 const MOST_CHARS = 34;
 

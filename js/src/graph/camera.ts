@@ -1,18 +1,13 @@
 // The visible part of the picture, and its scale: panning, zooming, pinching, the first view.
 
+import type { Area } from "../model/layout";
+
 const LEAST_HEIGHT = 240;
 export const LEGIBLE = 0.8; // the scale at which a centered box is legible
 const LEAST_SCALE = 0.8; // of the first view, in which all text is legible
 const MARGIN = 12;
 const SCALES = [0.03, 4] as const;
 const CLICK_DISTANCE = 4; // pixels that a pointer may move and still count as a click
-
-export interface Area {
-  x: number;
-  y: number;
-  width: number;
-  height: number;
-}
 
 /** A point of the picture is drawn at (x, y) + k · point. */
 export interface View {

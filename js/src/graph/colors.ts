@@ -7,7 +7,7 @@ import type { BoxData, Differences, Held, Note, Span } from "../model/types";
 const HUES = 8;
 const NOTE = "note:";
 
-export const COLOURINGS: Record<string, string> = {
+export const COLORINGS: Record<string, string> = {
   peak: "held at the peak",
   memory: "allocated",
   time: "time",
@@ -16,9 +16,9 @@ export const COLOURINGS: Record<string, string> = {
   module: "module",
 };
 /** One of these, or "note:" and the name of an annotation. */
-export type Colouring = string;
+export type Coloring = string;
 
-export const noteKey = (name: string): Colouring => NOTE + name;
+export const noteKey = (name: string): Coloring => NOTE + name;
 
 export interface Entry {
   fill: string; // a CSS value
@@ -34,8 +34,8 @@ export const sum = (sizes: readonly (readonly [string, number])[] = []): number 
 const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
 /** Numbers, bars and tints for the boxes that are drawn. */
-export class Colours {
-  by: Colouring = "peak";
+export class Colors {
+  by: Coloring = "peak";
   peak = 0; // bytes, the length of a bar of held bytes
   now: Held | null = null; // bytes that boxes hold where the chart is read, shown instead of the peak
   against: Differences | null = null; // bytes that boxes hold at the peak of this graph and of another one
@@ -73,7 +73,7 @@ export class Colours {
 
   /** The name of the choice. */
   get name(): string {
-    return this.note?.[0] ?? COLOURINGS[this.by] ?? "";
+    return this.note?.[0] ?? COLORINGS[this.by] ?? "";
   }
 
   /** The style of one box: custom properties for its tint, if that is not its layer's. */

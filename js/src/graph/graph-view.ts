@@ -3,7 +3,7 @@
 
 import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
-import { Colours, noteKey, sum, type Colouring } from "./colors";
+import { Colors, noteKey, sum, type Coloring } from "./colors";
 import { html, on, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
@@ -26,7 +26,7 @@ export interface GraphEvents {
   /** Other groups are open, or another number is shown. */
   drawn(): void;
   /** Numbers that have not been received for the boxes should be shown. */
-  numbers(by: Colouring): void;
+  numbers(by: Coloring): void;
   /** Another box is selected now. */
   selected(id: string | null): void;
 }
@@ -46,7 +46,7 @@ export class GraphView {
   readonly readout = html("div", { class: "lz-told", "aria-hidden": "true" });
   private readonly camera: Camera;
   #minimap: Minimap | null = null;
-  readonly #colours = new Colours();
+  readonly #colors = new Colors();
   #arrangement: Arrangement | null = null;
   #frames = new Map<string, Frame>();
   #drawings = new Map<string, BoxDrawing>();
@@ -82,7 +82,7 @@ export class GraphView {
       this.#content,
     );
     this.legend = new Legend((by) => {
-      this.colourBy(by);
+      this.colorBy(by);
     });
     const zoomIn = plainButton({ "aria-label": "Zoom in", title: "Zoom in" }, "+");
     const zoomOut = plainButton({ "aria-label": "Zoom out", title: "Zoom out" }, "−");
@@ -151,7 +151,7 @@ export class GraphView {
     this.#drawBoxes(arrangement.frames);
     const lines = this.#edges.draw(arrangement.lines);
     this.showKept(this.#kept);
-    this.#recolour();
+    this.#recolor();
     this.#mark();
     this.#flag();
     this.#minimap?.draw(arrangement);
@@ -189,22 +189,22 @@ export class GraphView {
     if (frame) this.camera.center(frame);
   }
 
-  colourBy(by: Colouring): void {
-    this.#colours.by = by;
+  colorBy(by: Coloring): void {
+    this.#colors.by = by;
     if (by === "time" || by === "flops") this.#events.numbers(by);
     this.repaint();
   }
 
   /** The user's annotations; a new one is shown immediately, and a removed one is no longer shown. */
   offer(notes: readonly Note[]): void {
-    const colours = this.#colours;
-    const known = new Map(colours.notes.map((note) => [note[0], String(note)]));
-    const shown = colours.note;
-    colours.notes = notes;
+    const colors = this.#colors;
+    const known = new Map(colors.notes.map((note) => [note[0], String(note)]));
+    const shown = colors.note;
+    colors.notes = notes;
     this.legend.offer(notes);
     const [latest] = notes.at(-1) ?? [];
-    if (latest !== undefined && known.get(latest) !== String(notes.at(-1))) colours.by = noteKey(latest);
-    else if (shown && !colours.note) colours.by = "peak";
+    if (latest !== undefined && known.get(latest) !== String(notes.at(-1))) colors.by = noteKey(latest);
+    else if (shown && !colors.note) colors.by = "peak";
   }
 
   /** All numbers of the boxes have been received again. */
@@ -215,13 +215,13 @@ export class GraphView {
     this.repaint();
   }
 
-  get by(): Colouring {
-    return this.#colours.by;
+  get by(): Coloring {
+    return this.#colors.by;
   }
 
   private repaint(): void {
     this.#events.drawn();
-    this.#recolour();
+    this.#recolor();
     this.#scale = 0;
     this.#rewrite();
   }
@@ -229,7 +229,7 @@ export class GraphView {
   /** States, times or alarms of these boxes have changed. */
   tell(ids: Iterable<string>): void {
     for (const id of ids) this.#drawings.get(id)?.tell();
-    if (this.#colours.by === "time") this.repaint();
+    if (this.#colors.by === "time") this.repaint();
   }
 
   select(id: string | null): void {
@@ -275,7 +275,7 @@ export class GraphView {
   /** Draws tensors that are kept for the backward pass. */
   showKept(kept: readonly Kept[]): void {
     this.#kept = kept;
-    this.#keptLayer.replaceChildren(...keptBands(kept, this.#colours.peak, this.#scene, this.#frames));
+    this.#keptLayer.replaceChildren(...keptBands(kept, this.#colors.peak, this.#scene, this.#frames));
   }
 
   /** Marks the box whose op runs at the position that is read in the chart. */
@@ -286,17 +286,17 @@ export class GraphView {
 
   /** The bytes that boxes hold at the position that is read in the chart; null if none is read. */
   holding(now: Held | null): void {
-    if (now === this.#colours.now) return;
-    this.#colours.now = now;
-    this.#recolour();
+    if (now === this.#colors.now) return;
+    this.#colors.now = now;
+    this.#recolor();
     this.#scale = 0;
     this.#rewrite();
   }
 
   /** Shows the differences from another graph; null: stop. */
   compare(against: Differences | null, most: number): void {
-    Object.assign(this.#colours, { against, most });
-    this.#recolour();
+    Object.assign(this.#colors, { against, most });
+    this.#recolor();
     this.#scale = 0;
     this.#rewrite();
   }
@@ -307,9 +307,9 @@ export class GraphView {
    */
   measure({ peak, peakText: text, peakChain: chain }: Memory, held?: Held): void {
     if (held) for (const box of this.#scene.boxes.values()) Object.assign(box, { by: held[box.id], held: sum(held[box.id]) });
-    this.#colours.peak = peak;
+    this.#colors.peak = peak;
     this.#peak = [text, chain];
-    this.#recolour();
+    this.#recolor();
     this.#scale = 0;
     this.#rewrite();
   }
@@ -464,11 +464,11 @@ export class GraphView {
     return made;
   }
 
-  #recolour(): void {
+  #recolor(): void {
     const closed = [...this.#frames.values()].filter((frame) => !frame.open && frame.box.kind !== "input" && frame.box.kind !== "output");
-    this.#colours.learn(this.#scene.boxes.values(), closed.map((frame) => frame.box));
-    for (const drawing of this.#drawings.values()) drawing.paint(this.#colours);
-    this.legend.showColours(this.#colours);
+    this.#colors.learn(this.#scene.boxes.values(), closed.map((frame) => frame.box));
+    for (const drawing of this.#drawings.values()) drawing.paint(this.#colors);
+    this.legend.showColors(this.#colors);
   }
 
   #mark(): void {

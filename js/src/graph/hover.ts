@@ -1,8 +1,7 @@
 // The box under the pointer or with the focus: described at the bottom of the graph, with its lines highlighted, and
 // its lifetime marked in the memory chart while the pointer is there.
 
-import { nameOf } from "./boxes";
-import type { Scene } from "../model/scene";
+import { nameOf, type Scene } from "../model/scene";
 import type { Send } from "../model/types";
 
 const AFTER = 80; // milliseconds: moving the pointer across boxes requests none

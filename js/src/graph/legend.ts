@@ -1,6 +1,6 @@
 // The only legend of the graph, and the menu that explains its colors.
 
-import { COLOURINGS, noteKey, type Colouring, type Colours } from "./colors";
+import { COLORINGS, noteKey, type Coloring, type Colors } from "./colors";
 import { html, on } from "../page/dom";
 import type { Note } from "../model/types";
 
@@ -11,21 +11,21 @@ const EMPTY: Record<string, string> = {
 };
 
 export class Legend {
-  readonly element = html("div", { class: "lz-colour-key", role: "group", "aria-label": "Legend" });
+  readonly element = html("div", { class: "lz-color-key", role: "group", "aria-label": "Legend" });
   readonly menu: HTMLElement;
-  readonly #select = html("select", { "data-action": "colour", "aria-label": "Color by" });
+  readonly #select = html("select", { "data-action": "color", "aria-label": "Color by" });
   readonly #own = html("optgroup", { label: "your numbers" });
-  readonly #colour = html("span", { class: "lz-colour-key-part" });
-  readonly #relations = html("span", { class: "lz-colour-key-part" });
+  readonly #color = html("span", { class: "lz-color-key-part" });
+  readonly #relations = html("span", { class: "lz-color-key-part" });
 
-  constructor(choose: (by: Colouring) => void) {
+  constructor(choose: (by: Coloring) => void) {
     const select = this.#select;
-    for (const [name, text] of Object.entries(COLOURINGS)) select.append(html("option", { value: name }, text));
+    for (const [name, text] of Object.entries(COLORINGS)) select.append(html("option", { value: name }, text));
     on(select, "change", () => {
       choose(select.value);
     });
-    this.menu = html("label", { class: "lz-colour-menu" }, select);
-    this.element.append(this.#colour, this.#relations);
+    this.menu = html("label", { class: "lz-color-menu" }, select);
+    this.element.append(this.#color, this.#relations);
   }
 
   /** The annotations that can be chosen. */
@@ -35,22 +35,22 @@ export class Legend {
     else this.#own.remove();
   }
 
-  showColours(colours: Colours): void {
-    const { entries, ticks } = colours.legend();
-    this.#select.value = colours.by;
+  showColors(colors: Colors): void {
+    const { entries, ticks } = colors.legend();
+    this.#select.value = colors.by;
     const swatch = (fill: string, title = ""): HTMLElement =>
       html("span", { class: "lz-swatch", style: `background:${fill}`, title });
-    const parts: (Node | string)[] = [html("b", {}, colours.name)];
+    const parts: (Node | string)[] = [html("b", {}, colors.name)];
     if (ticks.length > 1) {
       const [low = "", middle = "", high = ""] = ticks;
       const half = (): HTMLElement => html("span", { class: "lz-scale" }, html("i", {}), html("i", {}));
       const scale = middle ? [half(), middle, half()] : [half()];
       parts.push(html("span", { class: "lz-ticks", title: "A linear scale" }, low, ...scale, high), html("span", { class: "lz-muted" }, "linear"));
-    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, ticks.length ? "all are 0" : (EMPTY[colours.by] ?? "")));
+    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, ticks.length ? "all are 0" : (EMPTY[colors.by] ?? "")));
     else {
       for (const { fill, text } of entries) parts.push(html("span", { class: "lz-entry" }, swatch(fill), html("bdi", {}, text)));
     }
-    this.#colour.replaceChildren(...parts);
+    this.#color.replaceChildren(...parts);
   }
 
   /** The kinds of lines that are drawn around the selected box. */

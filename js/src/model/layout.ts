@@ -19,6 +19,13 @@ export interface Placed {
 
 export type Size = readonly [width: number, height: number];
 
+export interface Area {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
 /** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges, some of them on `rails`. */

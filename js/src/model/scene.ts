@@ -1,11 +1,9 @@
 // The groups received so far, which of them are open, and where everything is drawn.
 // The counterpart of lazyviz/view/layout/coordinates.py.
 
-import type { Area } from "../graph/camera";
 import { charWidth } from "../page/dom";
-import { nameOf } from "../graph/boxes";
-import { placeLabels, type Label } from "../graph/edge-labels";
-import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Placed, type Size } from "./layout";
+import { placeLabels, type Label } from "./edge-labels";
+import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Area, type Placed, type Size } from "./layout";
 import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
 
 const CLOSED: Size = [216, 44]; // of what says no size
@@ -21,6 +19,11 @@ const MOST_GAP = 400; // pixels that a row is moved down for it
 const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
 const MOST_ENDS = 3; // of one line, in an open group
 const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
+
+/** A box's name as it is read aloud, with its number of repeats. */
+export function nameOf(box: BoxData): string {
+  return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
+}
 
 export interface Frame {
   box: BoxData;
@@ -341,9 +344,13 @@ export class Scene {
 
   /** The sizes of lanes as there is room for them in `seen` pixels. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
-    const rail = (n: number): boolean => /o[pt]/.test(row.boxes[n]?.phase ?? "") && sizes.length > 1; // "optimizer", "other"
+    const phases = row.boxes.map(({ phase }) => phase);
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
+    const aside = (phase: string): boolean => /o[pt]/.test(phase); // "optimizer", "other"
+    const least = phases.reduce((all, phase) => all + (aside(phase) ? RAIL_WIDTH : LANE_LEAST) + LANE_GAP, -LANE_GAP);
+    const alone = least > seen && phases.includes("forward"); // there is room for one lane
+    const rail = (n: number): boolean => sizes.length > 1 && (aside(phases[n] ?? "") || (alone && phases[n] === "backward"));
     let rest = seen - LANE_GAP * (sizes.length - 1);
     let left = sizes.length;
     row.boxes.forEach(({ id }, n) => {
@@ -363,7 +370,7 @@ export class Scene {
       rest -= wide;
       left--;
     }
-    return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) ? wide : Math.min(wide, most), tall]);
+    return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) && phases[n] !== "backward" ? wide : Math.min(wide, rail(n) ? LANE_LEAST : most), tall]);
   }
 
   /** The groups that are open in a narrowed group from the start are no wider than it. */

@@ -455,10 +455,10 @@ function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {
   const y = plot.y(bytes);
-  const x = atStart ? plot.left + 4 : plot.right - 4; // below one line and above the other
+  const x = atStart ? plot.left + 4 : plot.right - 4; // below one line and above the other, if that is not where the peak's flag is
   return [
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
-    svg("text", { class: `${name}-text`, x, y: y + (atStart ? 12 : -5) }, text),
+    svg("text", { class: `${name}-text`, x, y: y + (atStart || y < plot.top + 16 ? 12 : -5) }, text),
   ];
 }
 

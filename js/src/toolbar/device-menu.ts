@@ -50,5 +50,15 @@ export class DeviceMenu {
     const name = this.#menu.value === OWN ? "the block's own device" : this.#menu.value;
     this.#status.textContent = waits ? `planning for ${name}…` : this.#told;
     this.element.title = this.#status.textContent;
+    this.tellFit();
+  }
+
+  /** The name of the chosen device, with its memory if there is room for that. */
+  tellFit(): void {
+    const menu = this.#menu;
+    for (const option of menu.options) option.text = option.title ||= option.text;
+    const chosen = menu.options[menu.selectedIndex];
+    // As wide as its text otherwise.
+    if (chosen && menu.offsetWidth >= parseFloat(getComputedStyle(menu).maxWidth)) chosen.text = chosen.text.split(" · ")[0] ?? "";
   }
 }

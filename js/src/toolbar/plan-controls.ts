@@ -55,6 +55,10 @@ export class PlanControls {
     if (this.#batch) this.#planning.want("largest");
   }
 
+  tellFit(): void {
+    this.#device.tellFit();
+  }
+
   stop(): void {
     this.#batch?.stop();
   }

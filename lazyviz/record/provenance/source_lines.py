@@ -6,6 +6,7 @@ import functools
 import linecache
 import os
 import sysconfig
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -109,6 +110,15 @@ class SourceFinder:
                     return place[0], place[1] or phase
             frame = frame.f_back
         return None, phase
+
+    def opened_at(self, frame: FrameType | None, *, whole_cell: bool) -> SourceLine | None:
+        """The user's line above ``frame``, which opens a block; of a ``whole_cell`` the code that its lines
+        are in, not the call of the magic.
+        """
+        line, cell = self.find(frame)[0], self.cell
+        if not whole_cell or line is None or cell is None or cell.number != line.cell:
+            return line
+        return replace(line, file=cell.file)
 
     def read_at(self, frame: FrameType | None) -> tuple[SourceLine | None, SourceLine | None]:
         """The user's line above ``frame``, and the innermost line of a library, if any, in between."""

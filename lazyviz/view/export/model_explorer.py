@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...graph.ir import Graph, Node, Value
+from ...graph.ir import Graph, Node, Phase, Value
 from ...graph.modules import full_name, root_parts
 from ...plan.units import format_bytes
+from ..scene.boxes import LANE_TITLES
+from ..scene.dataflow import drawn_lanes
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import PHASE_TITLES
 
 
 def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
                 "outputsMetadata": [{"id": "0", "attrs": _attrs(_of(value))}],
             }
         )
-    for node in graph.nodes:
+    for node, lane in zip(graph.nodes, drawn_lanes(graph), strict=True):
         edges = _edges(node, writers)
         for value in node.outputs:
             writers[value.id] = str(node.index)
@@ -42,7 +43,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
             {
                 "id": str(node.index),
                 "label": node.name.rpartition("_")[0],
-                "namespace": _namespace(node),
+                "namespace": _namespace(node, lane),
                 "attrs": _attrs(_about(node, timeline)),
                 "incomingEdges": edges,
                 "outputsMetadata": [
@@ -83,8 +84,8 @@ def _edges(node: Node, writers: Mapping[int, str]) -> list[dict[str, str]]:
     ]
 
 
-def _namespace(node: Node) -> str:
-    parts = [PHASE_TITLES[node.phase], *root_parts(node.root)]
+def _namespace(node: Node, lane: Phase) -> str:
+    parts = [LANE_TITLES[lane], *root_parts(node.root)]
     return "/".join([*parts, *node.module.split(".")] if node.module else parts)
 
 

@@ -88,7 +88,7 @@ def save(
         svg = render_svg(graph, plan, scene=Scene(graph, plan, views=views, drawn=drawn, by=by), **shown)
         made = convert(svg, kind) or _laid_out(graph, kind, dot_seconds)
     elif kind in ("json", "perfetto", "chrome"):
-        made = json.dumps(visible_in(trace_events(graph.nodes, plan, title=title)))
+        made = json.dumps(visible_in(trace_events(graph, plan, title=title)))
     elif kind == "model-explorer":
         made = json.dumps(visible_in(model_explorer(graph, plan, title=title)))
     elif kind == "pickle":

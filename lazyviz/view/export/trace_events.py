@@ -1,9 +1,9 @@
 """Trace events of a run, for Perfetto and chrome://tracing.
 
-The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and their nodes, a lane for
-each phase, counters (``"C"``) for memory by category.  Times are microseconds: the position of a node until
-the graph has run, measured times afterwards.  A split run shows two pieces of each pass, like its plan, and
-no measured times, which are those of all pieces together.
+The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and their nodes, in the
+lanes of the picture, counters (``"C"``) for memory by category.  Times are microseconds: the position of a
+node until the graph has run, measured times afterwards.  A split run shows two pieces of each pass, like its
+plan, and no measured times, which are those of all pieces together.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from ...graph.ir import Node, Phase
+from ...graph.ir import Graph, Node, Phase
 from ...graph.modules import root_parts
 from ...plan.liveness.live_set import CATEGORIES
+from ..scene.boxes import LANE_TITLES
+from ..scene.dataflow import drawn_lanes
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import PHASE_TITLES
 
 _LANES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 _PROCESS = 1
 _SHORTEST = 1e-3  # minimum duration of a measured node, so that every node is visible
 
 
-def trace_events(nodes: Sequence[Node], plan: PlanLike, *, title: str) -> dict[str, Any]:
+def trace_events(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any]:
     """The whole file as JSON; sizes in ``args`` are bytes."""
-    order = [nodes[index] for index, _ in plan.timeline]
+    order = [graph.nodes[index] for index, _ in plan.timeline]
+    lanes = drawn_lanes(graph)
     starts, measured = _clock(order, pieces=plan.split.pieces)
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": title}}
     ]
     for number, phase in enumerate(_LANES, 1):
         thread = {"ph": "M", "pid": _PROCESS, "tid": number}
-        events.append({**thread, "name": "thread_name", "args": {"name": PHASE_TITLES[phase]}})
+        events.append({**thread, "name": "thread_name", "args": {"name": LANE_TITLES[phase]}})
         events.append({**thread, "name": "thread_sort_index", "args": {"sort_index": number}})
     about = _About(plan)
     for number, phase in enumerate(_LANES, 1):
-        lane = [(position, node) for position, node in enumerate(order) if node.phase == phase]
+        lane = [(position, node) for position, node in enumerate(order) if lanes[node.index] == phase]
         events += _lane(lane, number, starts, about)
     for position, (_, allocated) in enumerate(plan.timeline):
         sizes = {str(name): plan.category_timeline[name][position] for name in CATEGORIES}

@@ -1,6 +1,6 @@
 """Edge labels: placed next to their edge, clear of edges, boxes, and other labels.
 
-``js/src/graph/edge-labels.ts`` does the same; both are tested with the same golden files.
+``js/src/model/edge-labels.ts`` does the same; both are tested with the same golden files.
 """
 
 from __future__ import annotations

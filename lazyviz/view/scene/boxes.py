@@ -31,9 +31,9 @@ class Box:
     """
 
     __slots__ = (
-        "calls", "children", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id", "key",
-        "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase", "position",
-        "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
+        "calls", "children", "container", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id",
+        "key", "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase",
+        "position", "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -46,6 +46,7 @@ class Box:
         self.name = ""
         self.root = ""
         self.calls = 1
+        self.container = False  # a module that is never called itself, as a ModuleList
         self.children: list[Box] = []
         self.position = 0  # among the parent's children
         self.depth: int = 0 if parent is None else parent.depth + 1

@@ -20,6 +20,7 @@ class Calls:
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
         self._entered: set[tuple[object, str]] = set()
+        self.of_modules = {(root_key(root), path) for each in graph.calls.values() for root, path in each}
 
     def pass_by(self, index: int) -> None:
         """Visit node ``index``; newly entered modules accumulate until :meth:`taken`."""
@@ -43,7 +44,7 @@ def merge_calls(
     children = group.children
     by_key: dict[object, list[int]] = {}
     for position, child in enumerate(children):
-        if child.kind == "module" and child.name and child.key is not None:
+        if child.kind == "module" and child.name and child.key is not None and not child.container:
             by_key.setdefault(child.key, []).append(position)
     several = [places for places in by_key.values() if len(places) > 1][:MOST_CALLED]
     if not several or len(children) > MOST_CHILDREN:

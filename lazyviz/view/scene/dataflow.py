@@ -74,6 +74,11 @@ def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[N
     return reads, behind
 
 
+def drawn_lanes(graph: Graph) -> list[Phase]:
+    """The lane of each node as the picture shows it."""
+    return lanes_of(graph, data_flow(graph, hidden_views(graph))[0])
+
+
 def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
     """The training step of each node: a new step starts with the first forward op after a backward pass.
 
@@ -132,7 +137,7 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
     counters = _counters(graph)
     called = _first_call(graph)
     backward = _first_backward(lanes)
-    of_gradients = _of_gradients(graph, reads, backward)
+    of_gradients = _of_gradients(graph, reads, backward, returned=True)
     readers = [0] * len(nodes)  # the lanes of what reads it, as bits
     for index in reversed(range(len(nodes))):
         node = nodes[index]
@@ -175,10 +180,12 @@ def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
     )
 
 
-def _of_gradients(graph: Graph, reads: Reads, backward: int) -> list[bool]:
+def _of_gradients(graph: Graph, reads: Reads, backward: int, *, returned: bool = False) -> list[bool]:
     """For each node, whether it reads gradients after ``backward``, or what was computed from them.
 
-    Weights, and all that the first forward pass reads, are no longer of gradients once they are written.
+    ``returned``: also what ``torch.autograd.grad`` returns, which stays a part of the loss where a penalty of
+    gradients is computed. Weights, and all that the first forward pass reads, are no longer of gradients once
+    they are written.
     """
     nodes = graph.nodes
     weights = {value.storage.id for node in nodes[:backward] for value in node.inputs}
@@ -186,7 +193,11 @@ def _of_gradients(graph: Graph, reads: Reads, backward: int) -> list[bool]:
     for index in range(backward, len(nodes)):
         result[index] = nodes[index].phase != "backward" and any(
             value.storage.role == "gradient"
-            or (producer is not None and result[producer] and value.storage.id not in weights)
+            or (
+                producer is not None
+                and (result[producer] or (returned and nodes[producer].phase == "backward"))
+                and value.storage.id not in weights
+            )
             for producer, value in reads[index]
         )
     return result

@@ -35,7 +35,7 @@ from .dataflow import (
 from .errors import find_error, makers_of, open_error
 from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
 from .loops import name_loops
-from .names import Result, add_results, names_by_round, tell_apart
+from .names import Result, add_results, lane_of, names_by_round, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are divided into runs
@@ -103,8 +103,7 @@ def _sort_into_boxes(
     many = bool(steps) and steps[-1] > 0
     calls = Calls(graph)
     lines = crowded_lanes(graph, hidden, steps, lanes)
-    part_of = updates(graph.nodes, lanes)
-    initial = initializations(graph, lanes)
+    part_of, initial = updates(graph.nodes, lanes), initializations(graph, lanes)
     latest: dict[tuple[Box, object], Box] = {}  # the last child of a parent with that key
     todo = sorted(graph.sync_points, key=lambda sync: sync.index, reverse=True)
     syncs, lane = list[Box](), root
@@ -112,6 +111,7 @@ def _sort_into_boxes(
     def child(parent: Box, step: Step, phase: str, root: str = "") -> Box:
         box = Box(step.kind, step.label, phase, parent, step.key)
         box.name, box.root = step.name, root if step.name else ""
+        box.container = bool(step.name) and step.call not in calls.of_modules
         box.position = len(parent.children)
         parent.children.append(box)
         latest[parent, step.key] = box
@@ -370,8 +370,10 @@ def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool])
     known = next((name for name in _prefixes(module.name) if name in forward), None)
     if known is None:  # there is nothing to match
         return LANE_BOXES
-    if known != module.name or not forward[known]:  # folded with others, inside a closed module, or closed
-        return 0
+    # A list is not shown itself where its layers are.
+    listed = module.container and any(name.startswith(f"{module.name}.") for name in forward)
+    if not listed and (known != module.name or not forward[known]):
+        return 0  # folded with others, inside a closed module, or closed
     # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
     layers = sum(part.kind == "module" for part in module.children)
     return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
@@ -460,12 +462,14 @@ def _cut_and_number(root: Box) -> None:
 
 def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
     """Edges: each value joins the two children of the innermost group that holds both its ends."""
+    makers = _made_before_syncs(hierarchy)
     for index, found in enumerate(hierarchy.reads):
         reader = hierarchy.box_of[index]
         if reader is None:
             continue
         for producer, value in found:
             if producer is None:
+                _note_saved(makers.get(value.storage.origin.id), reader, value)
                 maker = hierarchy.box_of_value.get(value.id)
                 if (
                     maker is not None
@@ -484,6 +488,25 @@ def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
                 _connect(maker, reader, value, hierarchy.behind.get(index, ()))
     for result in results.values():
         _connect(result.maker, result.box, result.box.values[0])
+
+
+def _made_before_syncs(hierarchy: Hierarchy) -> dict[int, Box]:
+    """What ops recorded after a sync point read as outside tensors: the boxes that it first came from, by the
+    id of its first storage.
+    """
+    graph = hierarchy.graph
+    if not graph.sync_points:
+        return {}
+    makers = {
+        storage.id: box
+        for node in graph.nodes
+        if node.state == "done" and (box := hierarchy.box_of[node.index]) is not None
+        for storage in node.made
+    }
+    for box in dict.fromkeys(hierarchy.box_of_value.values()):
+        for value in box.values if box.key == "input" else ():
+            makers.setdefault(value.storage.origin.id, box)
+    return makers
 
 
 def _within(box: Box | None, group: Box | None) -> bool:
@@ -522,11 +545,19 @@ def _connect(
             source = value if source is None else source
             seen = [view for view in views if view.outputs[0].storage is source.storage]
             _note_flow((*left, a), (*entered, b), source, seen)
-    elif a.phase == "forward" and b.phase == "backward":
-        a.saves.setdefault(value.storage.id, value)
+    _note_saved(maker, reader, value)
     values = group.edges.setdefault((a, b), [])
     if len(values) < MAX_EDGE_VALUES and value not in values[-8:]:
         values.append(value)
+
+
+def _note_saved(maker: Box | None, reader: Box, value: Value) -> None:
+    """``value`` is kept for the backward pass if the forward pass of its step makes it."""
+    if maker is None or reader.phase != "backward":
+        return
+    lane, other = lane_of(maker), lane_of(reader)
+    if lane.phase == "forward" and lane.parent is other.parent and lane is not other:
+        lane.saves.setdefault(value.storage.origin.id, value)
 
 
 def _note_end(box: Box, value: Value, *, leaving: bool) -> None:

@@ -37,6 +37,9 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         count = box.label.count(".") + 1
         if box.label != ".".join(parts[-count:]):
             continue  # called in words, or as its group is
+        # A module with one part is one box with it, by both names, but not if it has other parts here.
+        while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
+            count -= 1
         while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
             count += 1
         label = ".".join(parts[-count:])
@@ -45,6 +48,11 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
 
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _has_other_parts(outer: str, name: str, patterns: Mapping[str, str]) -> bool:
+    """Whether ``outer`` contains other modules than that of ``name``, its numbers aside."""
+    return any(of != patterns[name] and other.startswith(f"{outer}.") for other, of in patterns.items())
 
 
 def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
@@ -66,7 +74,7 @@ def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> 
     """
     rounds: dict[Box, list[int]] = {}
     for index, box in enumerate(box_of):
-        if box is not None and (step := _lane_of(box).parent) is not None and step.kind == "step":
+        if box is not None and (step := lane_of(box).parent) is not None and step.kind == "step":
             rounds.setdefault(step, []).append(index)
     if len(rounds) < 2:
         return {}
@@ -107,7 +115,7 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
     read: set[tuple[int, Box]] = set()
     for index, found in enumerate(reads):
         if (reader := box_of[index]) is not None:
-            lane = _lane_of(reader)
+            lane = lane_of(reader)
             read.update((value.id, lane) for _, value in found)
     results: dict[int, Result] = {}
     after: dict[Box, list[Box]] = {}
@@ -116,7 +124,7 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
         if maker is None or node.phase not in ("forward", "other"):
             continue
         named = [value for value in node.outputs if _is_result(value, node)]
-        lane = _lane_of(maker)
+        lane = lane_of(maker)
         if named and maker.parent is lane and all((value.id, lane) in read for value in named):
             maker.label = f"{', '.join(value.name for value in named)} = {maker.label}"
             continue
@@ -139,7 +147,7 @@ def _is_result(value: Value, node: Node) -> bool:
     return bool(value.name) and value.node is node and storage.dropped is None and not storage.external
 
 
-def _lane_of(box: Box) -> Box:
+def lane_of(box: Box) -> Box:
     while box.kind != "lane":
         assert box.parent is not None  # every op is in one
         box = box.parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 from ...graph.ir import Node, Value
@@ -30,7 +30,7 @@ def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
     def note(kind: Kind, other: Box | None, value: Value | None = None) -> None:
         if other is None or _within(other, box):
             return
-        sizes = found[kind].setdefault(_end(other, box), {})
+        sizes = found[kind].setdefault(_end(other, box, hierarchy.opened), {})
         if value is not None:
             sizes[value.storage.id] = value.storage.nbytes
 
@@ -91,8 +91,10 @@ def _within(other: Box, box: Box) -> bool:
     return current is not None
 
 
-def _end(other: Box, box: Box) -> Box:
-    """The end that is listed: for a group beside ``box``, or in another lane, the group."""
+def _end(other: Box, box: Box, opened: Collection[str]) -> Box:
+    """The end that is listed: for a group beside ``box``, or in another lane, the group, unless it is one of
+    those that are ``opened`` in the first picture, which show what is in them.
+    """
     if not box.is_group:
         return other
     around = set()
@@ -101,8 +103,10 @@ def _end(other: Box, box: Box) -> Box:
         around.add(current)
         current = current.parent
     end = other
-    while end.parent is not None and end.parent not in around and end.parent.kind != "lane":
-        end = end.parent
+    while (above := end.parent) is not None and above not in around:
+        if above.kind == "lane" or above.id in opened:
+            break
+        end = above
     return end
 
 

@@ -30,7 +30,6 @@ LANE_WIDEST = 2  # boxes side by side in a lane
 MOST_VALUES = 8  # tensors of an edge whose ends in open groups are known to the page
 STACKED = 6  # boxes of the optimizer that are stacked, so that its lane is narrow
 BARRED = ("module", "step", "op")  # kinds of boxes with a bar
-PHASE_TITLES = {"forward": "Forward", "backward": "Backward", "optimizer": "Optimizer", "other": "Other"}
 
 
 def shape_text(shape: Sequence[object]) -> str:

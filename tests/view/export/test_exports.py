@@ -13,6 +13,8 @@ from torch.cuda import _memory_viz
 import lazyviz
 from lazyviz.plan.units import format_bytes
 from lazyviz.view.export.memory_snapshot import memory_snapshot
+from lazyviz.view.scene.boxes import LANE_TITLES
+from lazyviz.view.scene.scene import Scene
 
 
 @pytest.fixture
@@ -301,3 +303,26 @@ def test_model_explorer_gets_the_pieces_and_the_maximum_of_each_node(cut, tmp_pa
         if node["id"].isdigit() and int(node["id"]) in most:
             attributes = {each["key"]: each["value"] for each in node["attrs"]}
             assert attributes["allocated during it"] == format_bytes(most[int(node["id"])])
+
+
+def test_exports_have_the_lanes_of_the_picture(tmp_path):
+    with lazyviz.lazy() as graph:
+        net = nn.Linear(8, 4)
+        x = torch.randn(16, 8)
+        net(x).sum().backward()
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight -= 0.1 * weight.grad
+    graph.save(tmp_path / "events.json", "perfetto")
+    events = json.loads((tmp_path / "events.json").read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    in_lane = {event["name"]: lanes[event["tid"]] for event in events if event["ph"] == "X"}
+    graph.save(tmp_path / "explorer.json", "model-explorer")
+    (drawn,) = json.loads((tmp_path / "explorer.json").read_text())["graphs"]
+    spaces = {node["id"]: node["namespace"].split("/")[0] for node in drawn["nodes"]}
+    shown = Scene(graph.ir, graph.plan()).hierarchy
+    for node in graph.nodes:
+        if shown.box_of[node.index] is not None:
+            expected = LANE_TITLES[shown.lane_of(node)]
+            assert in_lane[node.name] == spaces[str(node.index)] == expected
+    assert {"Initialization", "Forward", "Backward", "Optimizer"} == set(in_lane.values())

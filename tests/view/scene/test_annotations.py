@@ -245,3 +245,16 @@ def test_the_saved_page_has_it(step):
 def save(graph, path, **options):
     graph.save(path, **options)
     return path.read_text(encoding="utf-8")
+
+
+def test_a_picture_of_an_annotation_has_no_bytes_where_nothing_is_annotated(tmp_path):
+    net, x = nn.Linear(8, 4), torch.randn(16, 8)
+    with lazyviz.lazy() as graph:
+        y = net(x).square().exp()
+    graph.save(tmp_path / "before.svg", show=["forward"])
+    graph.annotate("norm", {net: 2.5})
+    graph.save(tmp_path / "after.svg", show=["forward"])
+    before, after = ((tmp_path / f"{name}.svg").read_text() for name in ("before", "after"))
+    assert ">256 B<" in before and ">256 B<" not in after
+    assert "2.5 norm" in after
+    del y

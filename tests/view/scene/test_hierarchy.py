@@ -322,3 +322,20 @@ def test_tensors_of_other_lines_do_not_get_the_name_of_a_variable():
     hierarchy = build_hierarchy(graph.ir)
     names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
     assert sorted(names) == ["input", "x"]
+
+
+def test_updates_with_what_autograd_grad_returns_are_an_optimizer_s_work_and_its_penalties_are_not():
+    weight = torch.randn(8, 8, requires_grad=True)
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        loss = (x @ weight).tanh().sum()
+        (slope,) = torch.autograd.grad(loss, [weight], create_graph=True)
+        total = loss + slope.square().sum()
+        (gradient,) = torch.autograd.grad(total, [weight])
+        with torch.no_grad():
+            weight -= 0.1 * gradient
+    hierarchy = build_hierarchy(graph.ir)
+    updates = [node.name for node in graph.nodes if hierarchy.lane_of(node) == "optimizer"]
+    assert [name.rpartition("_")[0] for name in updates] == ["mul", "sub_"]
+    penalty = graph.nodes[next(node.index for node in graph.nodes if node.name.startswith("pow"))]
+    assert hierarchy.lane_of(penalty) == "forward"

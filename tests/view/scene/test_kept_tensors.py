@@ -62,3 +62,19 @@ def test_a_lane_counts_all_that_it_saves_however_many_tensors_that_are():
     (lane,) = [box for box in scene.hierarchy.root.children if box.phase == "forward"]
     saved = 701 * 4 * 8 * 4 + 4  # the input, the results of all layers, and the sum, for its shape
     assert f"saves {format_bytes(saved)} for backward" in scene.subtitle(lane)
+
+
+def test_what_ran_at_a_sync_point_is_saved_for_the_backward_pass_as_well():
+    def saves(*, read: bool) -> str:
+        layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Sigmoid())
+        x = torch.randn(32, 8)
+        with lazyviz.lazy() as graph:
+            out = layers(x)
+            if read:
+                out.sum().item()
+            out.mean().backward()
+        scene = Scene(graph.ir, graph.plan())
+        (lane,) = [box for box in scene.hierarchy.root.children if box.phase == "forward"]
+        return scene.subtitle(lane).partition(" · ")[2]
+
+    assert saves(read=True) == saves(read=False) != ""

@@ -209,3 +209,65 @@ def test_naming_asks_no_code_of_the_user_s_and_takes_any_name():
         odd(torch.ones(1, 2))
     assert unfinished is not None and asked is not None
     assert {node.root.variable for node in graph.nodes if node.root} == {"odd"}
+
+
+def test_lists_of_modules_are_not_modules_that_are_called():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(16, 3)
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(3))
+
+        def forward(self, x):
+            shares = self.gate(x).softmax(-1)
+            return sum(shares[:, at : at + 1] * expert(x) for at, expert in enumerate(self.experts))
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Experts() for _ in range(3))
+            self.between = nn.Linear(32, 16)
+            self.out = nn.Linear(16, 4)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = self.between(block(x)) + x
+            return self.out(x)
+
+    net, x = Deep(), torch.randn(8, 16)
+    with lazyviz.lazy() as graph:
+        loss = net(x).sum()
+        loss.backward()
+    scene = scene_of(graph)
+    for phase in ("forward", "backward"):
+        found = modules(scene, phase)
+        assert not [name for name, kind, _ in found if kind == "ModuleList"]
+        assert {calls for name, _, calls in found if "experts" in name} == {1}
+    shown = {box.name for box in lane(scene, "backward").children if box.kind == "module"}
+    assert any(name.startswith("net.blocks.") for name in shown)
+    del loss
+
+
+def test_parts_of_one_module_are_named_alike():
+    towers = nn.ModuleDict(
+        {side: nn.ModuleDict({"low": nn.Linear(8, 8), "high": nn.Linear(8, 4)}) for side in ("image", "text")}
+    )
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = towers
+            self.out = nn.ModuleDict({"only": nn.Linear(8, 2)})
+
+        def forward(self, x):
+            image = self.towers["image"]["high"](self.towers["image"]["low"](x).relu())
+            text = self.towers["text"]["high"](self.towers["text"]["low"](x))
+            return self.out["only"](torch.cat([image, text], -1))
+
+    net, x = Both(), torch.randn(3, 8)
+    with lazyviz.lazy() as graph:
+        y = net(x)
+    (model,) = [box for box in lane(scene_of(graph)).children if box.name == "net"]
+    labels = [box.label for box in model.children if box.kind == "module"]
+    assert sorted(labels) == ["image.high", "image.low", "out.only", "text.high", "text.low"]
+    del y

@@ -74,3 +74,17 @@ def test_a_tensor_names_its_readers_and_a_result_its_maker():
     assert [each["kind"] for each in describe(scene, given)["relations"]] == ["consumer"]
     assert [each["kind"] for each in describe(scene, result)["relations"]] == ["producer"]
     assert lazyviz.is_lazy(out)
+
+
+def test_the_partner_of_a_layer_s_backward_pass_is_the_layer_not_the_open_model_around_it():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    x = torch.randn(32, 8)
+    with lazyviz.lazy() as graph:
+        net(x).sum().backward()
+    hierarchy = build_hierarchy(graph.ir)
+    (backward,) = [lane for lane in hierarchy.lanes() if lane.phase == "backward"]
+    layers = [box for box in backward.children if box.kind == "module"]
+    assert [box.name for box in layers] == ["net.2", "net.1", "net.0"]
+    for layer in layers:
+        partners = [each["chain"] for each in relations(hierarchy, layer) if each["kind"] == "gradient"]
+        assert [hierarchy.boxes[chain[-1]].name for chain in partners] == [layer.name]
