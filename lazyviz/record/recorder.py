@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import RefusedOp, TensorMeta
+from ..process.signals import Deferred
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
@@ -359,20 +360,34 @@ class Recorder:
         if device is not None and device.type in private_api.DEVICES_WITHOUT_STORAGE:
             return None, self.run_now(op, info, args, kwargs, no_storage(device))
         try:
-            inferred = shapes.infer(op, info, new_args, new_kwargs, values)
+            inferred = self._inferred(op, info, recorded, values)
         except DataDependent as reason:
             inferred = constant_folding.infer_from_values(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
                 if self._recording.absent is not None:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
-        except Exception as error:
-            self._note_refused(op, recorded, values, error)
-            raise
         else:
             shapes.remember(cache_key, inferred)
         shapes.missed(op, values)
         return inferred, None
+
+    def _inferred(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        recorded: tuple[tuple[Any, ...], dict[str, Any]],
+        values: list[TrackedValue],
+    ) -> Inferred:
+        """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
+        with Deferred():  # a signal handler's exception is neither an answer nor a refusal
+            try:
+                return self._shapes.infer(op, info, *recorded, values)
+            except DataDependent:
+                raise
+            except Exception as error:
+                self._note_refused(op, recorded, values, error)
+                raise
 
     def _run_unlike_others(
         self,
