@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...process.signals import Deferred
-from ...process.transaction import complete
+from ...process.transaction import Exclusive, complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
 from ..fallback import evaluate_before_tracing, note_region
@@ -323,20 +323,28 @@ class Watch:
 
     def release(self) -> None:
         """Restore PyTorch's original state, if nothing is recorded or pending."""
-        if self._tape.recording.graph is not None or self._tape.pending or self.stays:
+        if self._is_needed():
             return
-        self._remove()
-        # Backward passes, inference modes and similar contexts restore the keys that were active on entry.
-        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
-            private_api.remove_mode(self._mode)
-            self._patches.restore()
-            dynamo.drop_rules_of(is_ours)
+        with Exclusive():  # another thread may be about to begin a block
+            if self._is_needed():
+                return
+            self._remove()
+            # Backward passes, inference modes and similar contexts restore the keys that were active on
+            # entry.
+            if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
+                private_api.remove_mode(self._mode)
+                self._patches.restore()
+                dynamo.drop_rules_of(is_ours)
+
+    def _is_needed(self) -> bool:
+        return self._tape.recording.graph is not None or bool(self._tape.pending) or self.stays
 
     def leave(self) -> None:
         """:meth:`release`, and also remove the kernels that may stay from one block to the next."""
-        self.release()
-        if not self._reads.installed:
-            self._composites.remove()
+        with Exclusive():
+            self.release()
+            if not self._reads.installed:
+                self._composites.remove()
 
     def replaced_code(self) -> list[str]:
         """The PyTorch functions that are currently replaced."""
