@@ -237,3 +237,25 @@ def test_the_check_of_one_thread_does_not_undo_the_block_that_another_one_enters
 
     watch = lazyviz.session.evaluation.watch
     assert not run_together(check, record)
+
+
+def test_evaluating_everything_while_another_thread_records_loses_nothing(state):
+    ended = threading.Event()
+
+    def record():
+        try:
+            for _ in range(40):
+                counter = torch.zeros(4)
+                for _ in lazyviz.steps(range(4)):
+                    counter.add_(1)
+                assert counter.tolist() == [4] * 4
+        finally:
+            ended.set()
+
+    def evaluate():
+        while not ended.is_set():
+            lazyviz.sync()
+            lazyviz.evaluate()
+
+    errors = run_together(record, evaluate, evaluate)
+    assert all(map(is_clear, errors)), errors
