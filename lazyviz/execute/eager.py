@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +21,7 @@ import torch
 from ..graph.ir import Failure, failure_of
 from ..plan.remat.candidates import statistics
 from ..process.signals import Deferred
-from ..process.transaction import complete
+from ..process.transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
 from ..record.rng import state_of
 from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
@@ -197,35 +197,45 @@ class kernel_level:
             if node.state == "done" and not node.is_rematerialized and node in self._tape.pending:
                 self._tape.pending_ops.finished(node)
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Temporarily restore the outer level, so that user code called during a run finds PyTorch's state
-        unchanged.
+    def outside(self) -> Transaction:
+        """A context that temporarily restores the outer level, so that user code called during a run finds
+        PyTorch's state unchanged.
         """
-        tape = self._tape
-        grad_mode, inference, running = (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            tape.runs.running,
-        )
-        wanted = self._inference is not None
-        mode = private_api.inference_mode(wanted) if inference is not wanted else nullcontext()
-        level = self._level
-        assert level is not None
+        assert self._level is not None
+        return _Outside(self._tape, self._level, self._grad_mode, self._inference is not None, self._outside)
 
-        def reenter() -> None:
-            level.__enter__()
-            tape.runs.running = running
-            torch.set_grad_enabled(grad_mode)
 
-        try:
-            level.__exit__(None, None, None)
-            tape.runs.running = self._outside
-            torch.set_grad_enabled(self._grad_mode)
-            with mode:
-                yield
-        finally:
-            complete(reenter)
+class _Outside(Transaction):
+    """The context of :meth:`kernel_level.outside`: handlers of signals may raise at any place of it."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        level: AbstractContextManager[None],
+        grad_mode: bool,
+        inference_mode: bool,
+        running: int,
+    ) -> None:
+        self._tape, self._level = tape, level
+        self._outer = running, grad_mode, inference_mode
+
+    def begin(self) -> None:
+        running, grad_mode, inference_mode = self._outer
+        self._inner = self._tape.runs.running, torch.is_grad_enabled()
+        changes_inference = inference_mode is not torch.is_inference_mode_enabled()
+        self.undo_by(self._reenter)
+        self._level.__exit__(None, None, None)
+        self._tape.runs.running = running
+        torch.set_grad_enabled(grad_mode)
+        if changes_inference:
+            mode = private_api.inference_mode(inference_mode)
+            self.undo_by(mode.abandoned)
+            mode.__enter__()
+
+    def _reenter(self) -> None:
+        self._level.__enter__()
+        self._tape.runs.running, grad_mode = self._inner
+        torch.set_grad_enabled(grad_mode)
 
 
 def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:

@@ -7,6 +7,7 @@ signals are collected, and their handlers run later, when the state is consisten
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which looks for names of handlers
+import functools
 import signal
 import sys
 import threading
@@ -14,7 +15,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 ENDING = 0
 """Marks the end of the process among the signals that have arrived: it raises ``SystemExit``.
@@ -62,15 +66,15 @@ class Deferred(Arrived):
 
     def __exit__(self, *error: object) -> None:
         thread = threading.get_ident()
-        if Deferred.current.get(thread) is not self:
-            return
+        if Deferred.current.get(thread) is self:
+            # Before a handler can raise: contexts that are entered inside of this one defer nothing.
+            del Deferred.current[thread]
         first: BaseException | None = None
         while self._handlers:
             try:
                 self._restore()
             except BaseException as error:  # an asynchronous exception may have come before it did anything
                 first = first or error
-        del Deferred.current[thread]
         arrived = [number for number in self if number != ENDING]
         self.clear()
         for number in arrived:  # everything is done, but signals arrived
@@ -142,3 +146,17 @@ class Deferred(Arrived):
                 raise first
             finally:
                 del first
+
+
+def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """``function`` in a :class:`Deferred`: handlers of signals that arrive meanwhile are called at its end.
+
+    For code whose errors mean something, or that sets states which an exception at any place could leave set.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with Deferred():
+            return function(*args, **kwargs)
+
+    return called

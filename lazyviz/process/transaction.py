@@ -152,7 +152,8 @@ class Transaction(contextlib.ContextDecorator):
 
     def undo(self, keep: int = 0) -> None:
         """Undo steps, in reverse order, until the first ``keep`` are left; see :func:`take_back`."""
-        take_back(self._undo, keep)
+        if self.entered:  # an interrupt may have come before it was
+            take_back(self._undo, keep)
 
 
 class no_warnings(Transaction):

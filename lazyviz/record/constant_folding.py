@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Failure, failure_of
+from ..process.signals import Deferred, deferring
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_level, private_api
 from ..torch_internals.private_api import OpOverload
@@ -103,6 +104,7 @@ def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     return _silently_computed(walk, values) if walk.has_nodes else _computed(walk, values)
 
 
+@deferring
 def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
     with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         try:
@@ -142,18 +144,31 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
         if node is not None and not node.folded and node.state != "done":
             if not _is_one_step(shapes, node, shadow):
                 return None
-            storage.shadow = shadow
-            try:
-                method = _METHODS.get(node.op)
-                if method is not None and type(node.args[1]) in (int, float):
-                    method(shadow.tensors[node.inputs[0]], node.args[1])
-                else:
-                    node.op(*_substitute(node.args, shadow.tensors.__getitem__))
-            except Exception:
-                storage.shadow = Shadow(lost=True)
+            storage.shadow = Shadow(lost=True)  # until it is complete: an interrupt may come before
+            if not _take_step(node, shadow):
                 return None
             node.folded = True
+            storage.shadow = shadow
         return shadow.tensors[value].item()
+
+
+def _take_step(node: TrackedNode, shadow: Shadow) -> bool:
+    """Write to the content of ``shadow`` what ``node`` writes; False if its kernel raises an error."""
+    method = _METHODS.get(node.op)
+    if method is not None and type(node.args[1]) in (int, float):
+        try:
+            method(shadow.tensors[node.inputs[0]], node.args[1])
+        except Exception as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # it does not come from the kernel, which is in C++, but from a signal handler
+            return False
+        return True
+    with Deferred():
+        try:
+            node.op(*_substitute(node.args, shadow.tensors.__getitem__))
+        except Exception:
+            return False
+    return True
 
 
 def _shadow_of_a_number(value: TrackedValue) -> Shadow | None:
@@ -193,12 +208,14 @@ def _is_one_step(shapes: ShapeCache, node: TrackedNode, shadow: Shadow) -> bool:
     )
 
 
+@deferring
 def compute(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Tensors) -> Any:
     """Run the op on the known contents of its arguments."""
     with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         return op(*_substitute(args, tensors.__getitem__), **_substitute(kwargs, tensors.__getitem__))
 
 
+@deferring
 def infer_from_values(
     shapes: ShapeCache,
     op: OpOverload,
@@ -256,6 +273,7 @@ def _infer_ctc_loss(
     return shapes.infer(_CTC_LOSS, shapes.info(_CTC_LOSS), tuple(given.values()), {}, inputs)
 
 
+@deferring
 def refusal(
     shapes: ShapeCache, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
 ) -> Exception | None:

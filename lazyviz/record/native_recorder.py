@@ -23,6 +23,7 @@ from .interception.memory_holders import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyTensor, Wrappers, wrap
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
+from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
 from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
@@ -111,6 +112,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         grad_enabled=torch.is_grad_enabled,
         inference_enabled=torch.is_inference_mode_enabled,
         engine_node=private_api.current_autograd_node,
+        is_of_python=is_of_python,
         sequence_number=private_api.sequence_number,
         is_calling=backward_nodes.is_calling,
         default_generator=torch.default_generator,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -178,6 +179,9 @@ class PendingOps:
         """Drop pending nodes of unreachable graphs without an effect on a tensor, a pending write or a
         pending draw.
         """
+        recording = self._recording
+        if recording.graph is not None and recording.owner != threading.get_ident():
+            return  # another thread is recording: nothing refers yet to the op that it is about to record
         self._drop_unseen_views()
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in list(self.nodes)):

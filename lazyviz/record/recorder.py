@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from ..graph.ir import RefusedOp, TensorMeta
+from ..process.signals import Deferred
 from ..process.tracebacks import shorten
+from ..process.transaction import Exclusive
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import (
@@ -91,10 +93,11 @@ class RecorderMode(private_api.TorchDispatchMode):
                 # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
                 args = (torch.tensor(args[0]), *args[1:])
             with past_torch_function():  # the op has already been through that
-                if tape.recording.graph is None or tape.recording.pauses:
+                graph = tape.recording.graph  # another thread may end its block at any time
+                if graph is None or tape.recording.pauses:
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
-                if tape.recording.owner != threading.get_ident() and not tape.recording.in_autograd():
-                    tape.recording.graph.elsewhere.add(threading.current_thread().name)
+                if not tape.recording.is_on_this_thread():
+                    graph.elsewhere.add(threading.current_thread().name)
                     return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
                 with tape.runs.lock:  # a run on another thread must know which thread needs its results
                     if tape.recording.absent is not None:
@@ -359,20 +362,34 @@ class Recorder:
         if device is not None and device.type in private_api.DEVICES_WITHOUT_STORAGE:
             return None, self.run_now(op, info, args, kwargs, no_storage(device))
         try:
-            inferred = shapes.infer(op, info, new_args, new_kwargs, values)
+            inferred = self._inferred(op, info, recorded, values)
         except DataDependent as reason:
             inferred = constant_folding.infer_from_values(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
                 if self._recording.absent is not None:
                     kernel_probes.refuse_planned(op, new_args, new_kwargs, values)
                 return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
-        except Exception as error:
-            self._note_refused(op, recorded, values, error)
-            raise
         else:
             shapes.remember(cache_key, inferred)
         shapes.missed(op, values)
         return inferred, None
+
+    def _inferred(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        recorded: tuple[tuple[Any, ...], dict[str, Any]],
+        values: list[TrackedValue],
+    ) -> Inferred:
+        """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
+        with Deferred():  # a signal handler's exception is neither an answer nor a refusal
+            try:
+                return self._shapes.infer(op, info, *recorded, values)
+            except DataDependent:
+                raise
+            except Exception as error:
+                self._note_refused(op, recorded, values, error)
+                raise
 
     def _run_unlike_others(
         self,
@@ -603,12 +620,13 @@ class Recorder:
         lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
         graph = lazy._lazyviz.storage.graph
         recorded = len(graph.nodes)
-        before, self._recording.graph = self._recording.graph, graph
-        try:
-            return self.record(op, args, kwargs)
-        finally:
-            self._recording.graph = before
-            self._tape.pending_ops.views += graph.nodes[recorded:]  # type: ignore[arg-type]
+        with Exclusive():  # no other thread begins or ends a block meanwhile
+            before, self._recording.graph = self._recording.graph, graph
+            try:
+                return self.record(op, args, kwargs)
+            finally:
+                self._recording.graph = before
+                self._tape.pending_ops.views += graph.nodes[recorded:]  # type: ignore[arg-type]
 
     def detach(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor.detach()`` called by Python code, which is recorded."""

@@ -87,7 +87,9 @@ class RecordingState:
 
     def is_on_this_thread(self) -> bool:
         """Whether ops of this thread are recorded: it has opened the block, or computes its gradients."""
-        return self.graph is not None and (self.owner == threading.get_ident() or self.in_autograd())
+        if self.graph is None:
+            return False
+        return self.owner == threading.get_ident() or (self.in_autograd() and not is_of_python())
 
     def view_is_made(self) -> None:
         """Autograd has finished creating the view: restore the state of its base, if that still exists and is
@@ -101,6 +103,23 @@ class RecordingState:
     def paused(self) -> Paused:
         """Pause recording: ops run immediately, after the nodes that they depend on."""
         return Paused(self)
+
+
+_of_python = threading.local()
+
+
+def is_of_python() -> bool:
+    """Whether this thread was started in Python, or is the main one: it computes gradients of its own, not
+    of the block that another thread records, as the threads of the autograd engine do.
+    """
+    known: bool | None = getattr(_of_python, "known", None)
+    if known is None:
+        known = any(
+            thread.ident == threading.get_ident() and not isinstance(thread, threading._DummyThread)
+            for thread in threading.enumerate()
+        )
+        _of_python.known = known
+    return known
 
 
 class Paused(Transaction):

@@ -18,6 +18,7 @@ import torch
 
 from ..plan.devices.devices import cuda_devices
 from ..process.gc_pause import patience
+from ..process.transaction import Exclusive
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_modules, op_stream
@@ -116,6 +117,22 @@ def doctor() -> Diagnosis:
     Nothing runs, and nothing is restored that the end of a cell would not restore.  Other threads are not
     checked.
     """
+    with Exclusive():  # no other thread begins or ends a block meanwhile
+        patched, leftovers = _state()
+    return Diagnosis(
+        _versions(),
+        {name: name in native_modules.loaded for name in COMPILED},
+        _devices(),
+        tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
+        len(tape.pending),
+        tuple(patched),
+        tuple(leftovers),
+        tuple(f"{name}, for {what}" for name, what in _OPTIONAL.items() if find_spec(name) is None),
+    )
+
+
+def _state() -> tuple[list[str], list[Leftover]]:
+    """What is patched, and what should have been restored."""
     evaluation.watch.leave()  # as between two cells
     busy = bool(open_blocks()) or bool(tape.pending)
     patched = sorted(_name(owner, name) for owner, name, _ in originals.replaced())
@@ -129,16 +146,7 @@ def doctor() -> Diagnosis:
             leftovers.append(Leftover("thresholds of the garbage collector", str(gc.get_threshold())))
         leftovers += _of_handlers()
     leftovers += _of_the_tape()
-    return Diagnosis(
-        _versions(),
-        {name: name in native_modules.loaded for name in COMPILED},
-        _devices(),
-        tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
-        len(tape.pending),
-        tuple(patched),
-        tuple(leftovers),
-        tuple(f"{name}, for {what}" for name, what in _OPTIONAL.items() if find_spec(name) is None),
-    )
+    return patched, leftovers
 
 
 def _of_handlers() -> list[Leftover]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from ..process.transaction import Transaction
 from . import private_api
 
 # Whether modes see ops before autograd, as tracers' modes do: the compiled form does not disable these.
@@ -52,7 +53,10 @@ class _KernelsOnly:
 
 
 class NoGrad:
-    """A cheaper ``torch.no_grad()``: a plain context, which cannot be used as a decorator."""
+    """A cheaper ``torch.no_grad()``: a plain context, which cannot be used as a decorator.
+
+    Only where signals are deferred; elsewhere use :class:`no_grad`.
+    """
 
     __slots__ = ("_before",)
 
@@ -62,3 +66,11 @@ class NoGrad:
 
     def __exit__(self, *error: object) -> None:
         _set_grad_enabled(self._before)
+
+
+class no_grad(Transaction):
+    """``torch.no_grad()`` that an interrupt cannot leave in effect."""
+
+    def begin(self) -> None:
+        self.undo_by(functools.partial(_set_grad_enabled, torch.is_grad_enabled()))
+        _set_grad_enabled(False)

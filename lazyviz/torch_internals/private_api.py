@@ -12,6 +12,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -48,6 +49,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..process.transaction import Transaction
 from .dispatch_modes import active_dispatch_modes as active_dispatch_modes
 from .dispatch_modes import dispatch_modes as dispatch_modes
 from .dispatch_modes import drop_stray_keys as drop_stray_keys
@@ -323,15 +325,16 @@ KEY_GUARDS: tuple[Any, ...] = (_InferenceGuard, torch._C._ForceDispatchKeyGuard)
 _enter_inference, _leave_inference = _InferenceGuard.__enter__, _InferenceGuard.__exit__
 
 
-@contextmanager
-def inference_mode(enabled: bool) -> Iterator[None]:
+class inference_mode(Transaction):
     """``torch.inference_mode(enabled)`` for our own use, which is not watched."""
-    guard = _InferenceGuard(enabled)
-    _enter_inference(guard)
-    try:
-        yield
-    finally:
-        _leave_inference(guard, None, None, None)
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def begin(self) -> None:
+        guard = _InferenceGuard(self._enabled)
+        self.undo_by(partial(_leave_inference, guard, None, None, None))  # no effect if it was not entered
+        _enter_inference(guard)
 
 
 # --- compilers --------------------------------------------------------------------

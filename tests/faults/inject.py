@@ -67,8 +67,10 @@ class _Tracer:
         opcodes: bool,
         at: int = -1,
         error: type[BaseException] = KeyboardInterrupt,
+        by_signal: bool = False,
     ) -> None:
         self.where, self.opcodes, self.at, self.error = where, opcodes, at, error
+        self.by_signal = by_signal
         self.count = 0
         self.place = ""  # where it was raised
 
@@ -80,7 +82,9 @@ class _Tracer:
             if self.count == self.at:
                 self.place = f"{event} of {frame.f_code.co_qualname}, line {frame.f_lineno}"
                 self.count += 1
-                raise self.error(self.place)
+                if not self.by_signal:
+                    raise self.error(self.place)
+                signal.raise_signal(signal.SIGUSR1)
             self.count += 1
         return self
 
@@ -115,13 +119,20 @@ def inject(
     *,
     where: Callable[[FrameType], bool] = in_lazyviz,
     opcodes: bool = False,
+    by_signal: bool = False,
 ) -> BaseException | None:
     """Call ``action`` and raise ``error`` at its point number ``at``; returns what came out of it.
 
+    ``by_signal``: it is raised by the handler of a signal that arrives there, and which may be deferred.
     The exception is returned with its traceback, as notebooks keep that of the last error: whoever lets go
     of something only when the frames in it die has not let go of it.
     """
-    tracer = _Tracer(where, opcodes, at, error)
+    tracer = _Tracer(where, opcodes, at, error, by_signal)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise error(tracer.place)
+
+    before = signal.signal(signal.SIGUSR1, handler) if by_signal else None
     try:
         with tracer.tracing():
             action()
@@ -130,6 +141,9 @@ def inject(
             raise
         raised.add_note(f"injected at point {at}: {tracer.place}")
         return raised
+    finally:
+        if by_signal:
+            signal.signal(signal.SIGUSR1, before)
     return None
 
 
@@ -249,6 +263,7 @@ def _what_a_block_changes() -> list[tuple[Any, str]]:
 
     with lazyviz.lazy():
         torch.ones(2) + 1
+        torch.fft.rfft(torch.ones(3))  # the first shape rule imports modules, which add warnings filters
     lazyviz.reset()
     before = everything()
     with lazyviz.lazy():

@@ -51,11 +51,16 @@ def assert_plain_and_forgotten(expected: list[torch.Tensor]) -> None:
 def test_an_interrupted_reset_has_forgotten_everything(error, request):
     expected, state = eager_results(), State()
     every = 1 if request.config.getoption("--all") else 17
+    without_error = 0
     for at in range(0, 100_000, every):
         kept = recorded()
         count = len(tape.pending)
-        if inject(lazy_graph.reset, at, error) is None:  # it has fewer points
-            break
+        if inject(lazy_graph.reset, at, error) is None:  # it has fewer points, or drops errors at this one
+            without_error += 1
+            if without_error > 20:
+                break
+        else:
+            without_error = 0
         assert len(tape.pending) in (0, count)  # all, where it had not begun
         assert_plain_and_forgotten(expected)
         assert not state.differences()

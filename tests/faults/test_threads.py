@@ -166,3 +166,96 @@ def test_a_reader_does_not_pause_the_recording_of_another_thread(state):
             ended.set()
 
     assert not run_together(read, record)
+
+
+def test_a_thread_that_trains_beside_a_block_is_not_recorded_in_it(state):
+    """Its backward passes are its own, whatever another thread records."""
+    weight, x = torch.ones(3, 3, requires_grad=True), torch.arange(6.0).view(2, 3)
+    gradients = []
+
+    def train():
+        weight.grad = None
+        (x @ weight).square().sum().backward()
+        gradients.append(weight.grad)
+
+    train()
+    with lazyviz.lazy() as graph:
+        recorded = torch.ones(2) + 1
+        assert not run_together(train)
+    assert not any(map(lazyviz.is_lazy, gradients))
+    assert torch.equal(*gradients)
+    assert [node.op.name() for node in graph.nodes] == ["aten::ones", "aten::add.Tensor"]
+    assert recorded.tolist() == [2, 2]
+
+
+def test_plain_training_beside_threads_that_record(state):
+    ended = threading.Event()
+
+    def record():
+        for turn in range(60):
+            with lazyviz.lazy():
+                value = torch.ones(3) * turn
+            assert value.tolist() == [turn] * 3
+        ended.set()
+
+    def train():
+        while not ended.is_set():
+            layer = torch.nn.Linear(3, 3)
+            layer(torch.ones(2, 3)).sum().backward()
+            assert layer.weight.grad.tolist() == [[2.0] * 3] * 3
+
+    assert not run_together(record, train, train)
+
+
+def test_the_check_of_one_thread_does_not_undo_the_block_that_another_one_enters(state):
+    """It restores PyTorch as the end of a cell does, and so does the end of each evaluation."""
+    entering, restored = threading.Event(), threading.Event()
+
+    def check():
+        entering.wait()
+        lazyviz.doctor()
+        restored.set()
+
+    def record():
+        install = watch.begin_recording
+
+        def begin():
+            install()
+            entering.set()
+            assert not restored.wait(0.2)  # it waits for the block to be entered as a whole
+
+        watch.begin_recording = begin
+        try:
+            with lazyviz.lazy() as graph:
+                restored.wait()
+                value = torch.zeros(3)
+                value.add_(1)
+            assert len(graph.nodes) == 2
+            assert value.tolist() == [1, 1, 1]
+        finally:
+            del watch.begin_recording
+
+    watch = lazyviz.session.evaluation.watch
+    assert not run_together(check, record)
+
+
+def test_evaluating_everything_while_another_thread_records_loses_nothing(state):
+    ended = threading.Event()
+
+    def record():
+        try:
+            for _ in range(40):
+                counter = torch.zeros(4)
+                for _ in lazyviz.steps(range(4)):
+                    counter.add_(1)
+                assert counter.tolist() == [4] * 4
+        finally:
+            ended.set()
+
+    def evaluate():
+        while not ended.is_set():
+            lazyviz.sync()
+            lazyviz.evaluate()
+
+    errors = run_together(record, evaluate, evaluate)
+    assert all(map(is_clear, errors)), errors

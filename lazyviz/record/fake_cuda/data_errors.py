@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten
-from ...torch_internals import private_api
+from ...torch_internals import dispatch_level, private_api
 from ..shapes.kernel_probes import with_cuda_names
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
@@ -78,7 +78,7 @@ def joined(tape: Tape, original: Call, args: Any, kwargs: Any) -> torch.Tensor:
     if device is None:
         device = args[0].device if args and isinstance(args[0], torch.Tensor) else "cpu"
     items = next(item for item in (*args, *kwargs.values()) if isinstance(item, (list, tuple)))
-    with torch.no_grad():
+    with dispatch_level.no_grad():
         elements = [
             torch.ops.aten._to_copy.default(
                 item.detach().reshape(()), dtype=like.dtype, device=torch.device(device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api
+from ...torch_internals import dispatch_level, private_api
 from . import rnn as fake_cuda_rnn
 from .driver_calls import refusal
 from .gpu_registry import Cards
@@ -87,7 +87,7 @@ def _install_packing(cards: Cards) -> None:
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} Long tensor"
             )
-        with cards.tape.recording.paused(), torch.no_grad():
+        with cards.tape.recording.paused(), dispatch_level.no_grad():
             like = torch.zeros(1).expand(*padded.shape[:2], 1)
             sizes = pack_here(like, lengths, batch_first)[1]
             batches = sizes.tolist()
@@ -98,7 +98,7 @@ def _install_packing(cards: Cards) -> None:
     ) -> Any:
         if data.device not in torch_cuda.STAND_INS:
             return pad_here(data, sizes, batch_first, padding_value, total_length)
-        with cards.tape.recording.paused(), torch.no_grad():
+        with cards.tape.recording.paused(), dispatch_level.no_grad():
             like = torch.zeros(1).expand(data.shape[0], 1)
             padded, lengths = pad_here(like, sizes, False, padding_value, total_length)
             batches = sizes.tolist()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, cudnn_sizes
+from ...torch_internals import composite_ops, cudnn_sizes, dispatch_level
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
 from .gpu_registry import Cards
@@ -81,7 +81,7 @@ def _flatten(layer: torch.nn.RNNBase, weights: Sequence[Any]) -> None:
         return  # tied: left as they are
     mode, sizes = _MODE_OF[layer.mode], (layer.hidden_size, layer.proj_size, layer.num_layers)
     count = (4 if layer.bias else 2) + (layer.proj_size > 0)
-    with torch.no_grad():
+    with dispatch_level.no_grad():
         buffer = _aten._cudnn_rnn_flatten_weight.default(
             weights, count, layer.input_size, mode, *sizes, layer.batch_first, layer.bidirectional
         )
@@ -108,7 +108,7 @@ def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parame
         return None
     if [_memory(weight) for weight in weights] != [(storage, at) for at, _ in parameters.places]:
         return None
-    with torch.no_grad():
+    with dispatch_level.no_grad():
         return weights[0].detach().as_strided((parameters.elements,), (1,), 0)
 
 
@@ -181,7 +181,7 @@ def _half_weights(
     with torch_cuda.without_autocast():
         if weights[0].dtype != torch.float32:
             return weights, buffer
-        with torch.no_grad():
+        with dispatch_level.no_grad():
             halves = torch.zeros(parameters.elements, dtype=torch.float16, device=weights[0].device)
             parts = [_part(halves, offset, shape).detach() for offset, shape in parameters.places]
         return [part.copy_(weight) for part, weight in zip(parts, weights)], halves

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import dispatch_level
 from .gpu_registry import Cards
 
 _TYPES: dict[str, torch.dtype] = {
@@ -186,7 +187,7 @@ def _placed(
         flat = read(0, (untyped.nbytes() // dtype.itemsize,), (1,)).to(device)
         untyped._lazyviz_copy = flat
     offset, size, stride = view
-    with torch.no_grad():
+    with dispatch_level.no_grad():
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.data = flat.as_strided(size, stride, offset)  # the owner of the memory, not a view of it
     return tensor

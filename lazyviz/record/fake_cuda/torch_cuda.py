@@ -21,7 +21,7 @@ import torch
 
 from ...graph.ir import SourceLine
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api
+from ...torch_internals import dispatch_level, private_api
 from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..sync_points import AbsentDeviceError, needs_absent
@@ -366,7 +366,7 @@ class AbsentCards:
             """
             if not is_absent(tensor.device):
                 return draw(tensor, mean, std, a, b, **rest)
-            with torch.no_grad():
+            with dispatch_level.no_grad():
                 result = tensor.normal_(mean, std)
                 outside = (result < a) | (result > b)
                 again = torch.empty_like(result).normal_(mean, std)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...torch_internals import private_api
+from ...torch_internals import dispatch_level, private_api
 from ..lazy_tensor import class_of, is_pending
 from ..storage import TrackedStorage
 from ..unrecorded_ops import nodes_before_access
@@ -46,7 +46,7 @@ def deep_copy(
         return made
     if cls is not torch.Tensor:
         return None
-    with torch.no_grad():
+    with dispatch_level.no_grad():
         copied = _copy_in_common(tape, tensor, memo)
         if copied is None:
             return None

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ...process.signals import Deferred
+from ...process.transaction import Exclusive, complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
 from ..fallback import evaluate_before_tracing, note_region
@@ -146,26 +148,35 @@ class Watch:
 
         def __enter__(*guard: Any) -> Any:
             compiler = dynamo.set_eval_frame(None)  # it is already active, and would compile our code
-            local.entered = getattr(local, "entered", 0) + 1
-            result = enter(*guard)
-            frame = sys._getframe(1)
-            if dynamo.calls_compiled_function(frame):
-                if self._is_planned():  # nothing to compile for: run the original function
-                    self._run_as_eager(frame)
-                    return result
-                region = self._suspended("torch.compile")
-                try:
-                    region.__enter__()
-                except BaseException:  # a block that could not be entered is not exited
-                    local.entered -= 1
-                    undo(*guard)
-                    private_api.refresh_modes()
-                    dynamo.set_eval_frame(compiler)
-                    raise
-                region_of = id(guard[0] if guard else frame)
-                local.regions = {**getattr(local, "regions", {}), region_of: region}
+            frame, entered = sys._getframe(1), False
+            try:
+                with Deferred():
+                    result = enter(*guard)
+                    local.entered, entered = getattr(local, "entered", 0) + 1, True
+                    if dynamo.calls_compiled_function(frame):
+                        if self._is_planned():  # nothing to compile for: run the original function
+                            self._run_as_eager(frame)
+                            return result
+                        region = self._suspended("torch.compile")
+                        region.__enter__()
+                        region_of = id(guard[0] if guard else frame)
+                        local.regions = {**getattr(local, "regions", {}), region_of: region}
+            except BaseException:  # a block that could not be entered is not exited
+                if entered:
+                    abandon(guard, frame)
+                dynamo.set_eval_frame(compiler)
+                raise
             dynamo.set_eval_frame(compiler)
             return result
+
+        def abandon(guard: tuple[Any, ...], frame: FrameType) -> None:
+            region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
+            undo(*guard)
+            local.entered -= 1
+            private_api.refresh_modes()
+            if region is not None:
+                region.__exit__(None, None, None)
+            self.release()
 
         dynamo.skip_code(__enter__.__code__)
         return __enter__
@@ -191,15 +202,23 @@ class Watch:
 
         def __exit__(*guard: Any) -> Any:
             frame = sys._getframe(1)
-            region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
-            result = leave(*guard)
-            local.entered = getattr(local, "entered", 0) - 1
-            private_api.refresh_modes()
-            if region is not None:
-                region.__exit__(None, None, None)
-                self._note_compiled(frame)
-            self.release()
-            return result
+            results: list[Any] = []
+
+            def left() -> None:
+                with Deferred():  # it is counted as left if and only if it is
+                    if results:
+                        return
+                    region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
+                    results.append(leave(*guard))
+                    local.entered = getattr(local, "entered", 0) - 1
+                    private_api.refresh_modes()
+                    if region is not None:
+                        region.__exit__(None, None, None)
+                        self._note_compiled(frame)
+                    self.release()
+
+            complete(left)
+            return results[0]
 
         return __exit__
 
@@ -304,20 +323,28 @@ class Watch:
 
     def release(self) -> None:
         """Restore PyTorch's original state, if nothing is recorded or pending."""
-        if self._tape.recording.graph is not None or self._tape.pending or self.stays:
+        if self._is_needed():
             return
-        self._remove()
-        # Backward passes, inference modes and similar contexts restore the keys that were active on entry.
-        if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
-            private_api.remove_mode(self._mode)
-            self._patches.restore()
-            dynamo.drop_rules_of(is_ours)
+        with Exclusive():  # another thread may be about to begin a block
+            if self._is_needed():
+                return
+            self._remove()
+            # Backward passes, inference modes and similar contexts restore the keys that were active on
+            # entry.
+            if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
+                private_api.remove_mode(self._mode)
+                self._patches.restore()
+                dynamo.drop_rules_of(is_ours)
+
+    def _is_needed(self) -> bool:
+        return self._tape.recording.graph is not None or bool(self._tape.pending) or self.stays
 
     def leave(self) -> None:
         """:meth:`release`, and also remove the kernels that may stay from one block to the next."""
-        self.release()
-        if not self._reads.installed:
-            self._composites.remove()
+        with Exclusive():
+            self.release()
+            if not self._reads.installed:
+                self._composites.remove()
 
     def replaced_code(self) -> list[str]:
         """The PyTorch functions that are currently replaced."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...graph.ir import TensorMeta
+from ...process.signals import Deferred
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
@@ -129,7 +130,8 @@ class ShapeCache:
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], key: Any
     ) -> Inferred | None:
         """Store under ``key`` what is known of a call without inference; for the compiled recorder."""
-        known = known_shapes.find(self.metadata, info.op, info, args, kwargs, values)
+        with Deferred():
+            known = known_shapes.find(self.metadata, info.op, info, args, kwargs, values)
         if known is not None:
             self.remember(key, known)
             self.missed(info.op, values)

@@ -232,7 +232,7 @@ cdef class Maker:
 # --- objects of other lazyviz modules; filled by :func:`connect` ------------------------
 
 cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
-cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
+cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
 cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
@@ -276,7 +276,7 @@ def connect(**parts):
         ImportError: a class has not the slots that this module was written for.
     """
     global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
-    global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number
+    global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
@@ -298,6 +298,7 @@ def connect(**parts):
     dispatch_depth, default_dtype = parts["dispatch_depth"], parts["default_dtype"]
     grad_enabled, inference_enabled = parts["grad_enabled"], parts["inference_enabled"]
     engine_node, sequence_number = parts["engine_node"], parts["sequence_number"]
+    is_of_python = parts["is_of_python"]
     make_wrapper, strided, is_zero = parts["make_wrapper"], parts["strided"], parts["is_zero"]
     written_tensors, count_writes = parts["written_tensors"], parts["count_writes"]
     sharing, extent, note_death = parts["sharing"], parts["extent"], parts["note_death"]
@@ -828,7 +829,7 @@ cdef object record(object func, tuple args, object kwargs):
     if get(recording_state, RS_viewed) is not None:
         view_is_made()
     in_engine = quick.calling_node(&sequence)
-    if not in_engine and get(recording_state, RS_owner) != PyThread_get_thread_ident():
+    if get(recording_state, RS_owner) != PyThread_get_thread_ident() and (not in_engine or is_of_python()):
         return MISS
     if op.detaches and get(recording_state, RS_explicit_detach) is False and type(args[0]) is LazyTensor:
         result = detached(args[0])
