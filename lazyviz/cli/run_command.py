@@ -17,10 +17,9 @@ from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
 from ..record.tape import tape
-from ..session.asynchronous.known_programs import Program, Repetition
+from ..session.asynchronous.known_programs import Program, Repetition, stop_observing
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
-from ..torch_internals import op_stream
 from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, INTERRUPTED, UsageError, is_silent, loaded
 from .recording import StepCount
@@ -114,7 +113,7 @@ class Blocks:
         block, graph = self._block, self._graph
         self._block = self._graph = None
         if block is None or graph is None:
-            op_stream.end()
+            stop_observing()
             return
         block.ends_in = {}  # the graph is not shown, and searching for names takes as long as a step
         if error is None:
