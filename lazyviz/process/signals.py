@@ -47,6 +47,8 @@ class Deferred(Arrived):
     __slots__ = ("_handlers", "leave", "level", "raised")
 
     current: ClassVar[dict[int, Deferred]] = {}  # by thread
+    # The handlers of all signals when a context was last entered, and those that can be called.
+    _found: ClassVar[tuple[list[Any], dict[int, Callable[[int, FrameType | None], Any]]]] = [], {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +77,10 @@ class Deferred(Arrived):
                 self._restore()
             except BaseException as error:  # an asynchronous exception may have come before it did anything
                 first = first or error
-        arrived = [number for number in self if number != ENDING]
-        self.clear()
-        for number in arrived:  # everything is done, but signals arrived
+        while self:  # everything is done, but signals arrived
             try:
-                signal.raise_signal(number)
+                if (number := self.pop(0)) != ENDING:
+                    signal.raise_signal(number)
             except BaseException as error:
                 first = first or error
         self.raised = None
@@ -121,7 +122,11 @@ class Deferred(Arrived):
     def _defer(self) -> None:
         found = list(map(_signal.getsignal, _NUMBERS))
         note = self._note
-        self._handlers = dict(compress(zip(_NUMBERS, found), map(callable, found)))
+        all_handlers, ours = Deferred._found
+        if found != all_handlers:  # comparing takes less time than asking each whether it can be called
+            ours = dict(compress(zip(_NUMBERS, found), map(callable, found)))
+            Deferred._found = found, ours
+        self._handlers = ours.copy()
         try:
             # The others are not set from Python, or ignored, so they are not changed.
             for number in self._handlers:

@@ -42,8 +42,9 @@ def find(
         return None
     if info.is_view or info.name == "_unsafe_view":
         return _view(metadata, op, info, args, kwargs, inputs)
-    if any(len(value.meta.shape) > kernel_probes.MOST_DIMENSIONS for value in inputs):
-        return None
+    for value in inputs:
+        if len(value.meta.shape) > kernel_probes.MOST_DIMENSIONS:
+            return None
     if _STAND_INS and inputs and inputs[0].meta.device in _STAND_INS:
         return _on_card(metadata, op, info, args, kwargs, inputs)
     call = Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
@@ -83,7 +84,7 @@ def _new(metadata: MetadataTable, call: Call) -> list[Output] | None:
             outputs.append(None)
             continue
         meta = metadata.meta(result.shape, result.stride, 0, result.dtype, _CPU)
-        if meta.storage_nbytes > _LARGEST_INTEGER or any(step > _LARGEST_INTEGER for step in meta.stride):
+        if max((meta.storage_nbytes, *meta.stride)) > _LARGEST_INTEGER:
             return None  # PyTorch raises the error
         outputs.append(OutputSpec(meta, None, False, fresh, max(meta.nbytes, result.nbytes)))
         fresh += 1
