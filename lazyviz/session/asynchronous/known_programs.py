@@ -19,8 +19,8 @@ from ..block import Options
 from ..lazy_graph import LazyGraph
 
 RECORDED = 8  # iterations of a program that were recorded in this process before it is known
-IN_A_ROW = 2  # of them, the last ones of a loop
-SHAPES_EVERY = 4  # iterations are compared by name only, except each of these
+IN_A_ROW = 2  # of them, the last ones of a loop; one, if its calls in eager mode are known
+SHAPES_EVERY = 8  # iterations are compared by name only, except each of these
 LEAST_SHARE = 0.9  # of the recorded ops among the calls of the first iteration in eager mode
 _MOST_KEPT = 64  # programs
 
@@ -86,8 +86,9 @@ class Repetition:
             return None
         program.recorded += 1
         same = program is before and forbidden == self._forbidden
-        self._in_a_row = self._in_a_row + 1 if same else 1
-        if not program.is_known or self._in_a_row < IN_A_ROW or graph.choices.summaries:
+        self._in_a_row = self._in_a_row + 1 if same else int(forbidden == self._forbidden)
+        least = IN_A_ROW if program.calls is None else 1
+        if not program.is_known or self._in_a_row < least or graph.choices.summaries:
             return None
         if program.calls is None and graph.plan().eager_fits is False:
             program.is_refused = True
