@@ -125,6 +125,13 @@ class steps(Generic[T]):
     in any block, and waits only for the ops that it needs.  When the loop ends, everything has run.  If the
     loop is left early (by ``break`` or an exception), its last iteration stays pending, as in a block.
 
+    Once eight iterations with the same ops and shapes have been recorded in this process, the last of them in
+    this loop, the next ones are not recorded: they run in eager mode, where nothing is pending, and their
+    operator calls are compared with those of the recorded program.  The iteration after one that differs is
+    recorded again.  This needs the default backend and the compiled modules, and eager PyTorch's memory must
+    be projected to fit; iterations with ``forbid_sync``, or in which the first NaN is looked for, are
+    recorded.
+
     Ops between two iterations, such as those of the loader, are not recorded.  Inside an open block, the
     iterations are recorded in that block.
 
