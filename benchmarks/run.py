@@ -62,7 +62,7 @@ PARTS: Mapping[str, Part] = {
     "totals-small": Part("lazy totals of a small training step, eager backend", 60, 30, threads=1),
     "totals-gpt2": Part("lazy totals of a training step of GPT-2, eager backend", 240, 60),
     "reads": Part("blocks in which values are read", 420, 120, threads=1),
-    "asynchronous": Part("loops of lazyviz.steps", 240, 120, threads=1),
+    "asynchronous": Part("loops of lazyviz.steps", 480, 150, threads=1),
     "fused": Part("a loop of tiny operators, compiled", 90, 60, threads=1),
     "compiled-resnet": Part("a compiled training step of ResNet beside torch.compile", 300, 60),
     "compiled-gpt2": Part("a compiled training step of GPT-2 beside torch.compile", 720, 60),
