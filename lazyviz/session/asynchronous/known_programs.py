@@ -50,11 +50,8 @@ class Program:
         self.is_observed = False
         if seen is True:
             return True
-        if seen is None or seen is False:
-            self.calls, self.observed = (
-                None,
-                0,
-            )  # they may be those of another iteration, such as a smaller batch
+        if seen is None or seen is False:  # the known calls may be those of a smaller batch
+            self.calls, self.observed = None, 0
             return False
         if share_among(op_stream.names(seen), nodes) < LEAST_SHARE:
             self.is_refused = True
@@ -90,7 +87,7 @@ class Repetition:
         least = IN_A_ROW if program.calls is None else 1
         if not program.is_known or self._in_a_row < least or graph.choices.summaries:
             return None
-        if program.calls is None and graph.plan().eager_fits is False:
+        if program.calls is None and not _fits(graph):
             program.is_refused = True
             return None
         return program
@@ -110,6 +107,14 @@ def _is_plain(options: Options) -> bool:
         and options.allow_sync
         and not options.assume
     )
+
+
+def _fits(graph: LazyGraph) -> bool:
+    """Whether eager PyTorch's memory for the graph is not projected to exceed the device's."""
+    try:
+        return graph.plan().eager_fits is not False
+    except Exception:  # what cannot be planned is recorded; the user's loop goes on
+        return False
 
 
 def stop_observing() -> None:
