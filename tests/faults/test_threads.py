@@ -246,7 +246,7 @@ def test_evaluating_everything_while_another_thread_records_loses_nothing(state)
         try:
             for _ in range(40):
                 counter = torch.zeros(4)
-                for _ in lazyviz.steps(range(4)):
+                for _ in lazyviz.steps(range(4), always_record=True):
                     counter.add_(1)
                 assert counter.tolist() == [4] * 4
         finally:
