@@ -17,7 +17,7 @@ const options = {
   charset: "utf8",
   legalComments: "none",
   // Methods of our own classes, which neither the page nor Python calls.
-  mangleProps: /^(show|tell|leave|count|zoom|color|light|forget|collapse|write|enclosing|make|title)[A-Z]|^(element|camera|slider|refresh|touched|counted|offer|choose|repaint|readout|annotate|relate|visible|frames|center|wanted|refuse|forget|rects|tops|bottoms|holding|measure|follow|picture|inner|against|legend|rail|plot|reading|describe|panBy|centerOn|closable|enclosing|labelAt|parentOf|isOpen|openAll|atFullSize|barrier|resizeTo|scaleFor|homeScale|reveal|members|selected|answered|changed|middle|grow|awaits|placed)$/,
+  mangleProps: /^(show|tell|leave|count|zoom|light|forget|collapse|write|enclosing|make|title)[A-Z]|^(colorBy|element|camera|slider|refresh|touched|counted|offer|choose|repaint|readout|annotate|relate|visible|frames|center|wanted|refuse|forget|rects|tops|bottoms|holding|measure|follow|picture|inner|against|legend|rail|plot|reading|describe|panBy|centerOn|closable|enclosing|labelAt|parentOf|isOpen|openAll|atFullSize|barrier|resizeTo|scaleFor|homeScale|reveal|members|selected|answered|changed|middle|grow|awaits|placed|learn|barNow)$/,
   outdir: out,
   logLevel: "warning",
 };
