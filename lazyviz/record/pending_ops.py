@@ -179,12 +179,13 @@ class PendingOps:
         """Drop pending nodes of unreachable graphs without an effect on a tensor, a pending write or a
         pending draw.
         """
+        before = list(self.nodes)  # what other threads record from now on is not dropped
         recording = self._recording
         if recording.graph is not None and recording.owner != threading.get_ident():
             return  # another thread is recording: nothing refers yet to the op that it is about to record
         self._drop_unseen_views()
         kept = {id(graph) for graph in reachable}
-        if all(id(node.graph) in kept for node in list(self.nodes)):
+        if all(id(node.graph) in kept for node in before):
             return
         observable = observable_work.observable_storages(
             self.nodes, self._tensors.outside, self._memory_holders
@@ -194,7 +195,7 @@ class PendingOps:
             for node in list(self.nodes)
             if id(node.graph) in kept or observable_work.is_observable(node, observable)
         )
-        for node in self.nodes.keys() - set(wanted):
+        for node in self.nodes.keys() & (set(before) - set(wanted)):
             node.state = "done"  # for the storages that still list it as a reader
             self._withdraw(node)
         self._generators.restore_finished()

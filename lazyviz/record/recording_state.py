@@ -61,14 +61,15 @@ class RecordingState:
     """
 
     __slots__ = (
-        "absent", "allow_sync", "batch", "communicating", "explicit_detach", "graph", "held_bytes_limit",
-        "immediate_step", "owner", "pauses", "summing", "viewed", "world",
+        "absent", "allow_sync", "batch", "busy", "communicating", "explicit_detach", "graph",
+        "held_bytes_limit", "immediate_step", "owner", "pauses", "summing", "viewed", "world",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.graph: Graph | None = None
         self.owner = 0  # thread that records
         self.pauses = 0
+        self.busy = False  # the compiled recorder is recording an op, without holding the lock of runs
         self.viewed: TensorRef | None = None  # the tensor of which a view is being created
         self.explicit_detach = False  # Python code is calling Tensor.detach, which is recorded as an op
         self.allow_sync = True

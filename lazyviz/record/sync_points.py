@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import ClassVar, Protocol
 
+import torch
+
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
@@ -58,6 +60,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
 
 _MOST_CAUSES = 10_000  # cached texts
+_LONGEST_WAIT = 0.5  # seconds, for an op that is being recorded
 # Reads of addresses, not of values: they need no evaluation if the memory already exists.
 _ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
@@ -122,6 +125,25 @@ class PendingRuns:
         self.background: Background | None = None  # accessed while holding the lock
         self.running = 0  # thread that runs nodes: reads by a kernel itself need no evaluation
         self.active_thread = 0  # thread whose run has not ended, although it may be in a user's callback
+
+    def await_recorder(self) -> None:
+        """Wait until no other thread is in the middle of recording an op; for a run that is about to choose
+        what its nodes may free.
+
+        A thread that starts another op finds that a run is active, and waits for its end.  The time is
+        limited, because this thread holds the lock, which code in the middle of an op may wait for.
+        """
+        recording = self._recording
+        if recording.busy and recording.owner != threading.get_ident():
+            end = time.monotonic() + _LONGEST_WAIT
+            while recording.busy and time.monotonic() < end:
+                time.sleep(0.0001)
+
+    def await_result(self, tensor: torch.Tensor) -> None:
+        """Wait for the run of another thread, if it may be about to make ``tensor`` an ordinary one."""
+        active = self.active_thread
+        if active and active != threading.get_ident() and "_lazyviz" in tensor.__dict__:
+            self.lock.wait()
 
     def sync(
         self, cause: str, needed: Iterable[TrackedNode], nbytes: int = 0, *, a_number: bool = False

@@ -27,7 +27,7 @@ REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
 
 def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode]:
     """The failed nodes among ``nodes``, or among all pending nodes, that may run again."""
-    found = tape.pending if nodes is None else nodes
+    found = list(tape.pending) if nodes is None else nodes  # another thread may be recording
     return [node for node in found if node.state == "failed" and not is_partial_write(node)]
 
 

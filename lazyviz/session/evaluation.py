@@ -79,6 +79,7 @@ class ActiveRun:
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
         tape.runs.active_thread = threading.get_ident()
+        tape.runs.await_recorder()
         return arrived
 
     def __exit__(self, *error: object) -> None:

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import lazyviz
+from lazyviz.record import observable_work
+from lazyviz.record.tape import tape
+from lazyviz.session.evaluation import ActiveRun
 
 ONE_CLEAR_ERROR = ("another thread is recording", "a cell is recording on another thread")
 
@@ -259,3 +262,74 @@ def test_evaluating_everything_while_another_thread_records_loses_nothing(state)
 
     errors = run_together(record, evaluate, evaluate)
     assert all(map(is_clear, errors)), errors
+
+
+def test_a_write_recorded_while_another_thread_looks_for_unreachable_ops_is_not_dropped(state, monkeypatch):
+    """A block may begin right after the other thread has found none."""
+    looking, recorded = threading.Event(), threading.Event()
+    find = observable_work.observable_storages
+
+    def find_slowly(*args):
+        found = find(*args)
+        if threading.current_thread() is not threading.main_thread():
+            looking.set()
+            recorded.wait()
+        return found
+
+    monkeypatch.setattr(observable_work, "observable_storages", find_slowly)
+    with lazyviz.lazy():
+        earlier = torch.ones(2) * 2
+    pending = tape.pending_ops
+    thread = threading.Thread(target=lambda: pending.forget_unreachable(pending.reachable()))
+    thread.start()
+    assert looking.wait(60)
+    counter = torch.zeros(3)
+    with lazyviz.lazy():
+        counter.add_(1)
+    recorded.set()
+    thread.join()
+    assert counter.tolist() == [1, 1, 1]
+    assert earlier.tolist() == [2, 2]
+    lazyviz.sync()
+
+
+def test_a_run_waits_for_the_op_that_another_thread_is_recording(state):
+    """It may free what the op is about to refer to; an op that is recorded later waits for the run."""
+    recording, waited = tape.recording, []
+
+    def evaluate():
+        waited.append(recording.busy)
+        with ActiveRun([]):
+            waited.append(recording.busy)
+
+    with lazyviz.lazy():
+        value = torch.ones(2)
+        recording.busy = True  # as in the middle of an op
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        time.sleep(0.05)
+        recording.busy = False
+        thread.join()
+        value = value + 1
+    assert waited == [True, False]
+    assert value.tolist() == [2, 2]
+
+
+def test_elements_are_read_while_another_thread_evaluates(state):
+    ended = threading.Event()
+
+    def read():
+        try:
+            for turn in range(200):
+                with lazyviz.lazy():
+                    value = torch.ones(3) * turn
+                assert value.tolist() == [turn] * 3
+        finally:
+            ended.set()
+
+    def evaluate():
+        while not ended.is_set():
+            lazyviz.sync()
+
+    errors = run_together(read, evaluate, evaluate)
+    assert not errors, errors

@@ -32,9 +32,13 @@ def is_possible(tape: Tape) -> bool:
 
     On other threads than the main one, it must be possible to stop a run when the process ends.
     """
-    runs = tape.runs
+    runs, recording = tape.runs, tape.recording
     return (
-        node_passes.active and not runs.active_thread and not runs.running and threading.get_ident() == _main
+        node_passes.active
+        and not runs.active_thread
+        and not runs.running
+        and threading.get_ident() == _main
+        and (recording.graph is None or recording.owner == _main)
     )
 
 

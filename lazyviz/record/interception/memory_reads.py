@@ -226,6 +226,7 @@ class SyncPatches:
                 # Its class has changed, for example to Parameter, which has its own method.
                 if type(tensor) not in (cls, torch.Tensor):
                     return getattr(tensor, original.__name__)(*args, **kwargs)
+            tape.runs.await_result(tensor)
             if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
                 return give(tensor, *args, **kwargs)
             with tape.recording.paused():

@@ -261,7 +261,7 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
@@ -350,7 +350,7 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, R_next, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-    global RS_graph, RS_pauses, RS_absent, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+    global RS_graph, RS_pauses, RS_absent, RS_busy, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
@@ -395,6 +395,7 @@ def _find_slots(parts):
     state = type(recording_state)
     RS_graph, RS_pauses, RS_absent = offset(state, "graph"), offset(state, "pauses"), offset(state, "absent")
     RS_explicit_detach = offset(state, "explicit_detach")
+    RS_busy = offset(state, "busy")
     RS_viewed, RS_owner, RS_summing = offset(state, "viewed"), offset(state, "owner"), offset(state, "summing")
     RS_batch, RS_held_bytes_limit = offset(state, "batch"), offset(state, "held_bytes_limit")
     PR_active_thread = offset(type(runs), "active_thread")
@@ -808,7 +809,24 @@ cdef object view_is_made():
 
 
 cdef object record(object func, tuple args, object kwargs):
-    cdef Op op
+    """Record a call, with a mark that lets a run that another thread begins wait for the end.
+
+    Such a run may free what the new node is about to refer to.  Reads wait for a run themselves.
+    """
+    cdef Op op = op_of(func)
+    if not op.ordinary or get(recording_state, RS_owner) != PyThread_get_thread_ident():
+        return record_op(op, func, args, kwargs)
+    if not is_recording():  # a run has begun since the caller asked
+        return MISS
+    outer = get(recording_state, RS_busy)
+    put(recording_state, RS_busy, True)
+    try:
+        return record_op(op, func, args, kwargs)
+    finally:
+        put(recording_state, RS_busy, outer)
+
+
+cdef object record_op(Op op, object func, tuple args, object kwargs):
     cdef list values, tensors
     cdef Words words
     cdef tuple new_args
@@ -817,7 +835,6 @@ cdef object record(object func, tuple args, object kwargs):
     cdef bint in_engine, grad_mode
     cdef uint64_t sequence = 0
     graph = get(recording_state, RS_graph)
-    op = op_of(func)
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
@@ -934,6 +951,7 @@ cdef object record(object func, tuple args, object kwargs):
     if op.is_view and type(tensors[0]) is LazyTensor:
         view_is_being_made(tensors[0])
     if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
+        put(recording_state, RS_busy, False)
         runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
     return result
 
