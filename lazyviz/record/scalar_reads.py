@@ -32,5 +32,7 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:
     """The number in a real tensor, read in a mode's handler."""
+    if not (tensor.is_conj() or tensor.is_neg()):
+        return _read(tensor)
     with private_api.seeing_lazy_bits():
         return _read(tensor)

@@ -273,22 +273,18 @@ def excluding_python() -> Any:
 _enter_forced, _leave_forced = _ForceDispatchKeyGuard.__enter__, _ForceDispatchKeyGuard.__exit__
 
 
-class seeing_lazy_bits:
+class seeing_lazy_bits(Transaction):
     """Context in which kernels see conjugate and negative bits, as they do in eager mode.
 
     The handler of a dispatch mode does not see these bits, because its arguments have none. But a kernel may
     create such tensors itself, and would then ignore the bits in computations.
     """
 
-    __slots__ = ("_guard",)
-
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         left_out = _dispatch_tls_local_exclude_set() - _LAZY_TENSORS
-        self._guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), left_out)
-        _enter_forced(self._guard)
-
-    def __exit__(self, *error: object) -> None:
-        _leave_forced(self._guard, None, None, None)
+        guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), left_out)
+        self.undo_by(partial(_leave_forced, guard, None, None, None))  # no effect if it was not entered
+        _enter_forced(guard)
 
 
 no_dispatch_modes = _disable_current_modes  # TorchScript's tracer must not see one
