@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import lazyviz
 from lazyviz.execute import registry
@@ -22,6 +20,8 @@ from lazyviz.record.tape import tape
 from lazyviz.session import evaluation
 from lazyviz.session.asynchronous.known_programs import IN_A_ROW, RECORDED, SHAPES_EVERY, programs
 from lazyviz.torch_internals import op_stream
+
+from .test_steps import train
 
 pytestmark = pytest.mark.skipif(not node_passes.active, reason="Python alone records each iteration")
 
@@ -34,39 +34,19 @@ def plain_afterwards() -> Iterator[None]:
     assert lazyviz.doctor().ok
 
 
-def train(
-    around: Callable[[Iterable[Any]], Iterable[Any]], *, read: bool, batch: int = 6, epochs: int = 4
-) -> list[Any]:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.BatchNorm1d(16), nn.Linear(16, 4))
-    updates = torch.optim.AdamW(net.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(updates, 3)
-    data = TensorDataset(torch.randn(48, 8), torch.randint(4, (48,)))
-    losses: list[Any] = []
-    for _ in range(epochs):
-        for x, y in around(DataLoader(data, batch, shuffle=True)):
-            updates.zero_grad()
-            loss = F.cross_entropy(net(x), y)
-            loss.backward()
-            updates.step()
-            losses.append(loss.item() if read else loss.detach())
-        schedule.step()
-    values = [loss if read else loss.tolist() for loss in losses]
-    return values + [tensor.tolist() for tensor in net.state_dict().values()] + [torch.rand(2).tolist()]
-
-
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("batch", [6, 5])  # 5: the last batch of an epoch is smaller
 @pytest.mark.parametrize("read", [False, True])
 def test_a_loop_trains_as_eager_pytorch_does(read: bool, batch: int, wait: bool) -> None:
-    eager = train(lambda loader: loader, read=read, batch=batch)
+    options: dict[str, Any] = {"read": read, "dropout": 0.2, "batch": batch, "epochs": 4}
+    eager = train(lambda loader: loader, **options)
     loops: list[lazyviz.steps[Any]] = []
 
     def steps(loader: Iterable[Any]) -> lazyviz.steps[Any]:
         loops.append(lazyviz.steps(loader, wait=wait))
         return loops[-1]
 
-    assert train(steps, read=read, batch=batch) == eager
+    assert train(steps, **options) == eager
     assert [loop.rounds for loop in loops] == [-(-48 // batch)] * 4
     assert loops[1].unrecorded >= 8 - IN_A_ROW - 1
     assert loops[3].unrecorded == loops[3].rounds - 1

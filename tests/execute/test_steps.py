@@ -27,15 +27,22 @@ def plain_afterwards() -> Iterator[None]:
     assert lazyviz.doctor().ok
 
 
-def train(around: Callable[[Iterable[Any]], Iterable[Any]], *, read: bool, dropout: float = 0.0) -> list[Any]:
+def train(
+    around: Callable[[Iterable[Any]], Iterable[Any]],
+    *,
+    read: bool,
+    dropout: float = 0.0,
+    batch: int = 6,
+    epochs: int = 2,
+) -> list[Any]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(dropout), nn.BatchNorm1d(16), nn.Linear(16, 4))
     updates = torch.optim.AdamW(net.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(updates, 3)
     data = TensorDataset(torch.randn(48, 8), torch.randint(4, (48,)))
     losses: list[Any] = []
-    for _ in range(2):
-        for x, y in around(DataLoader(data, 6, shuffle=True)):
+    for _ in range(epochs):
+        for x, y in around(DataLoader(data, batch, shuffle=True)):
             updates.zero_grad()
             loss = F.cross_entropy(net(x), y)
             loss.backward()

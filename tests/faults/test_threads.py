@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import observable_work
+from lazyviz.record import observable_work, sync_points
 from lazyviz.record.tape import tape
 from lazyviz.session.evaluation import ActiveRun
 
@@ -293,12 +293,14 @@ def test_a_write_recorded_while_another_thread_looks_for_unreachable_ops_is_not_
     lazyviz.sync()
 
 
-def test_a_run_waits_for_the_op_that_another_thread_is_recording(state):
+def test_a_run_waits_for_the_op_that_another_thread_is_recording(state, monkeypatch):
     """It may free what the op is about to refer to; an op that is recorded later waits for the run."""
-    recording, waited = tape.recording, []
+    monkeypatch.setattr(sync_points, "_LONGEST_WAIT", 60)
+    recording, begins, waited = tape.recording, threading.Event(), []
 
     def evaluate():
         waited.append(recording.busy)
+        begins.set()
         with ActiveRun([]):
             waited.append(recording.busy)
 
@@ -307,6 +309,7 @@ def test_a_run_waits_for_the_op_that_another_thread_is_recording(state):
         recording.busy = True  # as in the middle of an op
         thread = threading.Thread(target=evaluate)
         thread.start()
+        assert begins.wait(60)
         time.sleep(0.05)
         recording.busy = False
         thread.join()

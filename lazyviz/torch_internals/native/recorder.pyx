@@ -951,7 +951,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     if op.is_view and type(tensors[0]) is LazyTensor:
         view_is_being_made(tensors[0])
     if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
-        put(recording_state, RS_busy, False)
+        put(recording_state, RS_busy, False)  # the op is recorded, and the next line may wait for another run
         runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
     return result
 
