@@ -7,14 +7,18 @@ Each is answered by two lines: the child's process id, and its exit code once it
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+SHOW_STACKS = signal.SIGRTMAX  # a program that does not end shows where each thread is
 
 
 def serve(requests: int, answers: int, imports: Sequence[str]) -> None:
@@ -43,6 +47,7 @@ def become(request: dict[str, Any]) -> None:
         file = os.open(request[name], os.O_RDONLY if number == 0 else os.O_WRONLY)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.register(SHOW_STACKS)
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(request["env"])

@@ -21,6 +21,8 @@ from subprocess import CompletedProcess
 
 import lazyviz
 
+from .fork_server import SHOW_STACKS
+
 ROOT = Path(lazyviz.__file__).parent.parent
 _FOLDER = Path(__file__).parent
 _START = (
@@ -68,9 +70,13 @@ class WarmPython:
             os.write(self._requests, (json.dumps(request) + "\n").encode())
             child = int(self._lines.readline())
             if not select.select([self._answers], [], [], timeout)[0]:
+                os.kill(child, SHOW_STACKS)
+                select.select([self._answers], [], [], 2)  # while it writes
                 os.kill(child, signal.SIGKILL)
                 self._lines.readline()
-                raise subprocess.TimeoutExpired(argv, timeout)
+                out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+                print(f"stdout of {argv}:\n{out}\nstderr:\n{err}")
+                raise subprocess.TimeoutExpired(argv, timeout, out, err)
             code = int(self._lines.readline())
             out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
         return CompletedProcess([sys.executable, *argv], code, out, err)

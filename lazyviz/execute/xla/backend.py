@@ -8,6 +8,7 @@ between segments.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -177,9 +178,26 @@ def own_memory(value: Value) -> Callable[[], torch.Tensor]:
     return make
 
 
+class _Export:
+    """A tensor that JAX reads while compiled code runs.
+
+    It is not recorded as an export: JAX may release the memory on a thread of its own, long after the code
+    has ended, and until then a write to it would be a sync point.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return inspect.unwrap(torch.Tensor.__dlpack__)(self._tensor, **kwargs)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._tensor.__dlpack_device__()
+
+
 def to_jax(tensor: torch.Tensor, device: Any) -> jax.Array:
     """``tensor`` as an array on ``device``, on the same memory if possible."""
-    array = jax.dlpack.from_dlpack(tensor.detach().contiguous())
+    array = jax.dlpack.from_dlpack(_Export(tensor.detach().contiguous()))
     return array if array.device == device else jax.device_put(array, device)
 
 

@@ -19,6 +19,7 @@ jax = pytest.importorskip("jax", reason="the extra xla is not installed")
 if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_table.py
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
+from lazyviz.execute.xla import backend as xla_backend  # noqa: E402
 from lazyviz.execute.xla.backend import XlaBackend  # noqa: E402
 
 from ..compiled_training import reports_of_training_as_eager_does  # noqa: E402
@@ -56,6 +57,35 @@ def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_step
 
     reports_of_training_as_eager_does("xla", model, (5, 4))
     assert not jax.config.jax_enable_x64  # the user's own setting
+
+
+def test_memory_that_jax_releases_late_is_written_without_a_sync_point(xla, monkeypatch):
+    kept, to_jax = [], xla_backend.to_jax
+
+    def keep(*args):
+        kept.append(to_jax(*args))
+        return kept[-1]
+
+    monkeypatch.setattr(xla_backend, "to_jax", keep)  # JAX does, when it is busy
+    counter = torch.zeros(3)
+    for count in range(1, 4):
+        with lazyviz.lazy(backend="xla") as graph:
+            counter.add_(1)
+        report = graph.evaluate()
+        assert (graph.sync_points, report.share, report.cache_hit) == ([], 1.0, count > 1)
+        assert counter.tolist() == [count] * 3
+    assert len(kept) == 3
+
+
+def test_memory_that_a_user_gave_to_jax_is_written_at_a_sync_point(xla):
+    counter = torch.zeros(3)
+    array = jax.dlpack.from_dlpack(counter)
+    with lazyviz.lazy(backend="xla") as graph:
+        counter.add_(1)
+    assert [point.cause.partition(";")[0] for point in graph.sync_points] == [
+        "write to a tensor, whose memory a DLPack consumer shares"
+    ]
+    assert array.shape == (3,)
 
 
 def test_results_are_ordinary_memory(xla):
