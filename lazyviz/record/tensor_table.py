@@ -145,9 +145,9 @@ class TensorTable:
     def release_all(self, *, recording: bool) -> None:
         """Nothing is pending: forget all memory. A block that continues remembers its earlier storages."""
         if recording:
-            self.computed.update(
-                [(at, storage) for at, storage in list(self.storages.items()) if storage.live]
-            )
+            for at, storage in list(self.storages.items()):
+                if storage.live:
+                    self.computed[at] = storage
         self.outside.clear()
         self.storages.clear()
         TrackedStorage.held.clear()

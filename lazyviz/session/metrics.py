@@ -11,23 +11,34 @@ from typing import Any
 _KEPT = 1000  # timings kept per name for the percentiles
 
 
+class _Timing:
+    """All timings of one name: their number and sum, and the recent ones."""
+
+    __slots__ = ("count", "recent", "total")
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=_KEPT)
+        self.count = 0
+        self.total = 0.0
+
+
 class Metrics:
     """Named counters, and named timings in seconds."""
 
     def __init__(self) -> None:
         self.counters: defaultdict[str, int] = defaultdict(int)
-        self._timings: dict[str, deque[float]] = {}
-        self._totals: dict[str, tuple[int, float]] = {}
+        self._timings: dict[str, _Timing] = {}
 
     def count(self, name: str, by: int = 1) -> None:
         self.counters[name] += by
 
     def add(self, name: str, seconds: float) -> None:
-        if name not in self._timings:
-            self._timings[name] = deque(maxlen=_KEPT)
-        self._timings[name].append(seconds)
-        number, total = self._totals.get(name, (0, 0.0))
-        self._totals[name] = number + 1, total + seconds
+        timing = self._timings.get(name)
+        if timing is None:
+            timing = self._timings[name] = _Timing()
+        timing.recent.append(seconds)
+        timing.count += 1
+        timing.total += seconds
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
@@ -40,10 +51,9 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """Counters as numbers; timings as ``{"count", "total", "p50", "p90", "p99"}``."""
         result: dict[str, Any] = dict(self.counters)
-        for name, recent in self._timings.items():
-            ordered = sorted(recent)
-            number, total = self._totals[name]
-            result[name] = {"count": number, "total": total} | {
+        for name, timing in self._timings.items():
+            ordered = sorted(timing.recent)
+            result[name] = {"count": timing.count, "total": timing.total} | {
                 f"p{percent}": ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
                 for percent in (50, 90, 99)
             }

@@ -5,6 +5,7 @@ A program may read a value after every op, so this must be fast.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -206,6 +207,12 @@ def _note_values(
     evaluation.watch.release()
 
 
+@functools.lru_cache(1024)
+def _counter_of(cause: str) -> str:
+    """The name of the counter of sync points like ``cause``, wherever they are."""
+    return f"syncs by {cause.partition(' at ')[0]}"
+
+
 def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     """Run ``nodes``, which a read depends on, with the options of their graph."""
     if evaluation.forbidden.get():
@@ -214,7 +221,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
         nodes = node_passes.unfinished(nodes)
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
-    counters[f"syncs by {cause.partition(' at ')[0]}"] += 1
+    counters[_counter_of(cause)] += 1
     if not nodes:  # all of them have run on another thread
         return
     current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None

@@ -2100,14 +2100,17 @@ def on_death(ref):
     storage = get(value, V_storage)
     graph = get(storage, S_graph)
     recording = TrackedStorage.recording
+    external = get(storage, S_external) is not False
     if (
         get(storage, S_replaced) is not None
-        or get(storage, S_external) is not False
+        or (external and get(storage, S_uses))
         or get(graph, G_lost)
         or (recording is not None and recording is not graph)
     ):
         note_death(ref)
         return
+    if external and get(value, V_real) is not None and not get(value, V_uses) and get(value, V_node) is None:
+        TrackedStorage.unused.append(value)
     before = get(value, V_tensor)
     if before is ref:
         put(value, V_tensor, get(ref, R_next))
