@@ -79,8 +79,12 @@ def put_stamp(name: str, value: str) -> None:
 
 
 def pip(title: str, *args: str | Path, quiet_failure: bool = False) -> None:
-    """``pip install ARGS`` in the virtual environment, as a step."""
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *args]
+    """``pip install ARGS`` in the virtual environment, as a step.
+
+    Python compiles a module when it is first imported; of the thousands that are installed few ever are.
+    """
+    options = ("--disable-pip-version-check", "--no-input", "--no-compile")
+    command = [PYTHON, "-m", "pip", "install", *options, *args]
     run(title, command, quiet_failure=quiet_failure)
 
 
