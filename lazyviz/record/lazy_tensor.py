@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
@@ -17,6 +18,7 @@ from .storage import TensorRef, TrackedValue
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
 _STAND_INS = torch_cuda.STAND_INS
+_NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
 
 
 being_swapped: set[int] = set()  # `id` of tensors that are exchanging everything, including their classes
@@ -31,7 +33,7 @@ MOST_TENSORS = 8
 """Tensors that may share a value because of :func:`detached`; a tensor that dies is looked up here."""
 
 
-class LazyTensor(torch.Tensor):
+class LazyTensor(torch.Tensor, metaclass=PendingClass):
     """A tensor with true metadata whose value has not been computed yet.
 
     Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
@@ -41,6 +43,7 @@ class LazyTensor(torch.Tensor):
     """
 
     _lazyviz: TrackedValue
+    _lazyviz_of: ClassVar[type[torch.Tensor]] = torch.Tensor
 
     # With an override here, fast paths of libraries would not treat a LazyTensor as a plain tensor.
     __torch_function__ = private_api.disabled_torch_function  # type: ignore[assignment]
@@ -73,6 +76,9 @@ class LazyTensor(torch.Tensor):
     @_is_param.setter
     def _is_param(self, is_param: bool) -> None:
         self.__dict__["_is_param"] = is_param
+        # Other code than nn.Parameter marks tensors with a history, too: they stay tensors.
+        if type(self) is LazyTensor or type(self) is LazyParameter:
+            private_api.set_class(self, LazyParameter if is_param and self.is_leaf else LazyTensor)
         if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
             value.storage.role = "parameter"
 
@@ -83,7 +89,7 @@ class LazyTensor(torch.Tensor):
 
     def _become(self, cls: type[torch.Tensor]) -> None:
         """``tensor.__class__ = cls``: sets the class that the tensor will have."""
-        ours = cls is LazyTensor or isinstance(cls, PendingClass)
+        ours = isinstance(cls, PendingClass)
         if ours or id(self) in being_swapped or not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
             private_api.set_class(self, cls)
         elif lazy_class(cls) is None:
@@ -121,9 +127,24 @@ class LazyTensor(torch.Tensor):
         return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
 
 
+class LazyParameter(LazyTensor):  # type: ignore[metaclass]
+    """A pending tensor that will be an ``nn.Parameter``; it differs by what its class is equal to."""
+
+    __slots__ = ()
+    _lazyviz_of = torch.nn.Parameter
+
+    def detach(self) -> torch.Tensor:
+        """A tensor; for ``nn.Parameter(p)`` a parameter, because it asks whether it is of the same class."""
+        tensor = super().detach()
+        if sys._getframe(1).f_code is _NEW_PARAMETER:
+            private_api.set_class(tensor, LazyParameter)
+        return tensor
+
+
 # Error messages of PyTorch and other libraries name the class of their argument: the user sees a tensor.
-LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
-LazyTensor.__module__ = torch.Tensor.__module__
+for _cls in (LazyTensor, LazyParameter):
+    for _name in ("__name__", "__qualname__", "__module__"):
+        type.__setattr__(_cls, _name, getattr(_cls._lazyviz_of, _name))
 
 
 def describe(value: TrackedValue) -> str:
@@ -216,16 +237,13 @@ def view_is_being_made(tensor: torch.Tensor) -> TensorRef | None:
 
 
 def is_lazy(tensor: object) -> TypeGuard[LazyTensor]:
-    """Whether ``tensor`` has no value yet: its class is LazyTensor, or derives from it and a user-defined
-    class.
-    """
-    cls = type(tensor)
-    return cls is LazyTensor or isinstance(cls, PendingClass)
+    """Whether ``tensor`` has no value yet."""
+    return isinstance(type(tensor), PendingClass)
 
 
 def lazy_class(cls: type[torch.Tensor]) -> type[torch.Tensor] | None:
     """The class of pending tensors that will have class ``cls``; ``None`` if these cannot be pending."""
-    return pending_class(cls, LazyTensor)
+    return LazyParameter if cls is torch.nn.Parameter else pending_class(cls, LazyTensor)
 
 
 def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:

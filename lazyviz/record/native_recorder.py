@@ -20,7 +20,7 @@ from .constant_folding import is_given
 from .constant_folding import number as known_number
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
-from .lazy_tensor import MOST_TENSORS, LazyTensor, Wrappers, wrap
+from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
@@ -94,6 +94,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         TrackedStorage=TrackedStorage,
         Unreachable=Unreachable,
         LazyTensor=LazyTensor,
+        LazyParameter=LazyParameter,
         MOST_TENSORS=MOST_TENSORS,
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,

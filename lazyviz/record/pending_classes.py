@@ -1,8 +1,10 @@
-"""Classes of pending tensors that have a user-defined class, such as a quantized ``nn.Parameter``.
+"""Classes of pending tensors, each of which stands for the class that the tensor will have.
 
-A pending tensor is a ``LazyTensor``.  For a user-defined class, it has a class created here that derives from
-both, so that it has the methods, properties, and overrides of its class while it is pending.  Code that
-creates a tensor of ``type(self)``, compares it, or writes to it gets the user's class.
+A pending tensor is a ``LazyTensor``, or a ``LazyParameter`` if it will be an ``nn.Parameter``.  For a
+user-defined class, such as a quantized ``nn.Parameter``, it has a class created here that derives from both,
+so that it has the methods, properties, and overrides of its class while it is pending.  Code that creates a
+tensor of ``type(self)``, compares it with ``==``, looks it up in a dictionary, or writes to it gets the real
+class; only ``is`` tells them apart.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _made: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 
 
-class PendingClass(type):
-    """Metaclass of the classes created here: except for their identity, they behave like the user's class."""
+class PendingClass(type(torch.Tensor)):  # type: ignore[misc]
+    """Metaclass of pending tensors' classes: except for their identity, they behave like the real class."""
 
     _lazyviz_of: type
 
@@ -51,7 +53,7 @@ class _SkipInitSubclass:
 
 
 def real_class(cls: Any) -> Any:
-    """The user's class for ``cls``, which may be one created here."""
+    """The class that ``cls`` stands for, if it is one of pending tensors; otherwise ``cls`` itself."""
     return type.__getattribute__(cls, "_lazyviz_of") if isinstance(cls, PendingClass) else cls
 
 

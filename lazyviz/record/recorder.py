@@ -35,7 +35,16 @@ from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
 from .interception.memory_holders import Unexamined, workaround_for
-from .lazy_tensor import LazyTensor, detached, is_lazy, is_pending, make_pending, view_is_being_made, wrap
+from .lazy_tensor import (
+    LazyParameter,
+    LazyTensor,
+    detached,
+    is_lazy,
+    is_pending,
+    make_pending,
+    view_is_being_made,
+    wrap,
+)
 from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
@@ -459,7 +468,7 @@ class Recorder:
     ) -> Any:
         """The recorded form of one argument; collects tensors and the shape cache's key."""
         cls = type(item)
-        if cls is LazyTensor:
+        if cls is LazyTensor or cls is LazyParameter:
             value = item._lazyviz
         elif cls is torch.Tensor or cls is torch.nn.Parameter:
             value = self._external.from_outside(item)

@@ -219,19 +219,24 @@ def foreach_choices() -> list[tuple[Any, str]]:
 def support_foreach(cls: type[torch.Tensor]) -> None:
     """PyTorch picks its foreach paths by exact type; lazy tensors must not change the choice."""
     for types in _FOREACH_TYPES:
-        if cls not in types:
-            types.append(cls)
+        if not _holds(types, cls):
+            types.insert(0, cls)
 
 
 def supports_foreach(cls: type[torch.Tensor]) -> bool:
     """Whether :func:`support_foreach` holds for ``cls``."""
-    return any(cls in types for types in _FOREACH_TYPES)
+    return any(_holds(types, cls) for types in _FOREACH_TYPES)
 
 
 def withdraw_foreach(cls: type[torch.Tensor]) -> None:
     for types in _FOREACH_TYPES:
-        if cls in types:
-            types.remove(cls)
+        if _holds(types, cls):
+            types[:] = [each for each in types if each is not cls]
+
+
+def _holds(types: list[Any], cls: type[torch.Tensor]) -> bool:
+    """Whether ``cls`` itself is among ``types``, not a class that is equal to it."""
+    return any(each is cls for each in types)
 
 
 # --- functions that are replaced while a card is planned ------------------------------

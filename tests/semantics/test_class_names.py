@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,6 +106,81 @@ def test_what_is_not_there_can_be_asked_for():
     def program(x):
         y = x * 2
         return hasattr(y, "nope"), getattr(y, "nope", 3), hasattr(nn.Parameter(y), "nope")
+
+    both(program, lambda: torch.ones(3), orders=("at once",))
+
+
+def moved(x):
+    layer = nn.Linear(3, 2)
+    layer.weight.data = layer.weight.data * x
+    layer.bias = nn.Parameter(layer.bias)
+    return layer.double()
+
+
+class Mine(nn.Parameter):
+    pass
+
+
+def marked(x):
+    y = x.requires_grad_() * 2
+    y._is_param = True  # does not make a tensor with a history a parameter
+    return y
+
+
+TENSORS = {
+    "a result": lambda x: x * 2,
+    "a view": lambda x: (x * 2)[1:],
+    "a parameter": lambda x: nn.Parameter(x * 2),
+    "a parameter without gradients": lambda x: nn.Parameter(x * 2, requires_grad=False),
+    "a parameter of a parameter": lambda x: nn.Parameter(nn.Parameter(x * 2)),
+    "what is computed from a parameter": lambda x: nn.Parameter(x * 2) * 2,
+    "data of a parameter": lambda x: nn.Parameter(x * 2).data,
+    "a detached parameter": lambda x: nn.Parameter(x * 2).detach(),
+    "a clone of a parameter": lambda x: nn.Parameter(x * 2).clone(),
+    "a copy of a parameter": lambda x: copy.deepcopy(nn.Parameter(x * 2)),
+    "a weight of a module": lambda x: moved(x).weight,
+    "a bias of a module": lambda x: moved(x).bias,
+    "a gradient": lambda x: grad(nn.Parameter(x * 2)),
+    "a buffer": lambda x: nn.Buffer(x * 2),
+    "a parameter of a class of one's own": lambda x: Mine(x * 2),
+    "a result that is marked": marked,
+}
+
+
+def grad(parameter):
+    (parameter * 3).sum().backward()
+    return parameter.grad
+
+
+@functools.singledispatch
+def kind(_item):
+    return "another"
+
+
+@kind.register
+def _(_item: torch.Tensor):
+    return "a tensor"
+
+
+@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
+def test_the_class_of_a_pending_tensor_is_equal_to_the_one_that_it_will_have(make):
+    classes = (torch.Tensor, nn.Parameter, Mine)
+
+    def program(x):
+        cls = type(make(x))
+        one, other = type(x * 2), type(make(x))
+        real, real_parameter, new = type(x), type(nn.Parameter(x)), type(cls(torch.ones(3)))
+        return (
+            [cls == each for each in classes],
+            [each == cls for each in classes],
+            [cls != each for each in classes],
+            [cls in (each,) for each in classes],
+            {each: number for number, each in enumerate(classes)}.get(cls),
+            len({cls, *classes}),
+            (one == other, one != other, len({one, other})),
+            (real == cls, real_parameter == cls, new == cls),
+            kind(make(x)),
+        )
 
     both(program, lambda: torch.ones(3), orders=("at once",))
 

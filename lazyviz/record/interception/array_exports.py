@@ -33,7 +33,8 @@ def export_array(
     **kwargs: Any,
 ) -> Any:
     """``original(tensor, ...)``, which exports the memory of an ordinary tensor."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or storage_owners.address_of(tensor) is None:
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    if not plain or storage_owners.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
     # A tensor that requires gradients is rejected, or detached by the function itself.
     given = tensor if tensor.requires_grad else private_api.alias(tensor)

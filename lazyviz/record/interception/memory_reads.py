@@ -224,7 +224,7 @@ class SyncPatches:
                         patches.before_read(other, cause)
                 args = tuple(map(real_class, args))  # `as_subclass(type(p))`
                 # Its class has changed, for example to Parameter, which has its own method.
-                if type(tensor) not in (cls, torch.Tensor):
+                if type(tensor) is not cls and type(tensor) is not torch.Tensor:
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             tape.runs.await_result(tensor)
             if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):

@@ -231,7 +231,7 @@ cdef class Maker:
 
 # --- objects of other lazyviz modules; filled by :func:`connect` ------------------------
 
-cdef object slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+cdef object slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
 cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
@@ -275,7 +275,7 @@ def connect(**parts):
     Raises:
         ImportError: a class has not the slots that this module was written for.
     """
-    global slow, Unexamined, LazyTensor, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
+    global slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
@@ -290,7 +290,8 @@ def connect(**parts):
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
-    LazyTensor, Tensor, Parameter = parts["LazyTensor"], parts["Tensor"], parts["Parameter"]
+    LazyTensor, LazyParameter = parts["LazyTensor"], parts["LazyParameter"]
+    Tensor, Parameter = parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
     TensorRef, TrackedStorage, Unreachable = parts["TensorRef"], parts["TrackedStorage"], parts["Unreachable"]
     ref_cls, most_tensors = TensorRef.__base__, parts["MOST_TENSORS"]
@@ -746,10 +747,15 @@ def hits():
     return hit_count
 
 
+cdef inline bint is_pending(object tensor):
+    """Whether it has no value yet, and no user-defined class."""
+    return type(tensor) is LazyTensor or type(tensor) is LazyParameter
+
+
 def dispatch(mode, func, types, args=(), kwargs=None):
     """``RecorderMode.__torch_dispatch__``."""
     for cls in types:
-        if cls is not LazyTensor:
+        if cls is not LazyTensor and cls is not LazyParameter:
             return slow(mode, func, types, args, kwargs)
     result = MISS
     if type(func) is OpOverload and type(args) is tuple and is_recording() and not dispatch_depth():
@@ -848,7 +854,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     in_engine = quick.calling_node(&sequence)
     if get(recording_state, RS_owner) != PyThread_get_thread_ident() and (not in_engine or is_of_python()):
         return MISS
-    if op.detaches and get(recording_state, RS_explicit_detach) is False and type(args[0]) is LazyTensor:
+    if op.detaches and get(recording_state, RS_explicit_detach) is False and is_pending(args[0]):
         result = detached(args[0])
         if result is not MISS:
             if in_engine and sequence >= NO_SEQUENCE:
@@ -948,7 +954,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     hidden(values)
     hidden(get(node, N_outputs))
     pending_nodes[node] = None
-    if op.is_view and type(tensors[0]) is LazyTensor:
+    if op.is_view and is_pending(tensors[0]):
         view_is_being_made(tensors[0])
     if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
         put(recording_state, RS_busy, False)  # the op is recorded, and the next line may wait for another run
@@ -970,7 +976,7 @@ cdef object number_of(object tensor):
         return MISS
     if get(recording_state, RS_viewed) is not None:
         view_is_made()
-    if type(tensor) is LazyTensor:
+    if is_pending(tensor):
         value = tensor._lazyviz
     else:
         found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
@@ -1003,7 +1009,7 @@ cdef object number_of(object tensor):
     if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
         return MISS  # the user may have assumed it; the Python code may find out
     evaluate_number(tape, value)
-    if type(tensor) is LazyTensor:
+    if is_pending(tensor):
         return MISS  # forgotten
     result = taken(quick.number(<PyObject *> tensor))
     return number_in(tensor) if result is None else result
@@ -1141,7 +1147,7 @@ cdef bint sums_in_place(tuple args) except -1:
 
     No variable may hold the first argument, because its references are counted.
     """
-    if len(args) != 2 or type(args[0]) is not LazyTensor:
+    if len(args) != 2 or not is_pending(args[0]):
         return False
     value = args[0]._lazyviz
     meta = get(value, V_meta)
@@ -1161,7 +1167,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
     cdef type cls = type(item)
     cdef Py_ssize_t before
     cdef list entries
-    if cls is LazyTensor:
+    if cls is LazyTensor or cls is LazyParameter:
         value = item._lazyviz
     elif cls is Tensor or cls is Parameter:
         value = outside(item, op)
@@ -1332,7 +1338,7 @@ cdef tuple role_of(object tensor):
 
 
 cdef object storage_of(object tensor):
-    if type(tensor) is LazyTensor:
+    if is_pending(tensor):
         return get(tensor._lazyviz, V_storage)
     return get((<dict> get(table, T_outside))[<size_t> <void *> tensor], V_storage)
 
@@ -2003,7 +2009,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         source = get(spec, O_source)
         if get(spec, O_itself) is True:
             tensor = tensors[source]
-            made.append(tensor._lazyviz if type(tensor) is LazyTensor else values[source])
+            made.append(tensor._lazyviz if is_pending(tensor) else values[source])
             if results is None:
                 result = tensor
             else:
