@@ -440,6 +440,33 @@ def test_the_repr_of_a_tensor_in_a_script_shows_its_values(write, tmp_path):
     assert "2 optimizer steps" in done.stdout
 
 
+CONSECUTIVE = """
+    import torch, lazyviz
+    from torch import nn
+
+    def train(seed):
+        torch.manual_seed(seed)
+        net = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(20):
+            loss = net(torch.ones(4, 8)).pow(2).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(seed, loss.item(), lazyviz.doctor().ok)
+
+    train(0)
+    train(1)
+"""
+
+
+def test_models_that_are_trained_one_after_the_other_are_run_step_by_step(write, tmp_path):
+    script = write(CONSECUTIVE)
+    done = lazyviz_command("run", script, cwd=tmp_path)
+    assert done.stdout == python(script, cwd=tmp_path).stdout  # what `doctor` finds included
+    assert "40 optimizer steps" in done.stderr
+
+
 FORKING = """
     import os
     import sys
