@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -371,6 +374,16 @@ def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, argu
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert "it has run" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_to_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lazyviz", "devices"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "lazyviz: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "view", "run"])
