@@ -7,6 +7,7 @@ itself, and because its tracebacks should show only its own frames.
 from __future__ import annotations
 
 import ast
+import errno
 import functools
 import os
 import sys
@@ -46,9 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):
         return plan_command.INTERRUPTED
-    except (
-        BrokenPipeError
-    ):  # the reader of our output has exited; without this, Python reports it at exit, too
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.errno == errno.ENOSPC:
+            print(f"lazyviz: cannot write the output: {error.strerror}", file=sys.stderr)
+        # The reader of our output has exited, or its disk is full: Python would report it at exit, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return plan_command.FAILED
     except UsageError as error:

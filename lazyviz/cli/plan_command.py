@@ -15,6 +15,7 @@ from ..plan.units import format_bytes
 from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
+from ..view.printable_text import visible
 from .recording import Recorded, UnknownDevice, record
 from .result import HERE, Data, described, relative
 from .script import NoScript, Script, show
@@ -206,8 +207,14 @@ def check_output(path: str) -> None:
     """Refuse a file that cannot be written before the script runs.
 
     Raises:
-        UsageError: its folder does not exist, or it is a folder itself.
+        UsageError: its folder does not exist, it is a folder itself, or no file can have this name.
     """
+    try:
+        os.stat(Path(HERE, path))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # such as a name that is too long, or links that form a circle
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
     if Path(HERE, path).is_dir():
         raise UsageError(f"cannot write {path}: it is a directory")
     if not Path(HERE, path).parent.is_dir():
@@ -272,5 +279,5 @@ def view(
             f"The picture shows only what was recorded before this: {_of_command_line(str(recorded.error))}"
         )
     for path in outputs:
-        to.print(f"{path}: {recorded.result:,} operators, {recorded.steps:,} optimizer steps")
+        to.print(f"{visible(path)}: {recorded.result:,} operators, {recorded.steps:,} optimizer steps")
     return code

@@ -48,10 +48,11 @@ class UnknownDevice(ValueError):
 
 
 class StepCount:
-    """Counts the steps of the first optimizer that steps.
+    """Counts the steps of the first optimizer that steps, and of the next one once that has been freed.
 
-    With several optimizers, as in a GAN, only that one counts. Steps inside a step (of a closure, or of an
-    optimizer that another one wraps) belong to the outer step. Those of child processes do not count.
+    With several optimizers, as in a GAN, only one counts. Steps inside a step (of a closure, or of an
+    optimizer that another one wraps) belong to the outer step. Those of other threads and of child processes
+    do not count.
     """
 
     def __init__(self, stepped: Callable[[int], None], refuse: Callable[[], None] = lambda: None) -> None:
@@ -66,7 +67,7 @@ class StepCount:
         if os.getpid() != self._process:
             return
         self._refuse()
-        if self._first is None:
+        if threading.get_ident() == self._thread and (self._first is None or self._first() is None):
             self._first = weakref.ref(optimizer)
 
     def after(self, optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
 from ..record.tape import tape
-from ..session.asynchronous.known_programs import Program, Repetition, stop_observing
+from ..session.asynchronous.known_programs import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
@@ -152,6 +152,7 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
         raise UsageError(str(error)) from None
     count = StepCount(blocks.stepped)
     code = 0
+    observers.append(blocks)
     try:
         with watched_steps(count.before, count.after):
             script.enter()
@@ -171,6 +172,8 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
         script.leave_child(error)
         show(error)
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    finally:
+        observers.remove(blocks)
     script.leave_child(None)
     if not quiet and not is_silent():
         sys.stdout.flush()

@@ -78,6 +78,8 @@ def complete(step: Callable[[], object]) -> None:
 def _leave(
     transaction: Transaction, kind: Any = None, error: BaseException | None = None, traceback: Any = None
 ) -> bool | None:
+    if transaction.is_over:
+        return None
     try:
         swallow = transaction.end(error)
     except BaseException:
@@ -119,6 +121,7 @@ class Transaction(contextlib.ContextDecorator):
 
     name = "this context"  # as errors call it
     entered = False
+    is_over = False
     token = 0
 
     def __enter__(self) -> Any:
@@ -145,6 +148,14 @@ class Transaction(contextlib.ContextDecorator):
     def abandoned(self) -> None:
         """It ends inside of :meth:`begin` or :meth:`end`, or together with its frame."""
         self.undo()
+
+    def finish(self) -> None:
+        """Exit it now, before its statement does: at the end of the process, where code of modules that are
+        gone would be called later.
+        """
+        complete(self.abandoned)
+        self.is_over = True
+        _tokens.pop(self.token, None)
 
     def undo_by(self, undo: Callable[[], object]) -> None:
         """Register how to undo the next step."""

@@ -12,6 +12,7 @@ from typing import Any
 from ..graph.ir import Graph
 from . import observable_work
 from .dependencies import closure
+from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
@@ -91,6 +92,8 @@ class PendingOps:
         """Drop all pending nodes, unevaluated, permanently."""
         with suppress(Exception):  # what it has written is written, so its nodes have run
             self._runs.finish_background()
+        if self.nodes:
+            refuse_reads()
         graphs = {id(node.graph): node.graph for node in list(self.nodes)}.values()
         for node in list(self.nodes):
             node.state, node.error = "failed", FORGOTTEN

@@ -418,6 +418,14 @@ def close_all() -> None:
         _claims.clear()
 
 
+def finish_at_exit() -> None:
+    """The process ends: exit the blocks of suspended generators, which Python closes later."""
+    running = sys._current_frames().keys() - {threading.get_ident()}
+    for block in reversed(_claims.copy()):
+        if block.thread not in running:
+            block.finish()
+
+
 def forget_in_child() -> None:
     """A forked child is not inside its parent's blocks."""
     forget_holder()

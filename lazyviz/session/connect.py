@@ -25,6 +25,7 @@ def connect() -> None:
     Node.project_time = staticmethod(_project_time)
     Unreachable.drop = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
+    atexit.register(block.finish_at_exit)  # last, because exit handlers run in reverse order
     atexit.register(shutdown.stop_all)
     atexit.register(evaluation.stop_background)
     for module in (shutdown, evaluation, block):

@@ -23,6 +23,7 @@ from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_modules, op_stream
 from . import evaluation
+from .asynchronous.known_programs import observers
 from .block import is_any_entered, open_blocks
 
 COMPILED = (
@@ -165,7 +166,7 @@ def _of_the_tape() -> list[Leftover]:
         found.append(Leftover("recorder", "records without an open block"))
     if tape.recording.pauses and not open_blocks():
         found.append(Leftover("recorder", f"paused {tape.recording.pauses} times"))
-    if op_stream.observed_thread and not is_any_entered():
+    if op_stream.observed_thread() and not is_any_entered() and not observers:
         found.append(Leftover("PyTorch's callbacks", "operator calls are observed without an open block"))
     if tape.recording.absent is not None and not open_blocks():
         found.append(Leftover("torch.cuda", "patched for an absent GPU"))

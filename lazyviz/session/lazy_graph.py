@@ -39,7 +39,7 @@ from ..record.tape import tape
 from ..torch_internals import op_stream
 from . import evaluation
 from .asynchronous.run_handle import Run as AsyncRun
-from .block import LazyBlock, Options, close_all
+from .block import LazyBlock, Options, close_all, open_blocks
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
 from .display import Pictures
@@ -240,6 +240,11 @@ class LazyGraph:
     def backends(self) -> list[tuple[str, str]]:
         """All backends, each with the reason why it cannot run this graph here, or ""."""
         return self.choices.backends()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether its block is open."""
+        return any(block.graph is self for block in open_blocks())
 
     # --- planning -----------------------------------------------------------------
 
@@ -488,7 +493,7 @@ class LazyGraph:
             raise TypeError(f"an annotation's name must be a string, not {name!r:.40}")
         if not name.strip() or len(name) > LONGEST_NAME:
             raise ValueError(f"an annotation's name must have 1 to {LONGEST_NAME} characters")
-        if tape.recording.graph is self.ir:
+        if self.is_recording:
             raise RuntimeError("annotate the graph after its block has ended")
         made = annotation(self.ir, name, values, is_pending) if values is not None else None
         self.ir.annotations.pop(name, None)

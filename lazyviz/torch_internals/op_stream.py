@@ -8,7 +8,6 @@ Private:
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NewType
 
 from . import native_modules
@@ -20,8 +19,10 @@ _native: Any = native_modules.load("op_stream.cpp")
 
 is_available: bool = _native is not None
 
-observed_thread = 0
-"""The thread whose calls are being observed, or 0; there is one observation at a time."""
+
+def observed_thread() -> int:
+    """The thread whose calls are being observed, or 0; there is one observation at a time."""
+    return 0 if _native is None else int(_native.thread())
 
 
 def observe(expected: Stream | None = None, *, tensors: bool = True) -> bool:
@@ -32,12 +33,7 @@ def observe(expected: Stream | None = None, *, tensors: bool = True) -> bool:
     With ``expected``, they are compared with that stream: by name and, with ``tensors``, by the shapes and
     dtypes of their tensors, which takes about twice the time.  Without it, they make a new stream.
     """
-    global observed_thread
-    if observed_thread:
-        return False
-    observed_thread = threading.get_ident()  # first, so that `end` is not skipped if this is interrupted
-    _native.begin(expected, tensors)
-    return True
+    return bool(_native.begin(expected, tensors))
 
 
 def end() -> Stream | bool | None:
@@ -45,11 +41,9 @@ def end() -> Stream | bool | None:
 
     ``None`` if nothing was being observed.
     """
-    global observed_thread
-    if not observed_thread:
+    if _native is None:
         return None
     result: Stream | bool | None = _native.end()
-    observed_thread = 0
     return result
 
 

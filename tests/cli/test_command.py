@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -345,6 +348,9 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
         (("compile", "--forced"), "There is no option --forced (did you mean --force?)."),
         (("plan", "train.py", "--json", "none/plan.json"), "there is no directory none"),
         (("plan", "train.py", "--json", "."), "it is a directory"),
+        (("plan", "train.py", "--json", "x" * 300), "File name too long"),
+        (("view", "train.py", "-o", "x" * 300 + ".svg"), "File name too long"),
+        (("plan", "x" * 300), "File name too long"),
         (("view", "train.py", "-o", "none/graph.svg"), "there is no directory none"),
         (("plan", "train.py", "--device", "A1000"), "A1000"),
         (("plan", "train.py", "--torch-version", "1.13"), "is only for a GPU that is not on this machine"),
@@ -368,6 +374,16 @@ def test_what_cannot_begin_is_one_sentence_and_exit_code_2(write, tmp_path, argu
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert "it has run" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_to_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lazyviz", "devices"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "lazyviz: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "view", "run"])
@@ -438,6 +454,33 @@ def test_the_repr_of_a_tensor_in_a_script_shows_its_values(write, tmp_path):
     done = lazyviz_command("plan", script, *device, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 optimizer steps" in done.stdout
+
+
+CONSECUTIVE = """
+    import torch, lazyviz
+    from torch import nn
+
+    def train(seed):
+        torch.manual_seed(seed)
+        net = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(20):
+            loss = net(torch.ones(4, 8)).pow(2).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(seed, loss.item(), lazyviz.doctor().ok)
+
+    train(0)
+    train(1)
+"""
+
+
+def test_models_that_are_trained_one_after_the_other_are_run_step_by_step(write, tmp_path):
+    script = write(CONSECUTIVE)
+    done = lazyviz_command("run", script, cwd=tmp_path)
+    assert done.stdout == python(script, cwd=tmp_path).stdout  # what `doctor` finds included
+    assert "40 optimizer steps" in done.stderr
 
 
 FORKING = """

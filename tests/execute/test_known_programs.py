@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not node_passes.active, reason="Python alone rec
 def plain_afterwards() -> Iterator[None]:
     programs.clear()
     yield
-    assert not tape.pending and tape.recording.graph is None and not op_stream.observed_thread
+    assert not tape.pending and tape.recording.graph is None and not op_stream.observed_thread()
     assert lazyviz.doctor().ok
 
 
@@ -196,7 +197,7 @@ def test_a_loop_left_early_leaves_nothing_pending() -> None:
         x = x + 1
         if number == 20:
             break
-    assert not lazyviz.is_lazy(x) and not op_stream.observed_thread
+    assert not lazyviz.is_lazy(x) and not op_stream.observed_thread()
     assert x.tolist() == [21] * 3
 
 
@@ -301,7 +302,7 @@ def test_a_forked_child_is_plain() -> None:
             if not child:
                 status = 1
                 with contextlib.suppress(BaseException):
-                    status = int(op_stream.observed_thread or (x + 1).tolist() != [17, 17])
+                    status = int(op_stream.observed_thread() or (x + 1).tolist() != [17, 17])
                 os._exit(status)
             assert os.waitpid(child, 0)[1] == 0
     assert loop.unrecorded == 20 - RECORDED
@@ -393,3 +394,87 @@ def test_nothing_is_observed_twice_or_after_the_end() -> None:
     with pytest.raises(ValueError, match="PyCapsule"):
         op_stream.observe(object())  # type: ignore[arg-type]
     op_stream.end()
+
+
+class Sized(torch.Tensor):
+    """A subclass whose sizes are computed by Python code, which calls operators itself."""
+
+    asked = 0
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Sized:
+        made: Sized = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy="sizes"
+        )
+        return made
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.sym_size, torch.ops.aten.sym_stride, torch.ops.aten.dim):
+            cls.asked += 1
+            torch.ones(2) + 1
+        given = [value.inner if isinstance(value, Sized) else value for value in args]
+        return func(*given, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_code_of_a_subclass_is_not_called_by_the_observation() -> None:
+    given = Sized(torch.ones(3))
+
+    def asked() -> int:
+        Sized.asked = 0
+        torch.mul(given, 2)
+        return Sized.asked
+
+    def waits_for_itself() -> None:
+        expected = asked()
+        stream = observed(asked)
+        assert observed(asked, stream) is True and Sized.asked == expected
+
+    assert exits_of(waits_for_itself) == 0
+
+
+def exits_of(program: Callable[[], None], seconds: int = 120) -> int:
+    """How a child process ends that calls ``program``: 0, or else by an error or because it hangs."""
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        status = 1
+        with contextlib.suppress(BaseException):
+            program()
+            status = 0
+        os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_another_thread_can_fork_during_any_call() -> None:
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.extend(exits_of(lambda: None) for _ in range(60)))
+    model, x, loop = (
+        nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)]),
+        torch.ones(2, 4),
+        lazyviz.steps([0] * 10**6),
+    )
+    for _ in loop:
+        model(x).sum().backward()
+        if loop.unrecorded == 1:
+            thread.start()
+        if loop.unrecorded > 1 and not thread.is_alive():
+            break
+    assert statuses == [0] * 60
+
+
+def test_an_observation_that_ends_on_another_thread_is_over(capfd: pytest.CaptureFixture[str]) -> None:
+    stream = observed(lambda: torch.ones(2) + 1)
+    assert op_stream.observe() and op_stream.observed_thread() == threading.get_ident()
+    thread = threading.Thread(target=op_stream.end)
+    thread.start()
+    thread.join()
+    assert not op_stream.observed_thread()
+    assert observed(lambda: torch.ones(2) + 1, stream) is True  # each call is seen once
+    assert capfd.readouterr().err == ""  # PyTorch warns of a callback that is not there

@@ -274,6 +274,28 @@ def with_a_pending_graph_in_a_cycle():
     result.graph = graph
 
 
+@kind()
+def with_a_suspended_loop():
+    global kept
+    total, kept = torch.zeros(3), iter(lazyviz.steps(range(100)))
+    for number in kept:
+        total = total + number
+        if number == random.choice((3, 30)):  # its iterations are recorded, or run in eager mode
+            break
+
+
+@kind()
+def with_a_suspended_block():
+    global kept
+
+    def generator():
+        with lazyviz.lazy():
+            yield torch.ones(3) + 1
+
+    kept = generator()
+    next(kept)
+
+
 @kind(status=7)
 def by_sys_exit_in_a_block():
     with lazyviz.lazy():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import lazyviz
 from lazyviz.record.tape import tape
@@ -171,3 +173,41 @@ def test_steps_that_were_forgotten_do_not_keep_each_other():
     state = next(iter(optimizer.state.values()))["exp_avg"]
     with pytest.raises(RuntimeError, match="forgotten|reset"):
         state.sum().item()
+
+
+READS = {
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "__array__": lambda x: np.asarray(x),
+    "format": lambda x: f"{x[0]:.2f}",
+    "format of a number": lambda x: format(x),
+    "storage": lambda x: x.untyped_storage(),
+    "typed storage": lambda x: x.storage(),
+    "share_memory_": lambda x: x.share_memory_(),
+    "is_shared": lambda x: x.is_shared(),
+    "set_": lambda x: x.set_(torch.ones(2)),
+    "resize_": lambda x: x.resize_(5),
+    "apply_": lambda x: x.apply_(lambda item: item),
+    "map_": lambda x: x.map_(x, lambda a, b: a),
+    "new_tensor": lambda x: x.new_tensor(x),
+    "is_pinned": lambda x: x.is_pinned(),
+    "data_ptr": lambda x: x.data_ptr(),
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "parameter": lambda x: nn.Parameter(x).tolist(),
+    "op": lambda x: x + 1,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("cls", [torch.Tensor, nn.Parameter, nn.Buffer])
+def test_a_read_of_a_forgotten_tensor_says_that_it_was_forgotten(read: str, cls: type[torch.Tensor]) -> None:
+    with lazyviz.lazy():
+        value = torch.ones(3) + 1
+        value = value if cls is torch.Tensor else cls(value)
+    lazyviz.reset()
+    with pytest.raises(RuntimeError, match=r"forgotten before it ran: by %lazy reset"):
+        READS[read](value)
+    with lazyviz.lazy():  # those that are recorded later are read as ever
+        later = torch.ones(3) + 1
+        assert later.tolist() == [2, 2, 2] and (later + 1).numpy().tolist() == [3, 3, 3]
+    assert (later * 2).untyped_storage().nbytes() == 12

@@ -62,6 +62,9 @@ class Program:
 
 programs: LRUCache[tuple[int, int], Program] = LRUCache(_MOST_KEPT)
 
+observers: list[object] = []
+"""Those whose observed iterations are in no block, not even a suspended one."""
+
 
 class Repetition:
     """The iterations of one loop, as far as they were recorded."""

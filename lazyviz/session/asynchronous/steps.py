@@ -189,7 +189,7 @@ class steps(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         items = iter(self._iterable)
-        if tape.recording.is_on_this_thread() or op_stream.observed_thread == threading.get_ident():
+        if tape.recording.is_on_this_thread() or op_stream.observed_thread() == threading.get_ident():
             return unrecorded(items)  # part of an iteration of another loop, or of a block
         return self._recorded(items)
 

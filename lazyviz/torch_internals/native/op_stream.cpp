@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,10 @@
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 namespace {
 
@@ -31,6 +36,7 @@ struct Stream {
 };
 
 struct Observation {
+  unsigned long thread;
   std::shared_ptr<Stream> stream;
   bool compares;  // with the stream; otherwise, it is written
   bool tensors;
@@ -38,10 +44,18 @@ struct Observation {
   bool same = true;
 };
 
-// Threads of the autograd engine inherit the callbacks of the thread that calls `backward`.
+// Threads of the autograd engine inherit the callbacks of the thread that calls `backward`. No code of others runs while
+// the lock is held, and none of Python's.
 std::mutex lock;
 Observation* current = nullptr;  // not freed at exit, when threads may still be calling
-at::CallbackHandle handle = 0;
+std::atomic<bool> wanted{false};  // whether there is an observation that further calls may change
+
+// The callback of this thread. It stays here, and does nothing, if the observation ended on another thread.
+thread_local at::CallbackHandle installed = 0;
+
+void uninstall() {
+  if (const at::CallbackHandle handle = std::exchange(installed, 0)) at::removeCallback(handle);
+}
 
 // FNV-1a: names of calls may be temporary strings.
 uint64_t hash_of(const char* text) {
@@ -65,9 +79,10 @@ uint64_t with_tensor(uint64_t hash, const at::Tensor& tensor) {
   if (!tensor.defined()) return mixed(hash, 1);
   const c10::TensorImpl* implementation = tensor.unsafeGetTensorImpl();
   hash = mixed(hash, static_cast<uint64_t>(tensor.scalar_type()) + 2);
-  // Others have no sizes, or sizes that must not be read.
-  if (implementation->layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
-      implementation->key_set().has(c10::DispatchKey::NestedTensor)) {
+  // Others have no sizes, or sizes that must not be read: those of a subclass may be computed by code of the user.
+  constexpr c10::DispatchKeySet UNREAD({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
+  if (implementation->key_set().has_any(UNREAD) || implementation->layout() != c10::kStrided ||
+      implementation->has_symbolic_sizes_strides()) {
     return hash;
   }
   for (const int64_t size : tensor.sizes()) hash = mixed(hash, static_cast<uint64_t>(size));
@@ -86,24 +101,28 @@ uint64_t hash_of(c10::ArrayRef<const c10::IValue> inputs) {
   return hash;
 }
 
-std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& call) {
-  const std::lock_guard<std::mutex> guard(lock);
-  Observation* seen = current;
-  if (seen == nullptr || !seen->same) return nullptr;
-  const uint64_t name = hash_of(call.name());
-  if (reads_a_number(name)) return nullptr;
-  std::vector<Call>& calls = seen->stream->calls;
-  const Call now{name, seen->tensors ? hash_of(call.inputs()) : 0};
-  if (!seen->compares) {
+// `now` is the next call. The lock is held.
+void add(Observation& seen, const Call& now, const char* name) {
+  std::vector<Call>& calls = seen.stream->calls;
+  if (!seen.compares) {
     calls.push_back(now);
-    seen->stream->names.emplace_back(call.name());
-  } else if (seen->at == calls.size() || calls[seen->at].name != now.name) {
-    seen->same = false;
-  } else if (seen->tensors && calls[seen->at].tensors != now.tensors) {
-    seen->same = false;
+    seen.stream->names.emplace_back(name);
+  } else if (seen.at < calls.size() && calls[seen.at].name == now.name &&
+             (!seen.tensors || calls[seen.at].tensors == now.tensors)) {
+    ++seen.at;
   } else {
-    ++seen->at;
+    seen.same = false;
+    wanted = false;
   }
+}
+
+template <bool TENSORS>
+std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& call) {
+  if (!wanted) return nullptr;
+  const Call now{hash_of(call.name()), TENSORS ? hash_of(call.inputs()) : 0};
+  if (reads_a_number(now.name)) return nullptr;
+  const std::lock_guard<std::mutex> guard(lock);
+  if (current != nullptr && current->same && current->tensors == TENSORS) add(*current, now, call.name());
   return nullptr;
 }
 
@@ -120,6 +139,7 @@ PyObject* begin(PyObject*, PyObject* args) {
   int tensors;
   if (!PyArg_ParseTuple(args, "Op", &expected, &tensors)) return nullptr;
   auto made = std::make_unique<Observation>();
+  made->thread = PyThread_get_thread_ident();
   made->compares = expected != Py_None;
   made->tensors = tensors != 0;
   if (made->compares) {
@@ -131,15 +151,14 @@ PyObject* begin(PyObject*, PyObject* args) {
   }
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (current != nullptr) {
-      PyErr_SetString(PyExc_RuntimeError, "calls are observed already");
-      return nullptr;
-    }
+    if (current != nullptr) Py_RETURN_FALSE;
     current = made.release();
+    wanted = true;
   }
-  handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&called).needsInputs(tensors != 0).scopes({at::RecordScope::FUNCTION}));
-  Py_RETURN_NONE;
+  uninstall();
+  at::RecordFunctionCallback callback(tensors ? &called<true> : &called<false>);
+  installed = at::addThreadLocalCallback(callback.needsInputs(tensors != 0).scopes({at::RecordScope::FUNCTION}));
+  Py_RETURN_TRUE;
 }
 
 PyObject* end(PyObject*, PyObject*) {
@@ -147,13 +166,19 @@ PyObject* end(PyObject*, PyObject*) {
   {
     const std::lock_guard<std::mutex> guard(lock);
     ended.reset(std::exchange(current, nullptr));
+    wanted = false;
   }
+  uninstall();
   if (ended == nullptr) Py_RETURN_NONE;
-  at::removeCallback(handle);  // none, on another thread: then the callback stays there, and does nothing
   if (ended->compares) return PyBool_FromLong(ended->same && ended->at == ended->stream->calls.size());
   return PyCapsule_New(new std::shared_ptr<Stream>(ended->stream), STREAM, [](PyObject* capsule) {
     delete static_cast<std::shared_ptr<Stream>*>(PyCapsule_GetPointer(capsule, STREAM));
   });
+}
+
+PyObject* thread(PyObject*, PyObject*) {
+  const std::lock_guard<std::mutex> guard(lock);
+  return PyLong_FromUnsignedLong(current == nullptr ? 0 : current->thread);
 }
 
 PyObject* names(PyObject*, PyObject* capsule) {
@@ -176,9 +201,10 @@ PyObject* names(PyObject*, PyObject* capsule) {
 PyMethodDef METHODS[] = {
     {"begin", begin, METH_VARARGS,
      "begin(stream, tensors): observe this thread's calls; compare them with `stream`, by name and, if `tensors`, by the "
-     "shapes and dtypes of their tensors; None: write a new stream."},
+     "shapes and dtypes of their tensors; None: write a new stream. False if calls are being observed already."},
     {"end", end, METH_NOARGS,
      "end(): the new stream, or whether the calls were those of the given stream; None if nothing was observed."},
+    {"thread", thread, METH_NOARGS, "thread(): the thread whose calls are being observed, or 0."},
     {"names", names, METH_O, "names(stream): the names of its calls, such as \"aten::addmm\"."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -188,6 +214,11 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "lazyviz.torch_internals.native.op_
 }  // namespace
 
 PyMODINIT_FUNC PyInit_op_stream() {
+#ifndef _WIN32
+  // A child would wait forever for a lock that another thread of its parent held.
+  static const int failed = pthread_atfork([] { lock.lock(); }, [] { lock.unlock(); }, [] { lock.unlock(); });
+  if (failed) return PyErr_NoMemory();
+#endif
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
   PyModule_AddStringConstant(module, "SOURCE", LAZYVIZ_SOURCE);

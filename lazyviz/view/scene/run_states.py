@@ -33,7 +33,7 @@ class States:
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
-        self._nodes = hierarchy.graph.nodes
+        self._nodes = tuple(hierarchy.graph.nodes)  # an open block may record more
         self._codes: bytearray = bytearray()
         self._seconds: list[float] = []
         self._alarms: list[str] = []

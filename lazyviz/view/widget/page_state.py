@@ -18,6 +18,9 @@ STATIC = Path(PACKAGE) / "static"
 class Controller(Pictured, Runnable, Protocol):
     """The graph that a widget shows and controls: it can be planned and run."""
 
+    @property
+    def is_recording(self) -> bool: ...
+
 
 @functools.cache
 def bundle(name: str) -> str:

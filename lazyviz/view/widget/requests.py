@@ -142,6 +142,11 @@ class Answers:
             ]
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the picture shows the whole graph, of which an open block may have recorded more since."""
+        return len(self.scene.hierarchy.box_of) == len(self._pictured.graph.nodes)
+
+    @property
     def _annotations(self) -> list[Annotation]:
         return list(self._pictured.graph.annotations.values())
 

@@ -74,7 +74,7 @@ class LazyWidget(anywidget.AnyWidget):
 
     def __init__(self, controller: Controller, *, static_id: str = "", scene: Scene | None = None) -> None:
         self._controller = controller
-        self._answers = Answers(controller, lambda message: self.send(message), self._redraw, scene)
+        self._answers = self._answers_for(scene)
         self._running = running_of(controller)
         self.token = new_token()
         super().__init__(
@@ -123,6 +123,7 @@ class LazyWidget(anywidget.AnyWidget):
         complete.
         """
         self._used()
+        self._catch_up()
         bundle = super()._repr_mimebundle_(**options)
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         if data is not None and "text/plain" in data:
@@ -135,14 +136,25 @@ class LazyWidget(anywidget.AnyWidget):
     def get_state(self, *arguments: Any, **options: Any) -> Any:
         return visible_in(super().get_state(*arguments, **options))
 
+    def _answers_for(self, scene: Scene | None) -> Answers:
+        return Answers(self._controller, lambda message: self.send(message), self._redraw, scene)
+
     def _redraw(self) -> None:
         self.scene = self._answers.first_picture()
+
+    def _catch_up(self) -> None:
+        """Draw the whole graph if an open block has recorded more since it was drawn."""
+        if not self._answers.is_complete:
+            self._controller.shown_plans = None  # of the part that was drawn
+            self._answers = self._answers_for(None)
+            self._redraw()
 
     def _hear(self, _: Any, content: Any, buffers: Any) -> None:
         action, id = (content.get("action"), content.get("id")) if isinstance(content, dict) else (None, None)
         if not isinstance(action, str) or (isinstance(id, str) and len(id) > LONGEST_ID):
             return
         self._used()
+        self._catch_up()
         if self._orders(action, id if isinstance(id, str) else ""):
             return
         if not self._answers.answer(action, id if isinstance(id, str) else ""):
@@ -196,6 +208,8 @@ class LazyWidget(anywidget.AnyWidget):
 
     def run_changed(self) -> None:
         """A run has started or ended, or a run option has changed."""
+        if not self._controller.is_recording:
+            self._catch_up()
         running, answers = self._running, self._answers
         state = running.state
         if state == "running":  # the run is about to begin, so nothing else is computed here

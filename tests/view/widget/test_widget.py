@@ -54,6 +54,7 @@ class FakeController:
         self.title = "a step"
         self.split: int | str = "off"
         self.backend, self.summaries, self.live, self.nonfinite = "eager", False, None, {}
+        self.is_recording = False
         self.shown_plans = None
         self.measured: list[tuple[int, int]] = []
         self.report = None
