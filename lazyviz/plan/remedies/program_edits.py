@@ -17,7 +17,8 @@ import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
 from ..formatting import family, line_text
-from ..liveness.allocation_trace import Hold, Key, Program, Step, formula_end
+from ..liveness.allocation_trace import Hold, Key, Program, Step
+from ..liveness.lifetimes import formula_end
 from .local_names import Scope, Statements, chain, line_in, scope_of
 
 MAX_FAMILIES = 10  # number of module families tried for recomputation
