@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
+from types import FrameType
 from typing import ClassVar, Protocol
 
 import torch
@@ -203,14 +205,15 @@ class PendingRuns:
         if recording.absent is not None or recording.world is not None:
             text += "; the plan covers what was recorded before it"
         text += "."
-        if recording.absent is not None and a_number and line is not None:
+        quantizes = "a quantized tensor" in cause or _quantizes_weights()
+        if recording.absent is not None and a_number and line is not None and not quantizes:
             text += (
                 f" To continue, give the value: %%lazy --assume {line.line}=VALUE, or "
                 f"lazyviz.lazy(assume={{{line.line}: VALUE}})."
             )
         if cause.startswith(("torch.export", dynamo.EXPORT, "torch.jit.trace", "tracing ")):
             text += f" {TRACE_ELSEWHERE}"
-        if "a quantized tensor" in cause:
+        if quantizes:
             text += (
                 " Quantized tensors are not planned on an absent GPU: quantize the model on the CPU, or plan "
                 "with device='cpu'."
@@ -269,6 +272,20 @@ def without_absent(nodes: Iterable[TrackedNode]) -> list[TrackedNode]:
         if needs_absent([node]) or not planned.isdisjoint(needed):
             planned.add(node)
     return [node for node in nodes if node not in planned]
+
+
+_CONVERTERS = frozenset({"quantize", "quantize_dynamic", "quantize_qat", "convert", "convert_fx"})
+
+
+def _quantizes_weights() -> bool:
+    """Whether PyTorch is replacing modules by quantized ones: values of weights decide their scales."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _CONVERTERS and "quantization" in Path(code.co_filename).parts:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _describe_origin(nodes: Sequence[TrackedNode]) -> str:

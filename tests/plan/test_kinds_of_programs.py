@@ -299,3 +299,29 @@ def test_an_operand_that_is_cast_within_a_kernel_is_counted(name):
     assert graph.plan().eager_peak_bytes - before == measured
     del kept
     lazyviz.reset()
+
+
+LOGITS, TARGETS, WEIGHTS = torch.randn(SAMPLES, WIDTH), torch.rand(SAMPLES, WIDTH), torch.rand(WIDTH)
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "given", [{}, {"weight": WEIGHTS}, {"pos_weight": WEIGHTS}], ids=lambda given: next(iter(given), "plain")
+)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_a_formula_that_eager_pytorch_computes_in_place_is_planned_in_place(reduction, given, twice):
+    def program():
+        logits = LOGITS.clone().requires_grad_()
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, TARGETS, reduction=reduction, **given)
+        (found,) = torch.autograd.grad(losses.sum(), logits, create_graph=twice)
+        return torch.autograd.grad(found.square().sum(), logits) if twice else found
+
+    program()
+    measured = allocated_by(program)[0]
+    with lazyviz.lazy() as graph:
+        kept = program()
+    before = sum(storage.nbytes for storage in graph.ir.storages if storage.external)
+    # What Python numbers become as tensors, a few bytes, is not planned.
+    assert graph.plan().eager_peak_bytes - before == pytest.approx(measured, abs=64)
+    del kept
+    lazyviz.reset()

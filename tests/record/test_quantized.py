@@ -37,3 +37,36 @@ def test_on_a_planned_gpu_a_remedy_is_named_that_holds():
         kept = weight.cuda() * 2
     assert graph.plan().eager_peak_bytes >= kept.nbytes
     lazyviz.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch announces the end of this module
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_on_a_planned_gpu_dynamic_quantization_names_the_remedy_and_no_value_to_assume():
+    with pytest.raises(RuntimeError, match="quantize the model on the CPU") as caught:
+        with lazyviz.lazy(device="H100-80GB"):
+            model = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).to("cuda")
+            torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert "assume" not in str(caught.value)
+    lazyviz.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_on_a_planned_gpu_a_value_that_an_observer_reads_can_be_assumed():
+    observer = torch.ao.quantization.MovingAverageMinMaxObserver
+
+    def step():
+        fake = torch.ao.quantization.FakeQuantize(observer=observer, quant_min=0, quant_max=255)
+        model = nn.Sequential(nn.Linear(16, 16), fake).to("cuda")
+        model(torch.randn(8, 16, device="cuda")).sum().backward()
+        return model
+
+    with pytest.raises(RuntimeError, match="give the value"):
+        with lazyviz.lazy(device="H100-80GB"):
+            step()
+    lazyviz.reset()
+    with lazyviz.lazy(device="H100-80GB", assume={"*": False}) as graph:
+        kept = step()
+    assert graph.plan().fits
+    del kept
+    lazyviz.reset()

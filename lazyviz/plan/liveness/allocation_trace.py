@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ...graph.ir import Node, Storage
-from .lifetimes import Lifetime, Run
+from .lifetimes import Lifetime, Run, formula_end
 
 Key = int  # one allocation of the program; the recorded ones are numbered from 0
 
@@ -204,14 +204,6 @@ def _hold(nodes: Sequence[Node], span: Lifetime) -> Hold:
     if _belongs_to_user(span, len(nodes)):
         return Hold(span.lazy_stop, None)
     return Hold(span.lazy_stop, last.index if span.lazy_stop <= formula_end(nodes, last.index) else None)
-
-
-def formula_end(nodes: Sequence[Node], position: int) -> int:
-    """The end of the backward formula that the node at ``position`` belongs to."""
-    end = position + 1
-    while end < len(nodes) and nodes[end].forward is nodes[position].forward:
-        end += 1
-    return end
 
 
 def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:

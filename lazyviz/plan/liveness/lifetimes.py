@@ -156,6 +156,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 dropped is None,
             )
         )
+    _write_in_place(nodes, result)
     if continued:
         result = _joined(result)
     if any(span.storage.resized for span in result):
@@ -163,6 +164,40 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
         ]
     return result
+
+
+_OUT_OF_PLACE = torch.ops.aten.binary_cross_entropy_with_logits.default
+_BY_ELEMENT = (torch.ops.aten.sub.Tensor, torch.ops.aten.mul.Tensor)
+
+
+def _write_in_place(nodes: Sequence[Node], spans: list[Lifetime]) -> None:
+    """On eager PyTorch's timeline, results of a formula that it computes in place take their operand's place.
+
+    ``binary_cross_entropy_with_logits_backward`` (FunctionsManual.cpp) writes into its own intermediate
+    results, unless tensors are subclass-like, as they are under a dispatch mode.
+    """
+    if not any(node.op is _OUT_OF_PLACE for node in nodes):
+        return
+    at = {span.storage: index for index, span in enumerate(spans)}
+    for node in nodes:
+        forward = node.forward
+        if node.op not in _BY_ELEMENT or forward is None or forward.op is not _OUT_OF_PLACE:
+            continue
+        operand, result = node.inputs[0], node.outputs[0]
+        span = spans[at[operand.storage]]
+        maker = span.maker
+        if maker is None or maker.forward is not forward or operand.meta.shape != result.meta.shape:
+            continue
+        if span.eager_stop <= formula_end(nodes, node.index):  # not saved for a second backward pass
+            spans[at[operand.storage]] = span._replace(eager_stop=node.index)
+
+
+def formula_end(nodes: Sequence[Node], position: int) -> int:
+    """The end of the backward formula that the node at ``position`` belongs to."""
+    end = position + 1
+    while end < len(nodes) and nodes[end].forward is nodes[position].forward:
+        end += 1
+    return end
 
 
 def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:

@@ -106,7 +106,8 @@ def _parsed_text(text: str, file: str) -> tuple[list[_Function], dict[int, tuple
                 if isinstance(each, ast.Name) and _is_store(each)
             )
             for line in range(item.lineno, (item.end_lineno or item.lineno) + 1):
-                bound[line] = found
+                # Which of several statements on one line ran is unknown.
+                bound[line] = tuple(dict.fromkeys((*bound.get(line, ()), *found)))
     return functions, bound
 
 

@@ -6,16 +6,19 @@ whether a candidate saves memory.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
 from ..formatting import family, line_text
-from ..liveness.allocation_trace import Hold, Key, Program, Step, formula_end
+from ..liveness.allocation_trace import Hold, Key, Program, Step
+from ..liveness.lifetimes import formula_end
 from .local_names import Scope, Statements, chain, line_in, scope_of
 
 MAX_FAMILIES = 10  # number of module families tried for recomputation
@@ -358,9 +361,18 @@ def recompute(
         if not again:
             continue
         source = program.steps[runs[0].start].node.source
-        name = f"each of {pattern} (× {len(runs)})" if len(runs) > 1 else pattern
+        count = _calls_in_a_pass(program, runs)
+        name = f"each of {pattern} (× {count})" if count > 1 else pattern
         text = f"checkpoint {name}: torch.utils.checkpoint.checkpoint(module, ..., use_reentrant=False)"
         yield Changed("recompute", text, changed, source, ops=again)
+
+
+def _calls_in_a_pass(program: Program, runs: Sequence[range]) -> int:
+    """How many of the calls a forward pass has at most, up to the backward pass that follows."""
+    forward = [position for position, step in enumerate(program.steps) if step.node.phase != "backward"]
+    # Between two forward nodes that are not neighbors there is a backward pass.
+    starts = [b for a, b in pairwise(forward) if b > a + 1]
+    return max(Counter(bisect_right(starts, run.start) for run in runs).values())
 
 
 def _saved_reads(program: Program) -> dict[int, list[tuple[int, tuple[Key, ...]]]]:

@@ -78,8 +78,8 @@ class Projection(Tabular):
 
     @cached_property
     def work(self) -> Work:
-        """The total work of all ops."""
-        return total(each.node for each in self.ops)
+        """The total work of all ops, also those of unknown duration."""
+        return total((*(each.node for each in self.ops), *self.unknown))
 
     @property
     def flops(self) -> int:
@@ -87,10 +87,12 @@ class Projection(Tabular):
 
     @property
     def mfu(self) -> float | None:
-        """FLOPs of the graph divided by its devices' peak FLOPs in that time (MFU as defined by PaLM)."""
+        """FLOPs of the ops in ``seconds`` divided by the devices' peak FLOPs in that time (MFU as defined by
+        PaLM).
+        """
         if not self.peak_flops or not self.seconds:
             return None
-        return self.flops / self.seconds / self.peak_flops
+        return sum(each.work.flops for each in self.ops) / self.seconds / self.peak_flops
 
     @property
     def hidden(self) -> float:
@@ -149,6 +151,9 @@ class Projection(Tabular):
         for each in self.ops:
             seconds, work = found.get(group := key(each.node), (0.0, NOTHING))
             found[group] = seconds + each.seconds, work + each.work
+        for node in self.unknown:
+            seconds, work = found.get(group := key(node), (0.0, NOTHING))
+            found[group] = seconds, work + work_of(node)
         return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
     def __repr__(self) -> str:

@@ -216,6 +216,16 @@ def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, f
     return 60 * 60 * item if stride == (1, shape[0]) else 0
 
 
+@on(TABLE, "lu_unpack")
+def _lu_unpack(node: Node, threads: int) -> Need:
+    """The permutation as positions, one row, and in a batch one for each matrix (BatchLinearAlgebra.cpp)."""
+    if not argument(node, 3, "unpack_pivots", True):
+        return NOTHING
+    *batch, rows, _ = node.args[0].meta.shape
+    matrices = math.prod(batch)
+    return exactly(8 * rows * (1 + (matrices if matrices > 1 else 0)))
+
+
 @on(TABLE, "clone", "copy_")
 def _copy(node: Node, threads: int) -> Need:
     """A matrix that is copied into the other order goes through a tile."""

@@ -23,7 +23,7 @@ from ...torch_internals.kernel_selection import (
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
-from . import casts, composites, fourier, gloo
+from . import casts, composites, fourier, gloo, sorting
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -39,6 +39,7 @@ _CPU_TABLE: dict[str, Rule] = {
     **composites.TABLE,
     **fourier.TABLE,
     **gloo.TABLE,
+    **sorting.TABLE,
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,
 }
@@ -202,6 +203,18 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
 def _of_contiguous(node: Node, threads: int) -> Need:
     """An operand that is not contiguous is copied, a transposed matrix through a tile."""
     return exactly(_contiguous_copy(node.args[0].meta))
+
+
+@on(_CPU_TABLE, "rrelu_with_noise", "rrelu_with_noise_")
+def _random_slopes(node: Node, threads: int) -> Need:
+    """In training a contiguous input; in place, its result also (``_rrelu_with_noise_train``,
+    Activation.cpp).
+    """
+    if not argument(node, 4, "training", False):
+        return NOTHING
+    image = node.args[0].meta
+    in_place = node.op._schema.name.endswith("_")
+    return exactly(_contiguous_copy(image) + (copied(image) if in_place else 0))
 
 
 @on(_CPU_TABLE, "multilabel_margin_loss_forward")

@@ -191,14 +191,13 @@ class ShapeCache:
                     result = op(*call.args, **call.kwargs)
                     result = stride_rules.corrected(op, info.name, call.arguments, call.inputs, result)
         except private_api.DATA_DEPENDENT as error:
-            raise DataDependent(f"the result of {op} depends on data") from error
+            result = self._without_rule(info, call, kwargs, inputs)
+            if result is None:
+                raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
             if info.counts_writes:
                 raise DataDependent(f"{op} may fail partway through its list") from error
-            result = None
-            if call is not None and not info.is_view and kernel_probes.on_absent_gpu(inputs, kwargs):
-                with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
-                    result = stride_rules.without_rule(info.name, call.arguments)
+            result = self._without_rule(info, call, kwargs, inputs)
             if result is None:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
         finally:
@@ -225,6 +224,15 @@ class ShapeCache:
             raise DataDependent(f"{op} changes the metadata of a tensor that it does not return")
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, together, outputs, restructured, from_cpu)
+
+    def _without_rule(
+        self, info: OpInfo, call: _FakeCall | None, kwargs: dict[str, Any], inputs: list[Any]
+    ) -> Any:
+        """The results on an absent GPU, which has no kernel to ask, where they are known without a rule."""
+        if call is None or info.is_view or not kernel_probes.on_absent_gpu(inputs, kwargs):
+            return None
+        with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
+            return stride_rules.without_rule(info.name, call.arguments)
 
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
         """The inputs, by position, whose metadata the op changes in place, and their new metadata.

@@ -49,8 +49,20 @@ def corrected(
     return _iterated(tensors, result, numbers)
 
 
+_WITH_MASK = (
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+_LEARNABLE = tuple(f"_fake_quantize_learnable_per_{scheme}_affine" for scheme in ("tensor", "channel"))
+
+
 def without_rule(name: str, arguments: dict[str, Any]) -> Result:
-    """The results of a kernel whose shape rule rejects its inputs; ``None`` if they are not known here."""
+    """The results of a kernel that has no shape rule, or whose rule rejects its inputs; ``None`` if they are
+    not known here.
+    """
+    if name in _WITH_MASK or name.removesuffix("_backward") in _LEARNABLE:
+        return _fake_quantized(name, arguments)
     if name != "_grouped_mm":  # the rule accepts only bfloat16
         return None
     left: Any = arguments["self"]
@@ -60,6 +72,22 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
     if left.dim() == right.dim():
         shape.insert(0, left.size(0) if left.dim() == 3 else offs.size(0))
     return left.new_empty(shape, dtype=arguments.get("out_dtype") or left.dtype)
+
+
+def _fake_quantized(name: str, arguments: dict[str, Any]) -> Result:
+    """Rounded values, and a mask or the gradients of scale and zero point (FakeQuantPerTensorAffine.cpp,
+    FakeQuantPerChannelAffine.cpp).
+    """
+    values = arguments["self"]
+    if not values.numel() or arguments["quant_min"] > arguments["quant_max"]:
+        return None
+    rounded = torch.empty_like(values)
+    if name in _WITH_MASK:
+        return rounded, torch.empty_like(values, dtype=torch.bool)
+    if name in _LEARNABLE:
+        return rounded
+    steps = [1] if "per_tensor" in name else [values.shape[arguments["axis"]]]
+    return rounded, values.new_empty(steps), values.new_empty(steps)
 
 
 def as_answered(result: Result, answer: Result, inputs: Sequence[int]) -> Result:

@@ -96,6 +96,19 @@ def test_a_variable_that_is_gone_when_its_function_returns_is_named(device):
     lazyviz.reset()
 
 
+def on_one_line(model, x, labels):
+    logits = model(x); loss = loss_of(logits, labels)  # fmt: skip  # noqa: E702
+    loss.backward()
+    return logits, loss
+
+
+@pytest.mark.parametrize("device", [CARD])
+def test_a_variable_is_not_taken_for_another_that_its_line_binds(device):
+    texts = [each.text for each in variables(plan_of(on_one_line, device))]
+    assert not any(text.startswith("del loss") for text in texts)
+    lazyviz.reset()
+
+
 @pytest.mark.parametrize("device", ["cpu", CARD])
 def test_what_no_variable_keeps_is_no_remedy(device):
     assert not variables(plan_of(passes_it_on, device))

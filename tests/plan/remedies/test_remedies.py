@@ -109,6 +109,18 @@ def test_recomputing_modules_peaks_as_foreseen_to_the_byte(name):
     assert not foreseen.cost.numerics
 
 
+def test_layers_are_counted_once_however_many_steps_were_recorded():
+    layers, shape = MODELS["perceptron"]
+    model, x = Layers(layers(), recomputed=False), torch.randn(shape)
+    with lazyviz.lazy() as graph:
+        for _ in range(2):
+            model(x).square().mean().backward()
+    assert remedy_of(graph.plan(), "recompute", "layers.*").text.startswith(
+        "checkpoint each of layers.* (× 3)"
+    )
+    lazyviz.reset()
+
+
 def test_only_modules_that_are_called_can_be_recomputed():
     layers, shape = MODELS["both"]
     plan = plan_of(Layers(layers(), recomputed=False), torch.randn(shape))

@@ -113,6 +113,28 @@ def test_ranges_say_how_a_rate_is_known():
     assert known == "rule" and wide > 0.5
 
 
+def test_the_work_of_ops_of_unknown_duration_is_counted_in_its_phase_module_and_line():
+    weight, layer = torch.randn(32, 32, dtype=torch.complex64), nn.Linear(512, 512)
+
+    def step():
+        layer.to("cuda")(torch.randn(512, 512, device="cuda")).sum().backward()
+        return weight.cuda() @ weight.cuda()
+
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        kept = step()
+    plan = graph.plan()
+    time = plan.time
+    assert [node.op for node in time.unknown] == [torch.ops.aten.mm.default]
+    assert sum(flops for _, flops, _ in plan.by_phase.values()) == time.flops == plan.flops
+    for groups in (time.by_module, time.by_line):
+        assert sum(work.flops for _, work in groups.values()) == plan.flops
+    assert math.isclose(sum(found[0] for found in plan.by_phase.values()), time.seconds)
+    timed = sum(each.work.flops for each in time.ops)
+    assert time.mfu == timed / time.seconds / time.peak_flops
+    del kept
+    lazyviz.reset()
+
+
 def test_the_parts_of_a_step_add_up():
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64))
 

@@ -241,6 +241,10 @@ def calls() -> dict[str, Callable[[], Any]]:
     lines, grid, mask = torch.randn(3, 400), torch.randn(8, 12, 10), torch.rand(70, 70) > 0.5
     batches, zeros = torch.randn(4, 10, 12), torch.zeros(70, dtype=torch.long)
 
+    numbers, ids, few = torch.randn(300, 400), torch.arange(9000).reshape(90, 100) % 50, torch.arange(4000)
+    edges, slopes = torch.linspace(-1, 1, 40), torch.empty(400, 300)
+    factors, pivots = torch.linalg.lu_factor(torch.randn(8, 60, 60))
+
     doubles, kernels = torch.randn(3, 8, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
     return {
         "layer_norm_backward": lambda: aten.native_layer_norm_backward(
@@ -278,6 +282,22 @@ def calls() -> dict[str, Callable[[], Any]]:
         "median along rows": lambda: torch.median(many, 0),
         "median of all": lambda: torch.median(many),
         "kth value": lambda: torch.kthvalue(many, 3),
+        "distinct numbers": lambda: torch.unique(ids),
+        "distinct numbers, all of them": lambda: torch.unique(numbers),
+        "distinct numbers and their counts": lambda: torch.unique(numbers.t(), return_counts=True),
+        "distinct numbers and their positions": lambda: aten._unique2(numbers, True, True, True),
+        "distinct booleans, turned": lambda: torch.unique(mask.t()),
+        "distinct columns": lambda: aten.unique_dim(ids, 1),
+        "among few": lambda: torch.isin(ids, few[:5]),
+        "among distinct numbers": lambda: torch.isin(ids, few, assume_unique=True),
+        "histogram": lambda: torch.histc(numbers, 50),
+        "histogram of a turned matrix": lambda: torch.histc(numbers.t(), 50),
+        "histogram of every second column": lambda: torch.histc(numbers[:, ::2], 50, -1, 1),
+        "histogram and its edges": lambda: torch.histogram(numbers.t(), 50),
+        "histogram of given edges": lambda: torch.histogram(numbers, edges),
+        "factors of matrices": lambda: torch.lu_unpack(factors, pivots),
+        "factors of a matrix": lambda: torch.lu_unpack(factors[0], pivots[0]),
+        "random slopes, turned": lambda: aten.rrelu_with_noise(numbers.t(), slopes, 0.1, 0.3, True),
         "drawn without replacement": lambda: torch.multinomial(odds, 5),
         "inverse": lambda: torch.ops.aten.linalg_inv_ex(many),
         "singular values": lambda: torch.ops.aten._linalg_svd(many, False, True),
@@ -365,6 +385,17 @@ def test_a_recurrent_layer_keeps_every_step_s_states_while_it_runs(shape):
     assert need.low < seen < need.high
     if VERIFIED:
         assert need.nbytes == pytest.approx(seen, rel=0.01)
+
+
+@pytest.mark.parametrize("tests", ["integers", "numbers"])
+def test_elements_among_others_take_what_the_distinct_ones_take(tests):
+    if tests == "integers":
+        elements, others = torch.randint(0, 50, (300, 400)), torch.randint(0, 50, (4000,))
+    else:
+        elements, others = torch.randn(300, 400), torch.randn(4000)
+    need, seen = planned(lambda: torch.isin(elements, others)), measured(lambda: torch.isin(elements, others))
+    assert need.low <= seen <= need.high
+    assert need.nbytes == pytest.approx(seen, rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
