@@ -279,7 +279,7 @@ def test_the_last_item_of_a_loop_is_named_like_the_others():
     stages = [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]
     x = torch.ones(3, 4)
     with lazyviz.lazy() as graph:
-        for _name, layer in gnn.items():
+        for layer in gnn.values():
             x = layer(x)
         for stage in stages:
             x = stage(x)
