@@ -14,6 +14,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 import kernels  # noqa: E402
+import pictures  # noqa: E402
 
 project = "lazyviz"
 author = "the lazyviz maintainers"
@@ -95,11 +96,18 @@ def without_constructor(app, what, name, obj, options, signature, returns):
     return None
 
 
+def draw_dark(app, pagename, templatename, context, doctree):
+    """Let the pictures of a page follow its theme."""
+    if "body" in context:
+        context["body"] = pictures.with_dark_ones(context["body"])
+
+
 def setup(app):
     """Tell kernels where to write the interactive pages of graphs."""
     graphs = Path(app.outdir) / "graphs"
     graphs.mkdir(parents=True, exist_ok=True)
     os.environ["LAZYVIZ_DOCS_GRAPHS"] = str(graphs)
     app.connect("source-read", read)
+    app.connect("html-page-context", draw_dark)
     app.connect("autodoc-process-signature", without_constructor)
     return {"parallel_read_safe": True}

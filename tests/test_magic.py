@@ -276,6 +276,20 @@ def test_an_error_in_a_round_shows_that_round(run):
     run("%lazy reset")
 
 
+def test_a_loop_says_how_many_iterations_are_not_in_the_graph(run):
+    run("import torch\nxs = [torch.full((3,), float(at)) for at in range(40)]")
+    known_programs.programs.clear()
+    run("%%lazy --loop --as g\nfor x in xs[:3]:\n    y = x * 2 + 1")
+    assert "eager mode" not in run.output
+    run("%%lazy --loop --as g\nfor x in xs:\n    y = x * 2 + 1")
+    found = re.search(r"(\d+) iterations ran in eager mode", run.output)
+    if op_stream.is_available:
+        assert found is not None and 0 < int(found[1]) < 40, run.output
+        assert len(run["g"].nodes) == 2
+    else:
+        assert found is None
+
+
 def test_an_error_of_a_kernel_in_a_round_ends_the_loop(run):
     run("import torch\ntable = torch.rand(5)\nats = [torch.tensor([at]) for at in (1, 2, 9, 3)]")
     result = run("%%lazy --loop\nfor at in ats:\n    y = table[at] * 2")

@@ -222,6 +222,7 @@ export class Body {
     this.#observer = new ResizeObserver(this.#resize);
     this.#observer.observe(canvas);
     this.#observer.observe(strip);
+    this.#observer.observe(this.#toolbar.chip); // what stands beside it may grow
     this.#listen("change:state", () => {
       this.#showState();
       this.#controls?.refresh(); // measurements belong to the plan

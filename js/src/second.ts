@@ -11,6 +11,7 @@ export { relationLines } from "./graph/relations";
 export { offerHelp, press } from "./page/keys";
 export { dragSplitter } from "./page/splitter-moves";
 export { describePoint } from "./strip/describe";
+export { slice } from "./strip/slice";
 export { sweep } from "./strip/sweep";
 export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";

@@ -1,6 +1,7 @@
 import { beforeEach, describe, expect, it } from "vitest";
 import { area, edge, Plot, pointAt, steps, totals } from "../src/strip/chart-geometry";
-import { MemoryChart, slice } from "../src/strip/memory-chart";
+import { MemoryChart } from "../src/strip/memory-chart";
+import { slice } from "../src/strip/slice";
 import { bring } from "../src/page/second-part";
 import * as second from "../src/second";
 import { charWidth } from "../src/page/dom";

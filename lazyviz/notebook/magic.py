@@ -200,6 +200,8 @@ class LazyMagics(Magics):
             self._show(shown, options.no_widget)
         for sentence in unmet_options(shown, options.batch):
             print(sentence)
+        if ended is not None and ended.unrecorded:
+            print(ended.what_ran_unrecorded())
         return result
 
     def _block_for(

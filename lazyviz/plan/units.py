@@ -66,9 +66,16 @@ def format_flops(flops: int) -> str:
     return f"{flops} FLOP"
 
 
+MANY_TIMES = 10  # growth from which a percentage is harder to read than a factor
+
+
 def format_change(before: int, after: int, show: Callable[[int], str] = format_bytes) -> str:
-    """``"+2.00 MiB (+33.3 %)"``, or ``"the same"``."""
+    """``"+2.00 MiB (+33.3 %)"``, ``"+1.00 GiB (× 1,025)"``, or ``"the same"``."""
     if before == after:
         return "the same"
     text = f"{'+' if after > before else '-'}{show(abs(after - before))}"
-    return f"{text} ({100 * (after - before) / before:+.1f} %)" if before else text
+    if not before:
+        return text
+    if after > MANY_TIMES * before:
+        return f"{text} (× {after / before:,.0f})"
+    return f"{text} ({100 * (after - before) / before:+.1f} %)"

@@ -126,7 +126,8 @@ async ([code, second, css, traits, longest]) => {
     },
   };
   const widget = (await import(url)).default;
-  for (const el of document.querySelectorAll(".stage")) widget.render({ model: window.stage.model, el });
+  window.stage.draw = (el) => widget.render({ model: window.stage.model, el });
+  for (const el of document.querySelectorAll(".stage")) window.stage.draw(el);
 }
 """
 
@@ -205,6 +206,15 @@ class Stage:
 
     def _heard(self, text: str) -> None:
         self._inbox.append(text)
+
+    def display_again(self) -> Any:
+        """Another view of the widget, as when the graph is displayed by a later cell; returns its root."""
+        self.page.evaluate(
+            "() => { const el = document.createElement('div'); el.className = 'stage';"
+            " document.querySelector('main').append(el); window.stage.draw(el); }"
+        )
+        self.settle()
+        return self.page.locator(".lazyviz").last
 
     def pump(self) -> bool:
         """Carry over what waits on either side; whether there was anything."""

@@ -662,3 +662,33 @@ def test_equal_sync_points_are_one_line_of_a_list_that_the_badge_opens(page, sho
     assert "item, pictures.py:" in items.nth(1).text_content()
     items.nth(1).locator("button").click()
     page.locator('.lz-selected[data-kind="sync"]').wait_for()
+
+
+@pytest.mark.parametrize("width", [700, 900, 1100, 1200, 1320, 1500])
+def test_what_the_lines_at_a_selected_box_mean_is_in_sight_at_any_width(browser, width):
+    graph, keep = pictures.mlp()
+    page = browser.new_page(viewport={"width": width + 16, "height": 900})
+    with Stage(page, graph, width=width) as stage:
+        stage.click('[data-name="model.hidden"][data-phase="forward"]')
+        key = page.locator(".lz-color-key")
+        room = key.bounding_box()
+        entries = [entry for entry in key.locator(".lz-entry").all() if entry.is_visible()]
+        assert len(entries) >= 3
+        for entry in entries:
+            box = entry.bounding_box()
+            assert box["x"] + box["width"] <= room["x"] + room["width"] + 1, entry.inner_text()
+    page.close()
+    del keep
+
+
+def test_a_relations_line_does_not_strike_out_what_is_kept(page, show):
+    graph, _keep = pictures.mlp()
+    show("mlp", graph)
+    assert page.evaluate(
+        """() => {
+          const line = document.querySelector(".lz-relations");
+          const words = [...document.querySelectorAll(".lz-kept-text, .lz-edge-label")];
+          const painted = (each) => line.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING;
+          return words.length > 2 && words.every(painted);
+        }"""
+    ), "words are painted after the lines"

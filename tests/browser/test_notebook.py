@@ -157,7 +157,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
 
     page.locator('button[data-action="evaluate"]').click()
     page.locator('.lazyviz[data-state="done"]').wait_for()
-    assert "evaluated · ran" in page.locator(".lz-state").inner_text()
+    assert page.locator(".lz-state").inner_text().startswith("ran ")
     assert page.locator('button[data-action="evaluate"]').is_disabled()
     run_cell(page, 2)
     page.get_by_text("changed: True Tensor").wait_for()

@@ -235,6 +235,21 @@ def test_a_result_that_is_still_there_can_be_looked_at_later(page):
     assert y.sum().abs() < 1e-5
 
 
+def test_a_view_that_is_displayed_later_shows_the_run_and_the_annotations_of_meanwhile(page):
+    graph, _keep = step(batch=True)
+    with Stage(page, graph) as stage:
+        first = page.locator(".lazyviz").first
+        stage.click(EVALUATE)
+        graph.annotate("norm", {node: float(node.index) for node in graph.nodes})
+        stage.settle()
+        done = first.locator('[data-node][data-state="done"]').count()
+        legend = first.locator(".lz-color-key").inner_text()
+        later = stage.display_again()
+        assert later.locator('[data-node][data-state="done"]').count() == done > 5
+        assert later.locator(".lz-color-key").inner_text() == legend and "norm" in legend
+        assert first.locator(".lz-color-key").inner_text() == legend
+
+
 def test_two_widgets_of_a_graph_and_two_views_of_one_stay_in_step(page, browser):
     graph, _ = step(batch=True)
     other_page = browser.new_page()

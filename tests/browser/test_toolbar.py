@@ -119,3 +119,29 @@ def test_lanes_are_as_wide_as_the_widget_at_most(browser, width):
     page.close()
     assert phases == ["forward", "backward", "optimizer"] and max(lanes) <= end
     del keep
+
+
+def test_the_chip_is_whole_once_the_largest_batch_stands_beside_it(browser):
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    x = torch.randn(128, 64)
+    with lazyviz.lazy("cpu:64GiB", batch=[x]) as graph:
+        net(x).square().mean().backward()
+    for width in range(1230, 1400, 30):
+        page = browser.new_page(viewport={"width": width + 16, "height": 900})
+        with Stage(page, graph, width=width):
+            page.locator(".lz-batch-value", has_text="of ").wait_for()
+            page.wait_for_function(f"() => ({CHIP})().whole", timeout=3000)
+        page.close()
+
+
+def test_the_words_about_capacity_are_not_struck_out_by_the_line_of_what_is_needed(browser):
+    with lazyviz.lazy("A100-80GB") as graph:
+        net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)]).cuda()
+        net(torch.randn(2**18, 256, device="cuda")).square().mean().backward()
+    page = browser.new_page(viewport={"width": 1336, "height": 900})
+    with Stage(page, graph, width=1320):
+        words, line = (page.locator(css).bounding_box() for css in (".lz-room", "path.lz-needed"))
+        assert words["y"] >= line["y"] or words["y"] + words["height"] <= line["y"]
+        other = page.locator(".lz-needed-text").bounding_box()
+        assert other["x"] + other["width"] <= words["x"]
+    page.close()

@@ -70,7 +70,8 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    this.#content.append(this.#openLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#relationLayer, this.#flagLayer);
+    // Lines of relations are below the words on other lines.
+    this.#content.append(this.#openLayer, this.#relationLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {

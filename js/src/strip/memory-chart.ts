@@ -6,6 +6,7 @@
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
 import { charWidth, cut, grouped, html, on, plainButton, svg } from "../page/dom";
+import { whenHere } from "../page/second-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -187,10 +188,12 @@ export class MemoryChart {
   #zoom(start: number, stop: number, again = false): void {
     const from = this.points;
     if (stop - start < 1 || (!again && from.range[0] === start && from.range[1] === stop)) return;
-    this.#views.push(slice(from, start, stop));
-    this.#cursor.forget();
-    this.#redraw();
-    this.#events.range(start, stop);
+    whenHere(({ slice }) => {
+      this.#views.push(slice(from, start, stop));
+      this.#cursor.forget();
+      this.#redraw();
+      this.#events.range(start, stop);
+    });
   }
 
   /** Back to the previous part; false if the whole run is shown already. */
@@ -315,7 +318,7 @@ export class MemoryChart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far, near(memory.needed) ? memory.needed : null));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
@@ -436,13 +439,14 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
 }
 
 /** Text at the end of the plot, or at its start, where no curve is as high. */
-function roomy(plot: Plot, heights: readonly number[], words: string): SVGElement[] {
+function roomy(plot: Plot, heights: readonly number[], words: string, line: number | null): SVGElement[] {
   const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
   const wide = Math.ceil(share * heights.length);
-  const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > plot.top + 16);
+  const top = line === null ? plot.top : plot.y(line) + 2;
+  const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
-  if (!right && !low(heights.slice(0, wide))) return [];
-  return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: plot.top + 11, "text-anchor": right ? "end" : "start" }, words)];
+  if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the line's own words are at the left
+  return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: top + 11, "text-anchor": right ? "end" : "start" }, words)];
 }
 
 /** One line of text on a flag, within the plot. */
@@ -460,21 +464,6 @@ function line(plot: Plot, name: string, bytes: number, text: string, atStart = f
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
     svg("text", { class: `${name}-text`, x, y: y + (atStart || y < plot.top + 16 ? 12 : -5) }, text),
   ];
-}
-
-/** The existing points of a part of the run, until finer ones arrive. */
-export function slice(points: Points, start: number, stop: number): Points {
-  const first = pointAt(points, start);
-  const count = Math.min(stop - start, points.at.length);
-  const picks = Array.from({ length: count }, (_, i) => pointAt(points, start + Math.floor((i * (stop - start)) / count)));
-  const pick = <T>(list: readonly T[]): T[] => picks.map((point) => list[point] ?? list[first]) as T[];
-  return {
-    range: [start, stop],
-    at: pick(points.at),
-    bytes: points.bytes.map(pick),
-    ops: pick(points.ops),
-    ...(points.held && { held: pick(points.held) }),
-  };
 }
 
 /** `1536` -> `"1.50 KiB"`; the rule of lazyviz/plan/units.py. */

@@ -98,9 +98,7 @@ export class Toolbar {
   }
 
   /** The state and the result of the last run. */
-  get words(): string {
-    return this.#state.textContent;
-  }
+  words = "";
 
   showState(state: State, report: string, ops: number, empty = false, begun = false): void {
     const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
@@ -112,7 +110,9 @@ export class Toolbar {
   #tellState(): void {
     const { failure } = this;
     const stopped = failure?.recording && failure.source ? [`stopped at line ${failure.source.line}`] : this.#told;
-    this.#state.textContent = stopped.filter(Boolean).join(" · ");
+    this.words = stopped.filter(Boolean).join(" · ");
+    // What a run took says that it has ended; the row has no room for both.
+    this.#state.textContent = this.words.replace(/^evaluated · /, "");
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 

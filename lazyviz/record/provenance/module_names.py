@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from ...graph.modules import ModuleFacts, ModuleRoot
 
 MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PYTORCH_S = "torch.nn."  # their ``extra_repr`` runs no user code
 
 
@@ -22,7 +23,8 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
     wanted = {id(module): root for root in roots if root.module and (module := root.module()) is not None}
     if not wanted:
         return
-    found = list(_modules(variables))
+    every = list(_modules(variables))
+    found = _without_loop_variables(every, wanted)
     for expression, module in reversed(found):  # the first expression for a module counts
         if (root := wanted.get(id(module))) is not None and expression != root.variable:
             root.call(expression, "", root.facts)
@@ -33,6 +35,7 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
             for path, part in _parts(module):
                 if id(part) in wanted and path:
                     within[id(part)] = expression, path, module
+        named -= _last_items(within, named)
     known: dict[int, dict[str, ModuleFacts]] = {}
     for key, root in wanted.items():
         variable, prefix = root.variable, root.prefix
@@ -47,6 +50,45 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
         if prefix and key not in within:  # the module that contained it has another name now
             facts = root.facts
         root.call(variable, prefix, facts)
+
+
+def _without_loop_variables(
+    found: Iterable[tuple[str, torch.nn.Module, Any]], wanted: Iterable[int]
+) -> list[tuple[str, torch.nn.Module]]:
+    """One expression for each module, the first one but for the last item of a loop: ``layers[2]``, not
+    ``layer``, if the other items that ran have no variables.
+    """
+    first: dict[int, tuple[str, torch.nn.Module, Any]] = {}
+    items: dict[int, list[tuple[str, torch.nn.Module, Any]]] = {}
+    for each in found:
+        first.setdefault(id(each[1]), each)
+        if each[2] is not None:
+            items.setdefault(id(each[1]), []).append(each)
+    looped = {id(first[key][2]) for key in wanted if key in first and first[key][2] is not None}
+    result = {}
+    for key, each in first.items():
+        item = next((item for item in items.get(key, ()) if id(item[2]) in looped), None)
+        result[key] = item if each[2] is None and item is not None else each
+    return [(expression, module) for expression, module, _ in result.values()]
+
+
+def _last_items(within: Mapping[int, tuple[str, str, torch.nn.Module]], named: Collection[int]) -> set[int]:
+    """The modules that have a variable because it was that of a loop over the items of a module.
+
+    The other items that ran have none.
+    """
+    lists = {key: _list_of(*each) for key, each in within.items()}
+    looped = {found for key, found in lists.items() if key not in named and found is not None}
+    return {key for key, found in lists.items() if key in named and found in looped}
+
+
+def _list_of(expression: str, path: str, module: torch.nn.Module) -> tuple[int, str] | None:
+    """The list, dictionary or sequence of modules that has the part at ``path`` as an item."""
+    outer = path.rpartition(".")[0]
+    holder: Any = module
+    for name in outer.split(".") if outer else ():
+        holder = holder._modules.get(name) if holder is not None else None
+    return (id(module), outer) if isinstance(holder, _LISTS) else None
 
 
 def _holder(path: str, paths: Mapping[str, int]) -> str:
@@ -86,27 +128,32 @@ def _elements(weight: Any) -> int:
     return weight.numel() if counts else 0
 
 
-def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """(Expression, module) of modules that variables refer to, then of those inside of these."""
+def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+    """(Expression, module, what has it as an item) of modules that variables refer to, then of those inside
+    of lists, dictionaries, and objects that variables refer to.
+    """
     level = [
-        (name, content) for name, content in list(variables.items()) if name and not name.startswith("_")
+        (name, content, None)
+        for name, content in list(variables.items())
+        if name and not name.startswith("_")
     ]
     room = MAX_ITEMS
     seen: set[int] = set()
     for _ in range(MAX_DEPTH):
-        below: list[tuple[str, Any]] = []
-        for expression, content in level:
+        below: list[tuple[str, Any, Any]] = []
+        for expression, content, holder in level:
             if issubclass(type(content), torch.nn.Module):
                 # Otherwise it was not initialized.
-                if id(content) not in seen and "_modules" in vars(content):
-                    seen.add(id(content))
-                    yield expression, content
+                if "_modules" in vars(content):
+                    yield expression, content, holder
             elif room > 0 and id(content) not in seen:
                 children = list(_items(expression, content))[:room]
                 if children:
                     seen.add(id(content))
                     room -= len(children)
-                    below += children
+                    # An attribute of an object is a variable of its own.
+                    of = content if isinstance(content, (list, tuple, dict)) else None
+                    below += [(*child, of) for child in children]
         level = below
 
 

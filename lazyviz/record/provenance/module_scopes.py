@@ -19,6 +19,7 @@ from ..storage import TrackedNode, TrackedStorage, TrackedValue
 from .module_names import name_roots
 from .source_lines import SourceFinder
 
+CLONE = torch.ops.aten.clone.default
 NO_SEQUENCE = 1 << 62  # AccumulateGrad and similar nodes have the largest sequence number
 
 
@@ -95,7 +96,7 @@ class Scopes:
         node.phase = "backward"
         sequence = engine._sequence_nr()
         if sequence < NO_SEQUENCE:
-            forward = self.by_sequence.get(sequence) or self._earlier_forward(sequence)
+            forward = self._forward_of(sequence) or self._writer_of_copied(sequence)
             if forward is not None:
                 node.forward = forward
                 if not node.module:
@@ -215,10 +216,21 @@ class Scopes:
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
         self._earlier.add(graph)
 
-    def _earlier_forward(self, sequence: int) -> Any:
-        return next(
+    def _forward_of(self, sequence: int) -> Any:
+        return self.by_sequence.get(sequence) or next(
             (graph.by_sequence[sequence] for graph in self._earlier if sequence in graph.by_sequence), None
         )
+
+    def _writer_of_copied(self, sequence: int) -> Any:
+        """The forward op with that number, if it writes in place what its backward formula needs.
+
+        Autograd copies this before, and the copy has a number of its own.
+        """
+        copy = self._forward_of(sequence + 1)
+        if copy is None or copy.op is not CLONE or copy.index + 1 >= len(copy.graph.nodes):
+            return None
+        writer = copy.graph.nodes[copy.index + 1]
+        return writer if copy.inputs[0].storage in writer.writes else None
 
     def forget_forward(self) -> None:
         self.by_sequence.clear()

@@ -91,6 +91,13 @@ class Rounds:
             self.unrecorded += 1
             self._matches = self._known.matches(self.graph.nodes)
 
+    def what_ran_unrecorded(self) -> str:
+        """A sentence for who sees the graph of one iteration."""
+        count = f"{self.unrecorded:,} iteration{'' if self.unrecorded == 1 else 's'}"
+        return (
+            f"{count} ran in eager mode, with the ops of those recorded; the graph is the last recorded one."
+        )
+
     def evaluate(self, graph: LazyGraph) -> None:
         self.graph, self._run = graph, None
         if self._wait:

@@ -6,13 +6,14 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...graph.ir import Node, SourceLine
 from ...graph.modules import has_variable, root_parts
-from ...plan.formatting import line_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes, format_change
 from ..scene.scene import Scene
+from .lines import names_of_lines
 from .pictures import side_by_side
 
 MOST_ROWS = 12
@@ -28,9 +29,11 @@ Sizes = Mapping[str, tuple[int, int]]
 class Comparison(Tabular):
     """Two plans, ``before`` and ``after``; every pair of numbers is of these, in this order.
 
-    ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"reserved"`` on a GPU) and ``"ops"``.
+    ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"peak in eager PyTorch"`` where it is
+    another, ``"reserved"`` on a GPU) and ``"ops"``.
     ``by_category``, ``by_module`` and ``by_line`` have bytes alive at each plan's own peak, of whatever
-    differs or not; a module is its path, a line its file, number and text.
+    differs or not; a module is its path, a line its file, number and text. Lines of two cells or files are
+    matched by their text: ``"cell [2], line 5 → cell [3], line 6: y = net(x)"``.
     """
 
     before: Plan
@@ -45,17 +48,28 @@ class Comparison(Tabular):
     def __post_init__(self) -> None:
         a, b = self.before, self.after
         figures = {"peak": (a.peak_bytes, b.peak_bytes), "needed": (a.needed_bytes, b.needed_bytes)}
+        if (a.eager_peak_bytes, b.eager_peak_bytes) != figures["peak"]:  # lazyviz's own run may need less
+            figures["peak in eager PyTorch"] = a.eager_peak_bytes, b.eager_peak_bytes
         if a.reserved_bytes is not None and b.reserved_bytes is not None:
             figures["reserved"] = a.reserved_bytes, b.reserved_bytes
         figures["ops"] = self.ops
         keys: dict[str, Callable[[Allocation], str]] = {
             "by_category": lambda each: each.category,
             "by_module": lambda each: each.module or "(outside of modules)",
-            "by_line": lambda each: line_text(each.source) if each.source else "(made before)",
         }
         object.__setattr__(self, "figures", figures)
         for name, key in keys.items():
-            object.__setattr__(self, name, _paired(a.alive_at_peak, b.alive_at_peak, key))
+            object.__setattr__(self, name, _paired(a.alive_at_peak, b.alive_at_peak, key, key))
+        object.__setattr__(self, "by_line", self._by_line())
+
+    def _by_line(self) -> Sizes:
+        alive = self.before.alive_at_peak, self.after.alive_at_peak
+        names = names_of_lines(_lines(self.before), _lines(self.after))
+
+        def key(of: Mapping[SourceLine, str]) -> Callable[[Allocation], str]:
+            return lambda each: of[each.source] if each.source else "(made before)"
+
+        return _paired(*alive, key(names[0]), key(names[1]))
 
     def __repr__(self) -> str:
         peak = self.figures["peak"]
@@ -112,9 +126,20 @@ def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:
     return sorted(found, key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_ROWS]
 
 
-def _paired(a: Sequence[Allocation], b: Sequence[Allocation], key: Callable[[Allocation], str]) -> Sizes:
+def _lines(plan: Plan) -> list[SourceLine]:
+    """The lines that ran ops, or made what is alive at the peak; in order of their first op."""
+    found: list[Node | Allocation] = [*plan.ir.nodes, *plan.alive_at_peak]
+    return list(dict.fromkeys(each.source for each in found if each.source))
+
+
+def _paired(
+    a: Sequence[Allocation],
+    b: Sequence[Allocation],
+    key_of_a: Callable[[Allocation], str],
+    key_of_b: Callable[[Allocation], str],
+) -> Sizes:
     totals: list[dict[str, int]] = [{}, {}]
-    for found, total in zip((a, b), totals):
+    for found, total, key in zip((a, b), totals, (key_of_a, key_of_b)):
         for each in found:
             name = key(each)
             total[name] = total.get(name, 0) + each.nbytes

@@ -126,7 +126,8 @@ def clash_words(graph: Graph, refused: RefusedOp) -> list[str]:
         if not marked:
             continue
         source = _before_views(value, graph)
-        shape, there = (_shape_text(tuple(each.meta.shape)) for each in (value, source))
+        made = _given_out(value, source, graph)
+        shape, there = (_shape_text(tuple(each.meta.shape)) for each in (value, made))
         text = f"{shape} is from {_origin(source, graph)}"
         words.append(text if shape == there else f"{text}, where it is {there}")
         if source.storage.role != "parameter":
@@ -139,6 +140,19 @@ def _before_views(value: Value, graph: Graph) -> Value:
     while (node := _own_maker(value, graph)) is not None and node.op.is_view and node.inputs:
         value = node.inputs[0]
     return value
+
+
+def _given_out(value: Value, source: Value, graph: Graph) -> Value:
+    """``source``, of which ``value`` is a view, as the module that made it gave it out."""
+    maker = _own_maker(source, graph)
+    path = module_path(maker) if maker is not None else ""
+    found = source
+    while path and value is not source and (view := _own_maker(value, graph)) is not None:
+        if module_path(view) == path:
+            found = value
+            break
+        value = view.inputs[0]
+    return found
 
 
 def _own_maker(value: Value, graph: Graph) -> Node | None:

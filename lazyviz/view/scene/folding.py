@@ -66,7 +66,7 @@ def show_one_step(root: Box) -> None:
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
     """The label of a group that is drawn with its only child as one box."""
     if isinstance(outer.key, tuple):
-        if outer.key[0] in ("line", "update"):
+        if outer.key[0] in ("line", "update", "initial"):
             return outer.label
         if only_model:
             return inner.label  # the only model of its lane needs no name

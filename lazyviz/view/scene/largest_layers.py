@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:
-    """The innermost modules by what they hold at the peak, as JSON.
+    """The modules by what they hold at the peak themselves, without the modules in them, as JSON.
 
     Those of one list with the same class and shapes, the first dimension aside, are one row.
     """
@@ -29,15 +29,17 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
         if box.phase == "forward" and _is_layer(box):
             forward.setdefault(box.name, box)
     rows: dict[tuple[str, str, str], list[tuple[Box, int]]] = {}
-    for box, sizes in scene.held().items():
-        if _is_layer(box) and (size := sum(sizes.values())):
+    own = {box: _own(scene, box) for box in scene.held() if _is_layer(box)}
+    for box, sizes in own.items():
+        if size := sum(sizes.values()):
             shapes = _LEADING.sub("", _through(scene, forward.get(box.name, box)))
             rows.setdefault((_NUMBER.sub("*", box.name), _class(box), shapes), []).append((box, size))
     ranked = sorted(rows.values(), key=lambda row: -sum(size for _, size in row))[:MOST]
     labels = [_together([box.name for box, _ in row]) for row in ranked]
     shared = _shared(labels)
     return [
-        _row(scene, label[len(shared) :], row, forward) for label, row in zip(labels, ranked, strict=True)
+        _row(scene, label[len(shared) :], row, forward, own)
+        for label, row in zip(labels, ranked, strict=True)
     ]
 
 
@@ -74,25 +76,48 @@ def _class(box: Box) -> str:
 
 
 def _is_layer(box: Box) -> bool:
-    """Whether ``box`` is a module, drawn as one box, that contains no user-defined module."""
+    """Whether ``box`` is one module, drawn as one box."""
     if box.kind != "module" or not box.name or box.phase == "optimizer":
         return False
-    if box.repeats > 1 and box.calls == 1:
-        return False
-    inside = [
-        each for child in box.children for each in (child.children if child.kind == "step" else [child])
-    ]
-    return not any(each.kind == "module" and each.name for each in inside)
+    return box.repeats == 1 or box.calls > 1
 
 
-def _row(scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[str, Box]) -> dict[str, Any]:
+def _own(scene: Scene, box: Box) -> Mapping[str, int]:
+    """By category what the module's own ops hold at the peak."""
+    held = scene.held()
+    sizes = Counter(held[box])
+    for part in _modules_in(box):
+        sizes.subtract(held.get(part, {}))
+    return +sizes
+
+
+def _modules_in(box: Box) -> list[Box]:
+    """The outermost modules in ``box``."""
+    found: list[Box] = []
+    inside = list(box.children)
+    while inside:
+        part = inside.pop()
+        if part.kind == "module" and part.name:
+            found.append(part)
+        else:
+            inside += part.children
+    return found
+
+
+def _row(
+    scene: Scene,
+    label: str,
+    row: list[tuple[Box, int]],
+    forward: Mapping[str, Box],
+    own: Mapping[Box, Mapping[str, int]],
+) -> dict[str, Any]:
     names = sorted({box.name for box, _ in row}, key=_natural)
     total = sum(size for _, size in row)
     largest = max(row, key=lambda each: each[1])[0]
     shown = forward.get(largest.name, largest)
     categories: Counter[str] = Counter()
     for box, _ in row:
-        categories.update(scene.held()[box])
+        categories.update(own[box])
     source = _line(scene, shown)
     count = f" × {len(names)}" if len(names) > 1 else ""
     together = ", ".join(name[len(names[0]) - len(label) :] for name in names) if count else ""
@@ -101,7 +126,7 @@ def _row(scene: Scene, label: str, row: list[tuple[Box, int]], forward: Mapping[
     return {
         "label": _ending(label, LONGEST - len(count)) + count,
         "name": label + count,
-        "cls": _class(shown),
+        "cls": f"{_class(shown)} (own ops)" if _modules_in(shown) else _class(shown),
         "through": _through(scene, shown),
         "line": f"line {source.line}" if source is not None else "",
         "bytes": format_bytes(total),

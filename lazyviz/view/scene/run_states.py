@@ -98,8 +98,17 @@ class States:
         State, seconds, alarm, and the share of the ops inside that have run.
         """
         touched, self._touched = self._touched, set()
+        return self._of_all(touched, groups)
+
+    def told(self, groups: Collection[str]) -> dict[str, list[Any]]:
+        """The same for all boxes in any of ``groups`` some of whose ops have run."""
+        self._begin()
+        boxes = [box for box in self._hierarchy.boxes.values() if self.share(box) or box in self._touched]
+        return self._of_all(boxes, groups)
+
+    def _of_all(self, boxes: Iterable[Box], groups: Collection[str]) -> dict[str, list[Any]]:
         result: dict[str, list[Any]] = {}
-        for box in touched:
+        for box in boxes:
             if box.parent is not None and box.parent.id in groups:
                 summary = self.of(box)
                 if summary is not None:

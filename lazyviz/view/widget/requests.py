@@ -75,6 +75,7 @@ class Answers:
         self._lookups = Lookups(pictured.graph, getattr(pictured, "code", ""), lambda: self.scene, send)
         self.given: set[str] = set()  # the groups that the page has received
         self._noted = self._annotations
+        self.behind = False  # whether boxes have changed since the first picture was made
         self._send = send
         self._redraw = redraw
 
@@ -88,6 +89,7 @@ class Answers:
     def first_picture(self) -> dict[str, Any]:
         """The first picture: the open groups, and as many groups below them as fit in a small message."""
         scene = self.scene
+        self.behind = False
         self.given.clear()
         opened = scene.opened()
         groups = [self._group(box) for box in opened]
@@ -133,7 +135,7 @@ class Answers:
         """
         self._plans.follow()
         if self._noted != self._annotations:
-            self._noted = self._annotations
+            self._noted, self.behind = self._annotations, True
             numbers = self._send_numbers()
             first["notes"] = numbers["notes"]
             first["groups"] = [
@@ -260,8 +262,15 @@ class Answers:
             self._send({"kind": "range", **part})
 
     def _track(self, _: str) -> None:
-        """The projected time over the run, and of each line; it takes too long for the first picture."""
+        """The projected time over the run, and of each line; it takes too long for the first picture.
+
+        Every page requests it when it is displayed. One that shares its model with another page begins with
+        the first picture as it was sent, so it is told what has changed since.
+        """
         if self.scene.graph.nodes:
+            if self.behind:
+                self._send({"kind": "states", "boxes": self.scene.states.told(self.given)})
+                self._send_numbers()
             self.scene.numbers.asked.add(ASKED)
             self._send({"kind": "track", "track": track_json(self.scene), "kept": kept_json(self.scene)})
             self._lookups.answer("code", "facts")

@@ -236,6 +236,7 @@ class LazyWidget(anywidget.AnyWidget):
             states.look()
         if boxes := states.changes(self._answers.given):
             self.send({"kind": "states", "boxes": boxes})
+            self._answers.behind = True
             # A page that is displayed again later begins with the first picture, which must not have old
             # states. Boxes are replaced, because the main thread may be sending them meanwhile.
             first = self.scene

@@ -191,3 +191,23 @@ def test_callers_are_the_users_lines_up_to_the_block_however_deep_it_is_called()
         assert nodes["mul"].source.text == "return x * 2"
         assert [line.text for line in nodes["mul"].callers] == ["y = doubled(torch.ones(2))"]
         assert nodes["exp"].callers == ()
+
+
+def test_gradients_of_what_autograd_copies_before_it_is_written_sit_in_their_forward_module():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.act = nn.Linear(4, 4), nn.SiLU(inplace=True)
+
+        def forward(self, x):
+            return self.act(self.first(x))
+
+    net, cell, x = Net(), nn.GRUCell(4, 4), torch.ones(2, 4)
+    with lazyviz.lazy() as graph:
+        cell(net(x), cell(x)).sum().backward()
+    for name in ("aten::silu_backward", "aten::mul"):
+        found = [node for node in graph.nodes if node.phase == "backward" and node.op._schema.name == name]
+        assert found
+        for node in found:
+            assert node.forward is not None and node.forward.op._schema.name in ("aten::silu_", "aten::mul_")
+            assert node.module == ("act" if "silu" in name else "") and node.root

@@ -1,6 +1,7 @@
 """Comparison of two plans."""
 
 import base64
+import linecache
 import re
 import xml.etree.ElementTree as ET
 
@@ -104,6 +105,61 @@ def test_two_plans_of_one_graph_are_drawn_too_and_what_shrank_has_another_color(
     first, second = pictures_of(lazyviz.compare(graph.plan(batch_size=512), graph)._repr_html_())
     assert SHRANK in first and SHRANK in second
     assert graph.pending == len(graph.nodes), "nothing ran"
+
+
+def test_large_growth_is_a_factor_and_the_peak_of_eager_pytorch_is_shown_where_it_is_another():
+    graph = recorded(32)
+    comparison = lazyviz.compare(graph.plan(), graph.plan(device="A100-40GB"))
+    needed = comparison.figures["needed"]
+    rows = {row[3]: row[2] for row in comparison.table().rows}
+    assert f"(× {needed[1] / needed[0]:,.0f})" in rows["needed"]
+    eager = graph.plan().eager_peak_bytes
+    assert comparison.figures.get("peak in eager PyTorch", comparison.figures["peak"])[0] == eager
+    assert "%" in {row[3]: row[2] for row in lazyviz.compare(recorded(32), recorded(64)).table().rows}["peak"]
+
+
+def in_cell(number, code):
+    """The graph of ``code``, run as a notebook cell."""
+    name = f"<ipython-input-{number}-{abs(hash(code))}>"
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    scope = {"torch": torch, "nn": nn}
+    with lazyviz.lazy() as graph:
+        exec(compile(code, name, "exec"), scope)
+    return graph, scope
+
+
+CELL = """net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+x = torch.ones(256, 16)
+y = net(x)
+y.sum().backward()
+"""
+
+
+def test_lines_of_a_cell_that_was_edited_and_run_again_are_the_same_lines():
+    before, keep = in_cell(2, CELL)
+    after, also = in_cell(3, "import math\n" + CELL.replace("64", "256"))
+    sizes = lazyviz.compare(before, after).by_line
+    assert set(sizes) <= {
+        "cell [2], line 1 → cell [3], line 2: net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linea…",
+        "cell [2], line 2 → cell [3], line 3: x = torch.ones(256, 16)",
+        "cell [2], line 3 → cell [3], line 4: y = net(x)",
+        "cell [2], line 4 → cell [3], line 5: y.sum().backward()",
+    }
+    forward = sizes["cell [2], line 3 → cell [3], line 4: y = net(x)"]
+    assert 0 < forward[0] < forward[1]
+    total = [sum(pair[side] for pair in sizes.values()) for side in (0, 1)]
+    alive = [sum(each.nbytes for each in graph.plan().alive_at_peak) for graph in (before, after)]
+    assert total == alive
+    del keep, also
+
+
+def test_lines_that_only_one_cell_has_stay_apart_from_the_others():
+    before, keep = in_cell(2, CELL)
+    after, also = in_cell(3, CELL.replace("y = net(x)", "z = x.repeat(8, 8)\ndel z\ny = net(x)"))
+    names = set(lazyviz.compare(before, after).by_line)
+    assert "cell [2], line 3 → cell [3], line 5: y = net(x)" in names
+    assert not any("z = x" in name and "→" in name for name in names)
+    del keep, also
 
 
 def test_what_is_neither_is_refused():

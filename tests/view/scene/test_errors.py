@@ -177,3 +177,13 @@ def test_a_layer_before_hidden_views_has_its_own_shape_where_the_next_op_was_ref
             shapes[box.label] = [value and value.meta.shape for value in (box.takes, box.gives)]
     assert shapes["net.1"] == [(4, 8, 26, 26), (4, 8, 13, 13)]
     assert shapes["net.3"] == [(4, 8 * 13 * 13), None]
+
+
+def test_a_size_is_as_the_layer_gave_it_out_and_not_as_its_kernel_computed_it():
+    q, k = nn.Linear(64, 64), nn.Linear(64, 48)
+    x = torch.ones(4, 16, 64)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        q(x) @ k(x).transpose(1, 2)
+    first, second = (text.partition(" is from ")[2] for text in told(graph))
+    assert first.startswith("q (line") and ", where" not in first
+    assert second.startswith("k (line") and second.endswith(", where it is 4×16×48")

@@ -71,3 +71,42 @@ def test_each_line_of_sync_points_leads_to_them(trained):
     assert [len(chains) for chains in syncs["chains"]] == [5, 1]
     boxes = answers.scene.hierarchy.boxes
     assert {boxes[chain[-1]].kind for chains in syncs["chains"] for chain in chains} == {"sync"}
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell, self.out = nn.Embedding(9, 8), nn.GRUCell(8, 8), nn.Linear(8, 9)
+
+    def forward(self, y, state):
+        found = []
+        for t in range(y.shape[1]):
+            if t >= 0:
+                state = self.cell(self.embed(y[:, t]) * state.mean(), state)
+            found.append(self.out(state))
+        return torch.stack(found, 1)
+
+
+def test_a_loop_in_a_module_is_called_by_its_statement_in_both_lanes():
+    decoder, y = Decoder(), torch.zeros(2, 7, dtype=torch.long)
+    with lazyviz.lazy() as graph:
+        decoder(y, torch.zeros(2, 8)).sum().backward()
+    found = [
+        (box.phase, box.label)
+        for box in Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+        if box.kind == "step" and box.repeats > 1
+    ]
+    assert {phase for phase, label in found if label == "for t in range(y.shape[1])"} == {
+        "forward",
+        "backward",
+    }
+
+
+def test_a_loop_inside_of_a_library_is_not_called_by_the_users_loop_around_it():
+    rnn, x = nn.GRU(4, 4), torch.zeros(9, 2, 4)
+    with lazyviz.lazy() as graph:
+        for _ in range(2):
+            rnn(x)
+    boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+    inside = [box.label for box in boxes if box.kind == "step" and box.repeats > 2]
+    assert inside and set(inside) == {"step"}

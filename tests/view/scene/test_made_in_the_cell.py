@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.units import format_bytes
 from lazyviz.view.scene.boxes import module_path
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.largest_layers import largest_layers
@@ -198,3 +199,24 @@ def test_every_drawn_op_is_in_the_lane_of_its_module(made):
         box = hierarchy.box_of[node.index]
         if box is not None and module_path(node) and node.phase == "forward":
             assert box.phase == "forward"
+
+
+def test_a_module_whose_own_ops_hold_the_most_is_the_largest_though_it_has_layers():
+    class Gather(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(16, 16)
+
+        def forward(self, x, edge):
+            return torch.zeros(40, 16).index_add(0, edge[1], self.lin(x)[edge[0]])
+
+    gather, x, edge = Gather(), torch.ones(40, 16), torch.zeros(2, 4000).long()
+    with lazyviz.lazy() as graph:
+        y = gather(x, edge)
+    plan = graph.plan()
+    first, *others = largest_layers(Scene(graph.ir, plan))
+    assert (first["label"], first["cls"]) == ("gather", "Gather (own ops)")
+    alive = [each.nbytes for each in plan.alive_at_peak if each.node is not None and not each.node.module]
+    assert first["bytes"] == format_bytes(sum(alive))
+    assert all(row["share"] < first["share"] for row in others)
+    del y

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.view.scene.boxes import module_path
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.memory_chart import memory_json
 from lazyviz.view.scene.scene import Scene
@@ -271,3 +272,32 @@ def test_parts_of_one_module_are_named_alike():
     labels = [box.label for box in model.children if box.kind == "module"]
     assert sorted(labels) == ["image.high", "image.low", "out.only", "text.high", "text.low"]
     del y
+
+
+def test_the_last_item_of_a_loop_is_named_like_the_others():
+    gnn = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 8), "last": nn.Linear(8, 2)})
+    stages = [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]
+    x = torch.ones(3, 4)
+    with lazyviz.lazy() as graph:
+        for layer in gnn.values():
+            x = layer(x)
+        for stage in stages:
+            x = stage(x)
+    assert list(dict.fromkeys(module_path(node) for node in graph.nodes if node.root)) == [
+        "gnn.first",
+        "gnn.second",
+        "gnn.last",
+        "stages[0].0",
+        "stages[1].0",
+    ]
+    del layer, stage
+
+
+def test_a_variable_of_a_listed_module_stays_its_name_where_all_have_one():
+    backbone, head = nn.Linear(4, 8), nn.Linear(8, 2)
+    net = nn.Sequential(backbone, head)
+    x = torch.ones(3, 4)
+    with lazyviz.lazy() as graph:
+        head(backbone(x))
+    assert {module_path(node) for node in graph.nodes if node.root} == {"backbone", "head"}
+    del net

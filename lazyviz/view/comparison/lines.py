@@ -1,0 +1,55 @@
+"""Lines of code of two plans: which line of the one is which of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+
+from ...graph.ir import SourceLine
+from ...plan.formatting import line_text
+
+LONGEST = 60  # letters of a line's code
+
+
+def names_of_lines(
+    before: Iterable[SourceLine], after: Iterable[SourceLine]
+) -> tuple[Mapping[SourceLine, str], Mapping[SourceLine, str]]:
+    """For each line of either, its name; the same for both if they are one line of the user's program.
+
+    A line is itself. Lines that only one of the two has, such as those of a cell that was edited or copied,
+    are matched by their text, in order; an edited line by its place between others.
+    """
+    ours, theirs = dict.fromkeys(before), dict.fromkeys(after)
+    alone = [_in_order(line for line in ours if line not in theirs)]
+    alone.append(_in_order(line for line in theirs if line not in ours))
+    texts = [[line.text.strip() for line in lines] for lines in alone]
+    first = {line: _name(line) for line in ours}
+    second = {line: first.get(line) or _name(line) for line in theirs}
+    for tag, a, a_end, b, b_end in SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
+        if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
+            for one, other in zip(alone[0][a:a_end], alone[1][b:b_end], strict=True):
+                first[one] = second[other] = _name_of_both(one, other)
+    return first, second
+
+
+def _in_order(lines: Iterable[SourceLine]) -> list[SourceLine]:
+    """By file, those that came first first, and by number."""
+    found = list(lines)
+    files = list(dict.fromkeys(line.file for line in sorted(found, key=lambda line: line.cell or 0)))
+    return sorted(found, key=lambda line: (files.index(line.file), line.line))
+
+
+def _name(line: SourceLine) -> str:
+    return f"{line_text(line)}{_code(line)}"
+
+
+def _name_of_both(one: SourceLine, other: SourceLine) -> str:
+    places = line_text(one), line_text(other)
+    return f"{places[0]} → {places[1]}{_code(other)}" if places[0] != places[1] else _name(other)
+
+
+def _code(line: SourceLine) -> str:
+    text = line.text.strip()
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 1]}…"
+    return f": {text}" if text else ""
