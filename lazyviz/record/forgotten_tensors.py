@@ -27,7 +27,8 @@ def refuse_reads() -> None:
     """Make :data:`_READS` refuse forgotten tensors; for others, they do what they did."""
     for name in _READS:
         if name not in vars(LazyTensor):
-            setattr(LazyTensor, name, _refusing(name))
+            # What sets attributes of this class as others do sets those of torch.Tensor.
+            type.__setattr__(LazyTensor, name, _refusing(name))
 
 
 def _refusing(name: str) -> Any:
