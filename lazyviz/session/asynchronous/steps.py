@@ -136,8 +136,8 @@ class steps(Generic[T]):
     this loop, the next ones are not recorded: they run in eager mode, where nothing is pending, and their
     operator calls are compared with those of the recorded program.  The iteration after one that differs is
     recorded again.  This needs the default backend and the compiled modules, and eager PyTorch's memory must
-    be projected to fit; iterations with ``forbid_sync``, or in which the first NaN is looked for, are
-    recorded.
+    be projected to fit; iterations with ``forbid_sync``, in which the first NaN is looked for, or that begin
+    while ops of another cell or block are pending, are recorded.
 
     Ops between two iterations, such as those of the loader, are not recorded.  Inside an open block, the
     iterations are recorded in that block.
