@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,27 @@ def full_name(name: str) -> str:
     """``"0.weight"`` with the user's name of the model: ``"G.0.weight"``."""
     known = isinstance(name, OwnedName) and has_variable(name.root)
     return f"{root_name(name.root)}.{name}" if known else str(name)  # type: ignore[attr-defined]
+
+
+class InModule(Protocol):
+    """An op, recorded or refused, with the module that called it."""
+
+    @property
+    def root(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+
+
+def module_path(op: InModule) -> str:
+    """``"net.transformer.h.0.attn"``, beginning with the user's variable for the model; "" outside of
+    modules.
+    """
+    return ".".join(part for part in (root_name(op.root), op.module) if part)
+
+
+def known_path(op: InModule) -> str:
+    """``"net.h.0"`` if a user's variable refers to the model, else the path in the model: ``"h.0"``."""
+    return module_path(op) if has_variable(op.root) else op.module
 
 
 def facts_of(root: str, path: str) -> ModuleFacts | None:

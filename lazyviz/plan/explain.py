@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..graph.modules import OwnedName, full_name, has_variable, known_path, root_name
 from ..graph.sync_points import listed
 from .communication import communication_lines
 from .formatting import family, line_text, line_with_text, where
@@ -225,7 +226,10 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     lines = [f"Alive {when}, by category:"]
     lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
     lines.append("by module:")
-    by_module = {module or "(outside of modules)": size for module, size in moment.by_module.items()}
+    by_module: dict[str, int] = {}
+    for allocation in moment.alive:
+        place = place_of(allocation) or "(outside of modules)"
+        by_module[place] = by_module.get(place, 0) + allocation.nbytes
     lines += table(fold(by_module), total, MODULES)
     if by_line := moment.by_line:
         lines.append("by line that allocated it:")
@@ -254,8 +258,8 @@ def keeper(allocation: Allocation) -> str:
     if forward is None:
         return text
     text += f", the backward of {forward.name}"
-    if forward.module and forward.module != allocation.module:
-        text += f" in {forward.module}"
+    if forward.module and known_path(forward) != place_of(allocation):
+        text += f" in {known_path(forward)}"
     if forward.source is not None and forward.source != allocation.source:
         text += f" at {line_text(forward.source)}"
     return text
@@ -342,15 +346,23 @@ def _between(ends: tuple[int, int]) -> str:
 
 
 def what(allocation: Allocation) -> str:
-    """``"activations, from gelu_14 in h.0.mlp (forward) at line 3"``."""
+    """``"activations, from gelu_14 in net.h.0.mlp (forward) at line 3"``."""
     parts: list[str] = [allocation.category]
     if allocation.name:
-        parts.append(allocation.name)
+        parts.append(full_name(allocation.name))
     if allocation.node is not None:
         parts.append(f"from {where(allocation.node)}")
     elif allocation.module:
-        parts.append(f"used in {allocation.module}")
+        parts.append(f"used in {place_of(allocation)}")
     return ", ".join(parts)
+
+
+def place_of(allocation: Allocation) -> str:
+    """The path of the module that it counts for, beginning with the user's variable for the model."""
+    module = allocation.module
+    if not isinstance(module, OwnedName) or not has_variable(module.root):
+        return str(module)
+    return ".".join(part for part in (root_name(module.root), module) if part)
 
 
 def fold(by_module: dict[str, int]) -> dict[str, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..graph.ir import Node, SourceLine
+from ..graph.modules import known_path
 
 
 def where(node: Node) -> str:
-    """``"addmm_12 in h.0.mlp (forward) at line 3"``."""
+    """``"addmm_12 in net.h.0.mlp (forward) at line 3"``."""
     parts = [node.name]
-    if node.module:
-        parts.append(f"in {node.module}")
+    if module := known_path(node):
+        parts.append(f"in {module}")
     if node.phase != "other":
         parts.append(f"({node.phase})")
     if node.source is not None:

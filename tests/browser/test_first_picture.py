@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lazyviz.view.scene.boxes import module_path
+from lazyviz.graph.modules import module_path
 
 from . import pictures
 from .stage import Stage

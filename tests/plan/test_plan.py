@@ -231,11 +231,46 @@ def test_explain_folds_modules_that_differ_only_in_numbers():
         model(torch.ones(2, 64)).sum().backward()
         optimizer.step()
     text = graph.plan().explain()
-    assert "* × 5" in text
+    assert "  model.* × 5" in text
     modules = {
         allocation.module for allocation in graph.plan().alive_at_peak if allocation.category == "optimizer"
     }
     assert modules and modules <= {"0", "1", "2", "3", "4"}
+
+
+def test_explain_names_modules_of_two_models_with_the_users_variables():
+    from torch import nn
+
+    import lazyviz
+
+    G = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.BatchNorm1d(512))
+    D = nn.Sequential(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 1))
+    x = torch.randn(256, 64)
+    with lazyviz.lazy(batch=[x]) as graph:
+        optimizer = torch.optim.Adam([*G.parameters(), *D.parameters()])
+        D(G(x)).mean().backward()
+        optimizer.step()
+    plan = graph.plan(split=2)
+    text = plan.explain()
+    modules = text.partition("by module:\n")[2].partition("by line")[0]
+    assert [row.partition("%")[2].strip() for row in modules.splitlines()] == ["G.* × 3", "D.0", "D.2"]
+    assert "during native_batch_norm_backward_32 in G.2 (backward)" in text
+    assert "activations, from relu_2 in G.1 (forward)" in text
+    assert "parameters, G.0.weight, used in G.0" in text
+    assert "native_batch_norm_5 (G.2, " in plan.split.explain()
+    assert {allocation.module for allocation in plan.alive_at_peak} == {"0", "1", "2"}  # paths in the model
+
+
+def test_explain_names_a_layer_that_is_the_model():
+    import lazyviz
+
+    net = torch.nn.Linear(64, 64)
+    with lazyviz.lazy() as graph:
+        loss = net(torch.ones(2, 64)).sum()
+        loss.backward()
+    text = graph.plan().explain()
+    assert "parameters, net.weight\n" in text and " %  net\n" in text
+    assert "gradients, net.weight.grad, from mm_7 in net (backward)" in text
 
 
 def test_explain_says_between_what_an_estimated_peak_lies(training_step):

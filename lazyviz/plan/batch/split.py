@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
+from ...graph.modules import known_path
 from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
 from ..workspace.size import NOTHING, Need
@@ -72,9 +73,8 @@ REMEDIES = {
 def describe(blocker: Blocker) -> str:
     """``blocker`` as a line of text: place, reason, and advice."""
     node = blocker.node
-    where = [
-        part for part in (node.module, line_text(node.source) if node.source is not None else "") if part
-    ]
+    line = line_text(node.source) if node.source is not None else ""
+    where = [part for part in (known_path(node), line) if part]
     text = (
         f"{node.name} ({', '.join(where)}): {blocker.reason}" if where else f"{node.name}: {blocker.reason}"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
+from ...graph.modules import OwnedName
 from ..formatting import where
 from ..tables import Table, Tabular
 from ..tables import sizes as rows_of_sizes
@@ -161,13 +162,22 @@ def allocation(span: Lifetime) -> Allocation:
         nbytes=storage.nbytes,
         category=categorize(span),
         node=maker,
-        module=module_of(storage) or (place.module if place is not None else ""),
+        module=_module_with_root(storage, place),
         source=maker.source if maker is not None else None,
         name=storage.name,
         storage=storage,
         last_use=span.last_use,
         variables=storage.variables if span.kept else (),
     )
+
+
+def _module_with_root(storage: Storage, place: Node | None) -> str:
+    """The module of a storage, which knows the model that it is a path in."""
+    named = storage.name
+    module = module_of(storage) or (place.module if place is not None else "")
+    if isinstance(named, OwnedName):
+        return OwnedName(module, named.root)
+    return OwnedName(module, place.root) if place is not None else module
 
 
 # The number of trailing parts of a storage's name that follow its module's: "h.0.attn.weight.exp_avg".

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
+from ...graph.modules import known_path
 from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..liveness.lifetimes import formula_end
@@ -235,7 +236,7 @@ def _op_name(node: Node) -> str:
 
 def _calls(nodes: list[Node]) -> str:
     lines = list(dict.fromkeys(line_text(node.source) for node in nodes if node.source is not None))
-    modules = list(dict.fromkeys(family(node.module) for node in nodes if node.module))
+    modules = list(dict.fromkeys(family(known_path(node)) for node in nodes if node.module))
     where = [*modules[:2], *lines[:1]]
     times = f"{len(nodes)} calls" if len(nodes) > 1 else "1 call"
     return ", ".join([times, *where])

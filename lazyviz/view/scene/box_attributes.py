@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...graph.ir import Node
-from ...graph.modules import full_name, root_key, root_name
-from .boxes import Box, Hierarchy, module_path
+from ...graph.modules import full_name, module_path, root_key, root_name
+from .boxes import Box, Hierarchy
 
 if TYPE_CHECKING:
     from .plan_protocol import AllocationLike

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...graph.collectives import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
-from ...graph.modules import ModuleFacts, facts_of, has_variable, root_name, root_parts
+from ...graph.modules import ModuleFacts, facts_of, known_path, root_parts
 
 # The titles of lanes by their phase; what stands in each is described at dataflow.lanes_of().
 LANE_TITLES = {
@@ -197,18 +197,6 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
             ids[box.id] = None
             box = box.parent
     return list(ids)
-
-
-def module_path(node: Node | RefusedOp) -> str:
-    """``"net.transformer.h.0.attn"``, beginning with the user's variable for the model; "" outside of
-    modules.
-    """
-    return ".".join(part for part in (root_name(node.root), node.module) if part)
-
-
-def known_path(node: Node) -> str:
-    """``"net.h.0"`` if a user's variable refers to the model, else the path in the model: ``"h.0"``."""
-    return module_path(node) if has_variable(node.root) else node.module
 
 
 def module_facts(box: Box) -> ModuleFacts | None:

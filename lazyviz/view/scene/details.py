@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.collectives import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
-from ...graph.modules import full_name
+from ...graph.modules import full_name, module_path
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
@@ -20,7 +20,6 @@ from .boxes import (
     Hierarchy,
     chain,
     module_facts,
-    module_path,
     named,
     op_name,
     refused_of,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...graph.ir import Graph, Node, RefusedOp, Value
-from ...graph.modules import facts_of, full_name, root_parts
+from ...graph.modules import facts_of, full_name, module_path, root_parts
 from ...graph.refused import clashes
-from .boxes import Box, module_path, op_name, refused_of
+from .boxes import Box, op_name, refused_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
 SHAPE_CHAR, SHAPE_GAP = 7.3, 10  # pixels of a character of a shape, and between two

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, RefusedOp, SyncPoint, Value
-from ...graph.modules import full_name, root_key, root_parts
+from ...graph.modules import full_name, module_path, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
-from .boxes import Box, Hierarchy, Kind, module_path, op_name
+from .boxes import Box, Hierarchy, Kind, op_name
 from .calls import Calls, merge_calls
 from .dataflow import (
     Reads,

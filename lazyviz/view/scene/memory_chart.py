@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Node
-from ...graph.modules import full_name
+from ...graph.modules import full_name, known_path
 from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
 from ...plan.units import format_bytes, format_range
 from ..colors import category_text
-from .boxes import chain, known_path, op_name
+from .boxes import chain, op_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Graph, Node
+from ...graph.modules import module_path
 from ...plan.units import format_bytes
-from ..scene.boxes import chain, module_path, op_name
+from ..scene.boxes import chain, op_name
 from ..scene.details import source_json
 from ..scene.errors import clash_words
 from ..scene.scene import Scene, plural

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Node, SourceLine, Value
-from ...graph.modules import full_name
-from ..scene.boxes import Box, around, module_path, named, op_name
+from ...graph.modules import full_name, module_path
+from ..scene.boxes import Box, around, named, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 
 PAGE = 50  # hits per message

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...graph.ir import Node
+from ...graph.modules import module_path
 from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes
-from ..scene.boxes import LANE_TITLES, Box, module_path, op_name
+from ..scene.boxes import LANE_TITLES, Box, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
 from .source_view import Code

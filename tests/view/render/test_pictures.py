@@ -310,7 +310,7 @@ def test_a_batch_that_cannot_be_cut_is_said_with_reason_node_and_line(cut):
     why = (
         "Batch of 12 samples, cannot be split: batch norm in training mode computes statistics over the batch"
     )
-    where = f"  {node.name} ({node.module}, {line_text(node.source)}) and 1 more"
+    where = f"  {node.name} (net.{node.module}, {line_text(node.source)}) and 1 more"
     assert f"{why}\n{where}" in render_text(graph.ir, plan)
     words = texts(render_svg(graph.ir, plan))
     assert words[words.index(why) + 1] == where

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.graph.modules import module_path
 from lazyviz.plan.units import format_bytes
-from lazyviz.view.scene.boxes import module_path
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.largest_layers import largest_layers
 from lazyviz.view.scene.memory_chart import memory_json

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.view.scene.boxes import module_path
+from lazyviz.graph.modules import module_path
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.memory_chart import memory_json
 from lazyviz.view.scene.scene import Scene
