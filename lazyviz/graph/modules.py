@@ -64,7 +64,9 @@ class ModuleRoot(str):
 
 
 class OwnedName(str):
-    """The name of a parameter or of a tensor that belongs to it, ``"h.0.weight.grad"``, with its root."""
+    """The name of a parameter or of a tensor that belongs to it, ``"h.0.weight.grad"``, or the path of a
+    module, with its root.
+    """
 
     __slots__ = ("root",)
     root: str
@@ -106,9 +108,10 @@ def root_key(root: str) -> object:
 
 
 def full_name(name: str) -> str:
-    """``"0.weight"`` with the user's name of the model: ``"G.0.weight"``."""
-    known = isinstance(name, OwnedName) and has_variable(name.root)
-    return f"{root_name(name.root)}.{name}" if known else str(name)  # type: ignore[attr-defined]
+    """``"0.weight"``, or the path ``"0"``, with the user's name of the model: ``"G.0.weight"``."""
+    if not isinstance(name, OwnedName) or not has_variable(name.root):
+        return str(name)
+    return ".".join(part for part in (root_name(name.root), str(name)) if part)
 
 
 class InModule(Protocol):

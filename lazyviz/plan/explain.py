@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.modules import OwnedName, full_name, has_variable, known_path, root_name
+from ..graph.modules import full_name, known_path
 from ..graph.sync_points import listed
 from .communication import communication_lines
 from .formatting import family, line_text, line_with_text, where
@@ -228,7 +228,7 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     lines.append("by module:")
     by_module: dict[str, int] = {}
     for allocation in moment.alive:
-        place = place_of(allocation) or "(outside of modules)"
+        place = full_name(allocation.module) or "(outside of modules)"
         by_module[place] = by_module.get(place, 0) + allocation.nbytes
     lines += table(fold(by_module), total, MODULES)
     if by_line := moment.by_line:
@@ -258,7 +258,7 @@ def keeper(allocation: Allocation) -> str:
     if forward is None:
         return text
     text += f", the backward of {forward.name}"
-    if forward.module and known_path(forward) != place_of(allocation):
+    if forward.module and known_path(forward) != full_name(allocation.module):
         text += f" in {known_path(forward)}"
     if forward.source is not None and forward.source != allocation.source:
         text += f" at {line_text(forward.source)}"
@@ -353,16 +353,8 @@ def what(allocation: Allocation) -> str:
     if allocation.node is not None:
         parts.append(f"from {where(allocation.node)}")
     elif allocation.module:
-        parts.append(f"used in {place_of(allocation)}")
+        parts.append(f"used in {full_name(allocation.module)}")
     return ", ".join(parts)
-
-
-def place_of(allocation: Allocation) -> str:
-    """The path of the module that it counts for, beginning with the user's variable for the model."""
-    module = allocation.module
-    if not isinstance(module, OwnedName) or not has_variable(module.root):
-        return str(module)
-    return ".".join(part for part in (root_name(module.root), module) if part)
 
 
 def fold(by_module: dict[str, int]) -> dict[str, int]:

@@ -332,7 +332,7 @@ def alive_name(allocation: AllocationLike) -> str:
     if name := getattr(allocation, "name", ""):
         return full_name(name)
     node = allocation.node
-    return known_path(node) if node is not None else allocation.module
+    return known_path(node) if node is not None else full_name(allocation.module)
 
 
 def _label(allocation: AllocationLike) -> str:
