@@ -287,6 +287,7 @@ def test_two_views_of_a_graph_stay_in_step(page, staged):
 def test_nothing_of_the_chart_is_cut_off_or_covered(page, staged, width, dark, screenshots):
     stage = staged(width=width, dark=dark, device="T4-16GB")
     drag(page, 0.1, 0.9)
+    stage.settle()  # the second part draws what was dragged over
     page.mouse.move(*place(page, 0.6))
     stage.settle()
     page.locator(".lz-memory").screenshot(
