@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -74,16 +73,13 @@ def call(*words: str, cwd: str, env: Mapping[str, str] | None = None) -> subproc
     Raises:
         SystemExit: it failed; its stderr is shown.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     rank = {
         "EPOCHS": "10",
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": "0",  # any free one
     }
     path = os.pathsep.join(filter(None, [str(CLI / "bits"), str(ROOT), os.environ.get("PYTHONPATH")]))
     known = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}

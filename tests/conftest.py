@@ -13,10 +13,11 @@ import torch
 from lazyviz.session import lazy_graph
 
 # Modules that are not tests, but assert for them, say which values differ, too.
-for module in ("eager_and_lazy", "programs", "same_as_eager", "splits"):
-    pytest.register_assert_rewrite(f"tests.{module}")
-for module in ("execute.compiled_training", "libraries.harness", "plan.remedy_checks"):
-    pytest.register_assert_rewrite(f"tests.{module}")
+ASSERT_FOR_TESTS = (
+    *("eager_and_lazy", "programs", "same_as_eager", "splits"),
+    *("execute.compiled_training", "libraries.harness", "plan.remedy_checks"),
+)
+pytest.register_assert_rewrite(*(f"tests.{module}" for module in ASSERT_FOR_TESTS))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

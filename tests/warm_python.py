@@ -74,12 +74,18 @@ class WarmPython:
                 select.select([self._answers], [], [], 2)  # while it writes
                 os.kill(child, signal.SIGKILL)
                 self._lines.readline()
-                out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+                out, err = _written(files)
                 print(f"stdout of {argv}:\n{out}\nstderr:\n{err}")
                 raise subprocess.TimeoutExpired(argv, timeout, out, err)
             code = int(self._lines.readline())
-            out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+            out, err = _written(files)
         return CompletedProcess([sys.executable, *argv], code, out, err)
+
+
+def _written(files: Mapping[str, Path]) -> tuple[str, str]:
+    """What the program has written, to stdout and to stderr."""
+    out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+    return out, err
 
 
 def _settings(env: Mapping[str, str]) -> dict[str, str]:
