@@ -130,7 +130,7 @@ def test_the_chip_is_whole_once_the_largest_batch_stands_beside_it(browser):
         page = browser.new_page(viewport={"width": width + 16, "height": 900})
         with Stage(page, graph, width=width):
             page.locator(".lz-batch-value", has_text="of ").wait_for()
-            page.wait_for_function(f"() => ({CHIP})().whole", timeout=3000)
+            page.wait_for_function(f"() => ({CHIP})().whole")
         page.close()
 
 
