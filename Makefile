@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 IN_VENV := $(VENV)/bin/python
 OPEN ?= 1
+CASES ?= due
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all lint format bench docs docs-links release-check picture clean
@@ -21,9 +22,9 @@ check: ## for daily work, takes minutes: lint, types, unit tests, a sample of th
 	@$(PYTHON) scripts/environment.py test
 	@$(IN_VENV) scripts/check.py --daily
 
-test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests
+test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests (CASES=all: not only today's)
 	@$(PYTHON) scripts/environment.py test
-	@$(IN_VENV) scripts/check.py
+	@$(IN_VENV) scripts/check.py $(if $(filter all,$(CASES)),--every-case)
 
 test-all: ## the same with every conformance sample and library; writes docs/conformance.md, docs/libraries.md
 	@$(PYTHON) scripts/environment.py test-all

@@ -1,9 +1,10 @@
 """Runs every check of `make test`; failures are shown, and the other checks still run.
 
 Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
-last, one after another, with PyTorch's own number of threads.
+last, one after another, with PyTorch's own number of threads.  Of the cases of a test a third runs each day,
+unless all are asked for.
 
-.venv/bin/python scripts/check.py [--only lint|documentation | --daily | --all]
+.venv/bin/python scripts/check.py [--only lint|documentation | --daily | --every-case | --all]
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Check:
     only_all: bool = False  # a step of `make test-all` alone
     alone: bool = False  # it has to have the machine for itself
     any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
+    in_turn: bool = True  # its cases take turns in `make test`
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
@@ -118,10 +120,10 @@ CHECKS = (
     Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks")),
+    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks"), in_turn=False),
     Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
-    Check("programs of other libraries", (*TESTS, LIBRARIES), more=EVERY_LIBRARY),
+    Check("programs of other libraries", (*TESTS, LIBRARIES), in_turn=False, more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test"), daily=True),
     *PROCESSORS,
     Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), only_all=True, alone=True),
@@ -131,7 +133,7 @@ CHECKS = (
         alone=True,
     ),
 )
-DAILY = ("--daily",)
+DAILY, IN_TURN = ("--daily",), ("--in-turn",)
 
 
 def chosen(options: argparse.Namespace) -> list[Check]:
@@ -147,8 +149,12 @@ def chosen(options: argparse.Namespace) -> list[Check]:
 
 def command_of(check: Check, options: argparse.Namespace) -> list[str]:
     """What runs: with more samples in `make test-all`, with fewer in `make check`."""
-    of_pytest = check.command[: len(PYTEST)] == PYTEST
-    more = check.more if options.all else DAILY if options.daily and of_pytest else ()
+    more = check.more if options.all else ()
+    if check.command[: len(PYTEST)] == PYTEST and not options.all:
+        if options.daily:
+            more = DAILY
+        elif check.in_turn and not options.every_case:
+            more = IN_TURN
     return [sys.executable, *check.command, *more]
 
 
@@ -163,6 +169,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint", DOCUMENTATION], help="only these checks")
     parser.add_argument("--daily", action="store_true", help="the checks for daily work, which take minutes")
+    parser.add_argument("--every-case", action="store_true", help="every case, not only those of the day")
     parser.add_argument("--all", action="store_true", help="every sample and library; takes over an hour")
     options = parser.parse_args(args)
     checks = chosen(options)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 import signal
-import zlib
 
 import pytest
 import torch
 
 from lazyviz.session import lazy_graph
+
+from . import turns
 
 # Modules that are not tests, but assert for them, say which values differ, too.
 ASSERT_FOR_TESTS = (
@@ -31,27 +31,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="no slow tests; conformance tests whose turn it is",
     )
-    group.addoption("--day", metavar="DATE", help="the libraries of that day (YYYY-MM-DD), not of today")
+    group.addoption(
+        "--in-turn", action="store_true", help="of the cases of a test, and of slow tests, a third each day"
+    )
+    group.addoption("--day", metavar="DATE", help="what is run on that day (YYYY-MM-DD), not today")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")
     group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
 
 
-CONFORMANCE_DAYS = 8
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--daily``: what takes seconds is left out, and each conformance test has its day."""
-    if not config.getoption("--daily"):
-        return
-    today = datetime.date.today().toordinal() % CONFORMANCE_DAYS
-    left_out = [
-        item
-        for item in items
-        if item.get_closest_marker("slow")
-        or ("conformance" in item.path.parts and zlib.crc32(item.nodeid.encode()) % CONFORMANCE_DAYS != today)
-    ]
-    config.hook.pytest_deselected(items=left_out)
-    kept = set(items) - set(left_out)
+    """With ``--daily``: what takes seconds is left out, and each conformance test has its day.  With
+    ``--in-turn``: each case of a test and each test that takes long has its day.
+    """
+    day, kept = turns.day_of(config).toordinal(), set(items)
+    if config.getoption("--daily"):
+        kept &= set(turns.for_daily_use(items, day))
+    if config.getoption("--in-turn"):
+        kept &= set(turns.due(items, day))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 

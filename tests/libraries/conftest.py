@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+from ..turns import day_of
 from . import catalog
 from .table import Table
 
@@ -18,16 +18,11 @@ def wanted(config: pytest.Config) -> list[str]:
     """The libraries to run: all of them with ``--all``, else those of the day."""
     if config.getoption("--all"):
         return list(catalog.LIBRARIES)
-    return catalog.due(_day(config))
-
-
-def _day(config: pytest.Config) -> datetime.date:
-    named = config.getoption("--day")
-    return datetime.date.fromisoformat(named) if named else datetime.date.today()
+    return catalog.due(day_of(config))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    which = "all" if config.getoption("--all") else f"those of {_day(config)}"
+    which = "all" if config.getoption("--all") else f"those of {day_of(config)}"
     return f"libraries, {which}: {', '.join(wanted(config))}"
 
 
