@@ -241,6 +241,7 @@ for _name in (
     "ADInplaceOrView",
     "FuncTorchDynamicLayerFrontMode",
     "FuncTorchDynamicLayerBackMode",
+    "FuncTorchVmapMode",
     "Functionalize",
     "AutogradFunctionality",
     *(
@@ -251,6 +252,10 @@ for _name in (
 ):
     if _name in DispatchKey.__members__:
         _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(DispatchKey.__members__[_name])
+# That of gradients of several outputs at once (`is_grads_batched`), which refuses to draw random numbers. The
+# enumeration does not list it.
+if (_key := torch._C._parse_dispatch_key("VmapMode")) is not None:
+    _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(_key)
 _PYTHON_KEY_SET = DispatchKeySet(DispatchKey.Python) | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
 
 

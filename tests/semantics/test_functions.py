@@ -167,6 +167,21 @@ def test_old_functional_jacobians():
         both(program, grid, syncs=None, versions=False)
 
 
+def test_pending_draws_run_at_a_sync_point_inside_of_batched_gradients():
+    """The maximum's gradient is computed from its value, in a mode that refuses to draw random numbers."""
+
+    def program():
+        x = torch.rand(3, 2, requires_grad=True)
+        functional = torch.autograd.functional
+        return (
+            torch.autograd.grad(x.max(), x, torch.rand(4), is_grads_batched=True),
+            torch.autograd.grad(x.median(), x, torch.rand(4), is_grads_batched=True),
+            functional.jacobian(lambda x: x.min(), torch.rand(3), vectorize=True),
+        )
+
+    both(program, lambda: (), syncs=None, versions=False)
+
+
 def test_gradcheck_passes_in_a_block():
     def program(x):
         return torch.autograd.gradcheck(torch.sin, (x,), fast_mode=True)
