@@ -1,8 +1,8 @@
 """The first recording of a training step in a new process, like the first cell of a notebook.
 
 Each is measured in a process of its own, several times: model, batch and optimizer are there, and no shape is
-known, no module imported and no patch in place that a block needs.  Timed is the whole ``with`` block.  Its ops
-are those that PyTorch dispatches in the step; the graph has fewer nodes, because copies of references
+known, no module imported and no patch in place that a block needs.  Timed is the whole ``with`` block.  Its
+ops are those that PyTorch dispatches in the step; the graph has fewer nodes, because copies of references
 (``detach``) that nothing reads are dropped.
 """
 

@@ -43,6 +43,19 @@ def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
         node.after = after
 
 
+def order_check(node: TrackedNode) -> None:
+    """Let ``node``, which raises an error or does nothing, run before all that will use what it checks.
+
+    These are all results of the op whose result it reads: factors of a matrix, for example, beside a number
+    that says whether there are any.
+    """
+    for value in node.inputs:
+        if value.node is not None:
+            for result in value.node.outputs:
+                if not result.storage.has_pending_write:
+                    result.storage.writer = node
+
+
 def closure(targets: Iterable[TrackedNode]) -> list[TrackedNode]:
     """The pending nodes that ``targets`` need, themselves included, in program order."""
     return Search.closure(targets)

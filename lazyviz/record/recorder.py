@@ -32,8 +32,9 @@ from ..torch_internals.dispatch_handlers import (
 )
 from ..torch_internals.private_api import OpOverload
 from . import constant_folding, fallback, unrecorded_ops
-from .dependencies import order
+from .dependencies import order, order_check
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
+from .interception import script_errors
 from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
@@ -114,6 +115,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                     return recorder.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
+            script_errors.note(error)
             raise
 
 
@@ -252,6 +254,8 @@ class Recorder:
         result = self._outputs(node, inferred, values, tensors)
         graph.nodes.append(node)
         self._pending[node] = None
+        if info.checks:
+            order_check(node)
         if info.is_view and is_lazy(tensors[0]):
             self._recording.viewed = view_is_being_made(tensors[0])
         if TrackedStorage.held_bytes > self._recording.held_bytes_limit:

@@ -11,6 +11,7 @@ import torch
 
 from ..process.tracebacks import shortened
 from ..torch_internals import private_api
+from .interception import script_errors
 from .storage import TrackedValue
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
     if writer is not None and writer.state != "done":
         needed.append(writer)
     if needed:
-        tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
+        try:
+            tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
+        except BaseException as error:
+            script_errors.note(error)
+            raise
 
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:

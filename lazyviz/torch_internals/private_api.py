@@ -346,6 +346,11 @@ TRACED_BY = {
     "trace_module": "torch.jit.trace_module",
     "_get_trace_graph": "tracing a program",
 }
+# The methods by which Python calls what TorchScript has compiled.
+SCRIPT_CALLS: tuple[tuple[type, str], ...] = (
+    (torch._C.ScriptFunction, "__call__"),
+    (torch._C.ScriptMethod, "__call__"),
+)
 # Tensors of torch.export and torch.compile: their own modes know what to do with them.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 

@@ -354,6 +354,40 @@ def test_an_error_in_the_data_is_raised_where_it_is_read_inside_the_block():
     assert good == A.sum().item()
 
 
+CHECKED = {
+    "cholesky": (lambda: torch.linalg.cholesky(INDEFINITE), "not positive-definite"),
+    "a view of factors": (lambda: torch.linalg.cholesky(INDEFINITE).mT[0], "not positive-definite"),
+    "inverse": (lambda: torch.linalg.inv(SINGULAR), "singular"),
+    "solve": (lambda: torch.linalg.solve(SINGULAR, torch.ones(2)), "singular"),
+    "power": (lambda: torch.linalg.matrix_power(SINGULAR, -2), "singular"),
+    "pending": (lambda: torch.linalg.cholesky(INDEFINITE * 1) * 2, "not positive-definite"),
+    "written": (lambda: torch.linalg.cholesky(INDEFINITE).add_(1), "not positive-definite"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_a_check_refuses_is_never_seen(name):
+    """Factors of a matrix are computed by one operator, and whether there are any is checked by another."""
+    call, says = CHECKED[name]
+    for read in (lambda x: x.tolist(), print, lambda x: bool(x.sum() > 0), lambda x: x.numpy()):
+        with lazyviz.lazy():
+            factors = call()
+            with pytest.raises(torch.linalg.LinAlgError, match=says):
+                read(factors)
+            assert (A * 2).sum().item() == A.sum().item() * 2
+        lazyviz.reset()
+
+
+def test_what_a_check_lets_pass_is_read_at_one_sync_point():
+    matrix = torch.tensor([[4.0, 2.0], [2.0, 3.0]])
+    expected = torch.linalg.cholesky(matrix)
+    with lazyviz.lazy() as graph:
+        found = torch.linalg.cholesky(matrix).tolist()
+    assert found == expected.tolist()
+    assert [point.cause for point in graph.sync_points] == ["tolist"]
+    assert not graph.pending
+
+
 def test_an_error_in_a_gradient_names_the_forward_and_the_backward_line():
     class Fail(torch.autograd.Function):
         @staticmethod

@@ -41,7 +41,7 @@ from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
-from . import checkpoint_saving
+from . import checkpoint_saving, script_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
@@ -136,7 +136,7 @@ class SyncPatches:
             self._patches.set(pickle, name, checkpoint_saving.seen(getattr(pickle, name)))
         self._patch_subclasses()
         self._patch_native_readers()
-        self._patch_tracing()
+        self._patch_torchscript()
         self._patch_cuda()
         self._patches.complete()
 
@@ -555,14 +555,16 @@ class SyncPatches:
         with self.tape.recording.paused():
             return torch.tensor(lengths, dtype=torch.long)
 
-    def _patch_tracing(self) -> None:
+    def _patch_torchscript(self) -> None:
         """TorchScript's tracer runs the program to trace it, and compares it with the compiled one: both need
-        values.
+        values.  Its interpreter drops messages of errors.
 
         Its compiler recognizes functions that are replaced while ops are pending by the functions that they
         wrap.
         """
         self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
+        for owner, name in private_api.SCRIPT_CALLS:
+            self._patches.set(owner, name, script_errors.with_messages(getattr(owner, name)))
         for name, cause in private_api.TRACED_BY.items():
             original = getattr(torch.jit, name)
 

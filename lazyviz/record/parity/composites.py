@@ -24,6 +24,7 @@ from ...torch_internals import composite_ops, private_api
 from .. import fallback, native_recorder
 from ..interception import sparse_constructors
 from ..interception.raw_memory import RAW_ACCESS
+from ..lazy_tensor import is_pending
 from ..tape import Tape
 from ..unrecorded_ops import tensors_in
 from . import inplace_gradients
@@ -89,6 +90,7 @@ class CompositeKernels:
                     "matmul": _matmul,
                     "matmul.out": _matmul_out,
                     "max_pool1d": _max_pool1d,
+                    "one_hot": _one_hot,
                     "nanquantile": functools.partial(self._quantile, "nanquantile"),
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
@@ -187,6 +189,28 @@ def _linear(
         # Under a mode, ATen adds to a copy: the same bits, but the memory of one more result.
         return torch.matmul(image, weight.t()).add_(bias)
     return original(image, weight, bias)
+
+
+# --- ones written, so that classes are checked ---------------------------------------------
+
+
+def _one_hot(original: Original, classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Under a mode, ATen compares with all classes, and does not notice those that there are not.
+
+    Eager mode writes the ones, on the CPU after it has read the smallest and the largest class. Here, the
+    kernel that writes them raises the error if there is one.
+    """
+    if classes.dtype != torch.int64 or not classes.numel() or not is_plain(original, classes):
+        return original(classes, num_classes)
+    if not is_pending(classes):
+        return original(classes, num_classes)  # as in eager mode
+    if num_classes == -1:
+        num_classes = int(classes.max().item()) + 1
+    if num_classes < 1:
+        reason = "Class values must be smaller than num_classes."
+        raise RuntimeError("num_classes should be positive" if classes.device.type == "cuda" else reason)
+    result = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
+    return result.scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 # --- maxima without their positions ------------------------------------------------------

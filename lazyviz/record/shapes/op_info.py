@@ -58,8 +58,9 @@ class OpInfo:
     """The properties that all calls of one operator share."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "checks_content", "communicates", "copies", "counts_writes",
-        "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition", "hidden_writes",
+        "adds", "argument_names", "by_type", "checks", "checks_content", "communicates", "copies",
+        "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
+        "hidden_writes",
         "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
         "profiles", "resizes", "returned",
@@ -75,9 +76,10 @@ class OpInfo:
         self.argument_names = [argument.name for argument in schema.arguments]
         self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
         self._note_writes(schema)
+        # An op that returns nothing is a check, which can also fail when the graph runs.
+        self.checks = not schema.returns and not self.mutates
         self._note_key_properties()
         self._note_kinds()
-        # An op that returns nothing is a check, which can also fail when the graph runs.
         self.returns_numbers = bool(schema.returns) and not self.returns_tensors and not self.mutates
         # Never run for constant folding: results differ between calls, or it is a user-defined kernel with
         # unknown effects.
@@ -171,6 +173,7 @@ class OpInfo:
         self.communicates = op.namespace in _COMMUNICATION
         self.special = (
             self.metadata_only
+            or self.checks
             or self.checks_content
             or self.communicates
             or self.copies

@@ -1,12 +1,15 @@
-"""TorchScript's compiler while functions of PyTorch are replaced."""
+"""TorchScript's compiler while functions of PyTorch are replaced, and its interpreter in a lazy block."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
 
+import lazyviz
 from lazyviz.record import native_recorder
 
 FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "as_tensor")
@@ -53,3 +56,78 @@ def test_scripts_are_compiled_in_a_block_and_after_it(options, tmp_path):
 def test_numbers_that_a_script_writes_are_an_error_without_the_compiled_modules(tmp_path):
     done = run(tmp_path, "", WRITES_NUMBERS)
     assert done.returncode == 1 and "Cannot access data pointer" in done.stderr
+
+
+def script(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(program)
+
+
+@script
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left @ right
+
+
+@script
+def row(matrix: torch.Tensor, number: int) -> torch.Tensor:
+    return matrix[number]
+
+
+@script
+def factor(matrix: torch.Tensor) -> torch.Tensor:
+    if bool(torch.linalg.cholesky(matrix).sum() > 0):
+        return matrix
+    return matrix * 2
+
+
+@script
+def refuse(matrix: torch.Tensor) -> torch.Tensor:
+    if matrix.dim() == 2:
+        raise ValueError("a matrix")
+    return matrix
+
+
+LINEAR = script(torch.nn.Linear(3, 2).eval())
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    FROZEN = torch.jit.freeze(LINEAR)
+CALLS = {
+    "shapes": lambda: product(torch.ones(2, 3), torch.ones(2, 3)),
+    "an index": lambda: row(torch.ones(2, 3), 5),
+    "data": lambda: factor(torch.tensor([[1.0, 2.0], [2.0, 1.0]])),
+    "its own": lambda: refuse(torch.ones(2, 2)),
+    "a module": lambda: LINEAR(torch.ones(2, 2)),
+    "a frozen module": lambda: FROZEN(torch.ones(2)),
+    "a part": lambda: torch.jit.wait(torch.jit.fork(LINEAR, torch.ones(1))),
+}
+
+
+def error_of(call) -> Exception:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_of_the_interpreter_say_what_is_wrong(name):
+    expected = error_of(CALLS[name])
+    with lazyviz.lazy():
+        found = error_of(CALLS[name])
+        again = error_of(CALLS[name])
+    lazyviz.reset()
+    for error in (found, again):
+        assert type(error) is type(expected)
+        if name == "data":  # it is noticed where the result is read
+            assert str(expected).rpartition("RuntimeError: ")[2].strip() in str(error)
+        else:
+            assert str(error).startswith(str(expected).rstrip())
+
+
+def test_a_forbidden_sync_point_in_compiled_code_keeps_its_class():
+    matrix = torch.eye(2)
+    with lazyviz.lazy():
+        pending = torch.rand(2, 2) + matrix
+        with lazyviz.forbid_sync(), pytest.raises(lazyviz.SyncError, match="forbid"):
+            factor(pending)
+        assert factor(torch.eye(2) * 2).tolist() == [[2, 0], [0, 2]]

@@ -54,6 +54,27 @@ def test_spectra_with_gradient_keep_what_it_needs(name):
     check_parity(program)
 
 
+CLASSES = torch.tensor([[0, 2], [1, 2]])
+
+
+@pytest.mark.parametrize("arguments", [(3,), (5,), ()])
+def test_classes_are_written_as_ones(arguments):
+    graph = check_parity(lambda: torch.nn.functional.one_hot(CLASSES + 0, *arguments))
+    assert not graph.sync_points
+
+
+@pytest.mark.parametrize(("offset", "number"), [(0, 2), (-1, 3), (-1, -1), (0, 0)])
+def test_classes_that_there_are_not_are_an_error(offset, number):
+    def program():
+        return torch.nn.functional.one_hot(CLASSES + offset, number).tolist()
+
+    with pytest.raises(RuntimeError):
+        program()
+    with lazyviz.lazy(), pytest.raises((RuntimeError, IndexError), match="Class values|out of bounds"):
+        program()
+    lazyviz.reset()
+
+
 @pytest.mark.parametrize("gradients", [(False, False), (True, False), (False, True)])
 def test_one_matrix_for_a_batch_is_multiplied_as_in_eager(gradients):
     def program():
