@@ -72,6 +72,8 @@ FORWARD = (
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
 _LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS for names in _ALWAYS)
 
+_MEAN = 1  # at::Reduction::Mean
+
 
 class FormulaPatches:
     """While installed, formulas that treat lazy tensors differently from plain ones run immediately."""
@@ -156,9 +158,7 @@ class FormulaPatches:
 
         @functools.wraps(original)
         def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
-            weight = args[2] if len(args) > 2 else kwargs.get("weight")
-            smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
-            if weight is None or not smoothing or not private_api.has_mode(mode):
+            if not _sums_weights(*args, **kwargs) or not private_api.has_mode(mode):
                 return original(*args, **kwargs)
             tensors = list(tensors_in((*args, *kwargs.values())))
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
@@ -166,6 +166,21 @@ class FormulaPatches:
             return PlainTensors(tape, mode).call(cause, needed, tensors, original, *args, **kwargs)
 
         return cross_entropy_loss
+
+
+def _sums_weights(*args: Any, **kwargs: Any) -> bool:
+    """Whether ``cross_entropy_loss`` divides by the sum of the targets' weights, which it computes in two
+    ways (``cross_entropy_loss_label_smoothing``, LossNLL.cpp): for targets that are classes, not
+    probabilities.
+    """
+    given = dict(zip(("self", "target", "weight", "reduction", "ignore_index", "label_smoothing"), args))
+    given |= kwargs
+    return (
+        given.get("weight") is not None
+        and bool(given.get("label_smoothing"))
+        and given.get("reduction", _MEAN) == _MEAN
+        and given["self"].shape != given["target"].shape
+    )
 
 
 class PlainTensors:
