@@ -61,6 +61,31 @@ def test_how_the_gradient_of_an_in_place_activation_after_instance_norm_grows_is
     assert replanned.peak_bytes == largest_batch.recorded("styled", "RTX-3060", 7).peak_bytes
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.GRU(8, 16, 2, batch_first=True, bidirectional=True),
+        lambda: nn.RNN(8, 16, batch_first=True),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Hardswish(), nn.LogSigmoid()),
+        lambda: nn.Sequential(nn.Conv1d(5, 8, 1), nn.Hardswish(inplace=True)),
+    ],
+    ids=["GRU", "RNN", "activations", "activation in place"],
+)
+def test_how_layers_grow_is_known_on_a_gpu(make):
+    def planned(samples, named=False):
+        lazyviz.reset()
+        with lazyviz.lazy(device="RTX-3060"):
+            model, x = make().cuda(), torch.randn(samples, 5, 8, device="cuda")
+        with lazyviz.lazy(device="RTX-3060", batch=[x] if named else None) as graph:
+            result = model(x)
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+        return graph.plan()
+
+    plan = planned(4, named=True)
+    assert plan.max_batch_size
+    assert plan.replan(batch_size=300).peak_bytes == planned(300).peak_bytes
+
+
 def test_an_in_place_activation_after_instance_norm_runs_in_pieces():
     models, x = [], torch.randn(5, 3, 16, 16)
     for split in ("off", 2):

@@ -342,8 +342,8 @@ def pad(call: Call) -> Placement | None:
 
 
 @rule(
-    """reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward
-    replication_pad2d_backward"""
+    """reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"""
 )
 def pad_backward(call: Call) -> Placement | None:
     return align(call, (call["grad_output"], call["self"]), len(call["self"].shape))
