@@ -132,7 +132,11 @@ class FormulaPatches:
             create_graph = bool(args[2])
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
-            asking, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
+            found, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
+            asking = list(found)
+            if asking and any(is_out_of_reach(tape, output) for output in tensors_in(outputs)):
+                _assume(tape, asking)  # no value exists that could have other bits
+                asking.clear()
             try:
                 for node in asking:
                     if _needs_plain_tensors(node, _ALWAYS[create_graph]):
@@ -161,6 +165,8 @@ class FormulaPatches:
             if not _sums_weights(*args, **kwargs) or not private_api.has_mode(mode):
                 return original(*args, **kwargs)
             tensors = list(tensors_in((*args, *kwargs.values())))
+            if any(is_out_of_reach(tape, tensor) for tensor in tensors):
+                return original(*args, **kwargs)
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
             cause = "cross_entropy with weight and label_smoothing"
             return PlainTensors(tape, mode).call(cause, needed, tensors, original, *args, **kwargs)
@@ -233,6 +239,13 @@ def _is_of_functorch(output: Any) -> bool:
 def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
     """Whether the formula of one of these nodes differs for tensors that are not plain."""
     return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
+
+
+def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
+    """Say where an absent GPU would choose between formulas by values."""
+    graph = tape.recording.graph
+    if graph is not None and any(node.name().startswith("ProdBackward") for node in nodes):
+        graph.assumed.add("the inputs of prod have zeros, so that its gradient takes more memory")
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
