@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -157,3 +159,30 @@ def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
         assert rows[f"{name}, 8-bit optimizer"].peak_bytes < rows[name].peak_bytes
         assert rows[f"{name}, 8-bit optimizer"].seconds is None and rows[name].seconds
     assert any("8-bit optimizers are planned as run by eager" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_from_before_are_not_visited_by_the_garbage_collector(frozen):
+    visited = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            visited.append(len(gc.get_objects()))
+
+    def step():
+        torch.ones(8, device="cuda") * 2
+
+    lazyviz.advise(step, ["RTX-4090"])  # imports what a process imports once
+    gc.unfreeze()
+    gc.collect()
+    count = len(gc.get_objects())
+    if frozen:  # by the user
+        gc.freeze()
+    gc.callbacks.append(note)
+    try:
+        lazyviz.advise(step, ["RTX-4090"])
+        assert (gc.get_freeze_count() > count / 2) is frozen
+    finally:
+        gc.callbacks.remove(note)
+        gc.freeze()  # as the process that runs tests has it
+    assert visited and min(visited) < count / 2

@@ -6,6 +6,7 @@ batch is found by recording other sizes, including one sample more, which does n
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,11 +226,11 @@ class _Recorder:
 
     def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:
         mesh = (strategy.size,) if strategy.size > 1 else None
-        with lazy(device=device, mesh=mesh) as graph:
-            self._record(strategy, batch_size)
-        plan: Plan = graph.plan()
-        del graph
-        gc.collect()  # what cannot run is forgotten with the last that refers to it
+        with _collected():
+            with lazy(device=device, mesh=mesh) as graph:
+                self._record(strategy, batch_size)
+            plan: Plan = graph.plan()
+            del graph
         return plan
 
     def _record(self, strategy: Strategy, batch_size: int) -> None:
@@ -265,6 +266,23 @@ class _Recorder:
             other = self._plan(strategy, device, size)
             needed[size], fitting[size] = other.needed_bytes, bool(other.fits)
         return None
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Collects what was made inside: what cannot run is forgotten with the last that refers to it.
+
+    Objects from before are left out, because visiting all of a process takes longer than a recording.
+    """
+    frozen = gc.get_freeze_count() > 0  # by the user
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _guess(needed: Mapping[int, int], room: int, low: int, high: int) -> int:
