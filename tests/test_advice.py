@@ -95,6 +95,24 @@ def test_a_step_without_a_model_is_recorded_as_it_is_written():
     assert row.max_batch_size is None
 
 
+def test_the_time_of_a_row_is_that_of_one_step():
+    (row,) = (
+        each
+        for each in lazyviz.advise(step, ["H100-80GB"], model=model, largest_batch=False).rows
+        if each.strategy == "one card"
+    )
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        made = model().cuda()
+        optimizer = torch.optim.AdamW(made.parameters())
+        for _ in range(2):
+            start = len(graph.nodes)
+            step(made, 1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    time = graph.plan().time_of(graph.nodes[start:])
+    assert row.seconds == pytest.approx(time.seconds, rel=0.05)
+
+
 def test_what_fails_is_a_row_that_says_why():
     def failing(made: nn.Module, batch_size: int) -> torch.Tensor:
         raise RuntimeError("no such layer")

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...plan.devices.devices import DeviceLike
 from ...plan.plan import Plan
+from ...plan.runtime.steps import last_step
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes
 from ..lazy_graph import lazy
@@ -43,7 +44,7 @@ class Row:
     """One strategy on one GPU; sizes are in bytes per GPU, for eager PyTorch.
 
     ``max_batch_size`` is the number of samples per rank (``None``: not requested, or not found; 0: not even
-    one fits).  ``failure`` says why there are no figures.
+    one fits).  ``seconds`` is the projected time of one step.  ``failure`` says why there are no figures.
     """
 
     strategy: str
@@ -221,7 +222,7 @@ class _Recorder:
             plan.needed_bytes,
             plan.fits,
             best,
-            plan.seconds if strategy.optimizer is None else None,
+            _seconds_of_a_step(plan) if strategy.optimizer is None else None,
         )
 
     def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:
@@ -266,6 +267,11 @@ class _Recorder:
             other = self._plan(strategy, device, size)
             needed[size], fitting[size] = other.needed_bytes, bool(other.fits)
         return None
+
+
+def _seconds_of_a_step(plan: Plan) -> float | None:
+    time = plan.time_of(last_step(plan.ir.nodes))
+    return time.seconds if time is not None else None
 
 
 @contextlib.contextmanager
