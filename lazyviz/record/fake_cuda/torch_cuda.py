@@ -225,8 +225,8 @@ class AbsentCards:
             if value is self:
                 raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
         if value is _NOTHING:
-            prompt = self._generation.about_prompt(needed, sys._getframe(2))
-            return None if prompt is None else Answer(prompt)
+            known = self._generation.answer(needed, sys._getframe(2))
+            return None if known is None else Answer(known)
         return Answer(value)
 
     def assumes_each_read(self) -> bool:
