@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -93,6 +95,24 @@ def test_a_step_without_a_model_is_recorded_as_it_is_written():
     assert row.max_batch_size is None
 
 
+def test_the_time_of_a_row_is_that_of_one_step():
+    (row,) = (
+        each
+        for each in lazyviz.advise(step, ["H100-80GB"], model=model, largest_batch=False).rows
+        if each.strategy == "one card"
+    )
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        made = model().cuda()
+        optimizer = torch.optim.AdamW(made.parameters())
+        for _ in range(2):
+            start = len(graph.nodes)
+            step(made, 1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    time = graph.plan().time_of(graph.nodes[start:])
+    assert row.seconds == pytest.approx(time.seconds, rel=0.05)
+
+
 def test_what_fails_is_a_row_that_says_why():
     def failing(made: nn.Module, batch_size: int) -> torch.Tensor:
         raise RuntimeError("no such layer")
@@ -157,3 +177,30 @@ def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
         assert rows[f"{name}, 8-bit optimizer"].peak_bytes < rows[name].peak_bytes
         assert rows[f"{name}, 8-bit optimizer"].seconds is None and rows[name].seconds
     assert any("8-bit optimizers are planned as run by eager" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_from_before_are_not_visited_by_the_garbage_collector(frozen):
+    visited = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            visited.append(len(gc.get_objects()))
+
+    def step():
+        torch.ones(8, device="cuda") * 2
+
+    lazyviz.advise(step, ["RTX-4090"])  # imports what a process imports once
+    gc.unfreeze()
+    gc.collect()
+    count = len(gc.get_objects())
+    if frozen:  # by the user
+        gc.freeze()
+    gc.callbacks.append(note)
+    try:
+        lazyviz.advise(step, ["RTX-4090"])
+        assert (gc.get_freeze_count() > count / 2) is frozen
+    finally:
+        gc.callbacks.remove(note)
+        gc.freeze()  # as the process that runs tests has it
+    assert visited and min(visited) < count / 2

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..plan.units import format_bytes, format_range
+from ..plan.units import format_bytes, format_range, looks_exact
 from .result import HERE, Data, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
@@ -113,7 +113,9 @@ def _print(to: Console, made: Table) -> None:
 
 def _peak(best: int, ends: Sequence[int]) -> str:
     low, high = ends
-    return f"{format_bytes(best)} ({format_range(low, high)})" if low != high else format_bytes(best)
+    return (
+        format_bytes(best) if looks_exact(low, high) else f"{format_bytes(best)} ({format_range(low, high)})"
+    )
 
 
 def _share(size: int, total: int) -> str:

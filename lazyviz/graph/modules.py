@@ -8,7 +8,7 @@ both are strings that know their module object, which later receives the name of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -133,6 +133,33 @@ def module_path(op: InModule) -> str:
 def known_path(op: InModule) -> str:
     """``"net.h.0"`` if a user's variable refers to the model, else the path in the model: ``"h.0"``."""
     return module_path(op) if has_variable(op.root) else op.module
+
+
+class ModuleNames:
+    """Names for what is added up by module: the path in its model, with the user's name of the model where
+    several models of a program have that path.
+
+    Each of ``programs`` is the roots and paths of one.
+    """
+
+    def __init__(self, *programs: Iterable[tuple[str, str]]) -> None:
+        self._ambiguous: set[str] = set()
+        for places in programs:
+            models: dict[str, str] = {}
+            for root, path in places:
+                model = root_name(root) if has_variable(root) else ""
+                if models.setdefault(path, model) != model:
+                    self._ambiguous.add(str(path))
+
+    def __call__(self, root: str, path: str) -> str:
+        if path not in self._ambiguous or not has_variable(root):
+            return str(path)
+        return ".".join(part for part in (root_name(root), str(path)) if part)
+
+
+def root_of(name: str) -> str:
+    """The root of a name that knows it, else ""."""
+    return name.root if isinstance(name, OwnedName) else ""
 
 
 def facts_of(root: str, path: str) -> ModuleFacts | None:

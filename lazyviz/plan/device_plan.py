@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import add
 
 import torch
 
@@ -15,6 +16,7 @@ from .devices.devices import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn import unsure
+from .workspace.numbers import of_numbers
 from .workspace.size import Need
 from .workspace.table import lifetime_of, scratch
 
@@ -95,6 +97,7 @@ def plan_device(
     if room is not None and reservation is not None:
         fits = reservation.failure is None
     at = totals.index(peak_bytes) if totals else None
+    small = of_numbers(graph.nodes) if device.type == "cpu" and not card else ()
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -108,8 +111,8 @@ def plan_device(
         fits=fits,
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, needs, estimates, eager=False, card=card),
-        eager_peak_range=_range(eager_without, needs, estimates, eager=True, card=card),
+        peak_range=_range(without, needs, estimates, small, eager=False, card=card),
+        eager_peak_range=_range(eager_without, needs, estimates, small, eager=True, card=card),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -207,17 +210,21 @@ def _range(
     totals: Sequence[int],
     needs: Mapping[int, Need],
     estimates: Sequence[tuple[Lifetime, Need]],
+    small: Sequence[int],
     *,
     eager: bool,
     card: bool,
 ) -> tuple[int, int]:
-    """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
+    """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`.
+
+    ``small`` are the bytes of small tensors that may be alive in addition during each node.
+    """
     found = []
     for which in (1, 2):
-        level = totals
+        level = totals if which == 1 or not small else [*map(add, totals, small)]
         if estimates:
             spans = [(_resized(span, need[which] - need.nbytes)) for span, need in estimates]
-            level = [a + b for a, b in zip(totals, allocated(spans, len(totals), eager=eager))]
+            level = [a + b for a, b in zip(level, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
     return widened(found[0], found[1], ALLOCATED) if card else (found[0], found[1])

@@ -14,7 +14,7 @@ from .remedies.remedy import Remedy, cheapest
 from .runtime.bottlenecks import limits
 from .runtime.projection import Projection
 from .runtime.steps import last_step
-from .units import format_bytes, format_range
+from .units import format_bytes, format_range, looks_exact
 
 LARGEST = 5  # allocations listed
 REMEDIES = 3  # named
@@ -299,7 +299,7 @@ def needed(plan: Plan) -> str:
     """The memory that must fit, as estimate and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
-    return f"{text} ({format_range(low, high)})" if low != high else text
+    return text if looks_exact(low, high) else f"{text} ({format_range(low, high)})"
 
 
 def _both(plan: Plan) -> str:
@@ -342,7 +342,7 @@ def _reserved(plan: Plan) -> str:
 
 def _between(ends: tuple[int, int]) -> str:
     low, high = ends
-    return f"between {format_bytes(low)} and {format_bytes(high)}" if low != high else ""
+    return "" if looks_exact(low, high) else f"between {format_bytes(low)} and {format_bytes(high)}"
 
 
 def what(allocation: Allocation) -> str:

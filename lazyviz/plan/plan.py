@@ -92,7 +92,8 @@ class Plan(Tabular):
         tensor_peak_bytes: peak of tensors without scratch memory, which an evaluation on the CPU reports.
         peak_range, eager_peak_range: lowest and highest expected values of the two peaks.  The scratch memory
             of kernels, counted during their nodes, is an estimate if a library decides it, and so are the
-            sizes in ``estimated``.  On the CPU these are bounds.  On a GPU, a share ``range_level`` of runs
+            sizes in ``estimated``.  On the CPU these are bounds, and the upper one includes small tensors
+            that are not planned (Python numbers, flags).  On a GPU, a share ``range_level`` of runs
             is expected to be within them, according to published measurements.
         peak_position: position of the peak in ``timeline``.
         timeline: ``(node_index, allocated_bytes)`` during every node.  For a split run, in the order of that

@@ -30,6 +30,11 @@ def format_range(low: int, high: int) -> str:
     return f"{number if last.endswith(f' {unit}') else first} to {last}"
 
 
+def looks_exact(low: int, high: int) -> bool:
+    """Whether a range is so narrow that one figure says the same: 1 KiB, or 1 %."""
+    return high - low < max(1024, low // 100)
+
+
 _FACTORS = {"B": 1} | {
     unit: base**power
     for power, letter in enumerate("KMGTP", 1)

@@ -219,6 +219,16 @@ def views_and_writes():
     return steps(weight, torch.optim.SGD([weight], 0.1), loss_of)
 
 
+def weighted_probabilities():
+    model, x = nn.Linear(WIDTH, 512), torch.randn(SAMPLES, WIDTH)
+    targets, weight = torch.rand(SAMPLES, 512).softmax(1), torch.rand(512)
+
+    def loss_of(model):
+        return nn.functional.cross_entropy(model(x), targets, weight, label_smoothing=0.1)
+
+    return steps(model, torch.optim.SGD(model.parameters(), 0.1), loss_of)
+
+
 def with_optimizer(name, **options):
     def program():
         return trained(perceptron(), getattr(torch.optim, name), **options)
@@ -244,6 +254,7 @@ PROGRAMS = [
     mixed_types,
     channels_last,
     views_and_writes,
+    weighted_probabilities,
     with_optimizer("Adafactor"),
     with_optimizer("ASGD"),
     with_optimizer("Rprop"),
@@ -273,6 +284,52 @@ def test_the_planned_peak_is_the_measured_one(program):
         assert low <= measured <= high
     else:
         assert plan.eager_peak_bytes == pytest.approx(measured, rel=0.01)
+    del kept
+    lazyviz.reset()
+
+
+def numbers_that_autograd_saves():
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    x = torch.randn(SAMPLES, WIDTH)
+    alive = [(x @ weight) * float(factor) / 3 for factor in range(20)]
+    sum(alive).square().mean().backward()
+    return weight, alive
+
+
+def complex_numbers_that_autograd_saves():
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64))
+    ((weight @ weight) * (1 + 2j)).abs().mean().backward()
+    return weight
+
+
+def a_number_that_is_cast():
+    return (torch.randn(SAMPLES, WIDTH) / 3).sum()
+
+
+def flags_within_a_kernel():
+    return torch.multinomial(torch.rand(SAMPLES, WIDTH), 1)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        numbers_that_autograd_saves,
+        complex_numbers_that_autograd_saves,
+        a_number_that_is_cast,
+        flags_within_a_kernel,
+        lambda: trained(perceptron(), torch.optim.AdamW),
+    ],
+)
+def test_the_range_includes_small_tensors_that_are_not_planned(program):
+    program()
+    measured = min(allocated_by(program)[0] for _ in range(2))
+    with lazyviz.lazy() as graph:
+        kept = program()
+    plan = graph.plan()
+    low, high = plan.eager_peak_range
+    assert low <= measured <= high < measured + 1024
+    assert low == plan.eager_peak_bytes
+    assert "between" not in plan.explain().partition("Alive")[0]
     del kept
     lazyviz.reset()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import lazyviz
 
@@ -43,6 +44,58 @@ def test_another_batch_size_is_planned_as_if_it_had_been_recorded(name, samples)
 def test_how_attention_with_dropout_grows_is_known_though_it_cannot_be_split():
     plan = largest_batch.recorded("transformer", "RTX-3060", 4, named=True)
     assert plan.max_batch_size and plan.split.blocked_by
+
+
+def styled():
+    layers = [nn.Conv2d(3, 16, 3), nn.InstanceNorm2d(16, affine=True), nn.LeakyReLU(0.2, inplace=True)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return model, lambda n: (torch.randn(n, 3, 64, 64), torch.randint(10, (n,)))
+
+
+def test_how_the_gradient_of_an_in_place_activation_after_instance_norm_grows_is_known(monkeypatch):
+    monkeypatch.setitem(largest_batch.MODELS, "styled", styled)
+    row = largest_batch.tried("styled", "RTX-3060")
+    assert row["largest"] > largest_batch.RECORDED
+    assert row["fits"] and not row["fits with one more"], row
+    replanned = largest_batch.recorded("styled", "RTX-3060", 4, named=True).replan(batch_size=7)
+    assert replanned.peak_bytes == largest_batch.recorded("styled", "RTX-3060", 7).peak_bytes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.GRU(8, 16, 2, batch_first=True, bidirectional=True),
+        lambda: nn.RNN(8, 16, batch_first=True),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Hardswish(), nn.LogSigmoid()),
+        lambda: nn.Sequential(nn.Conv1d(5, 8, 1), nn.Hardswish(inplace=True)),
+    ],
+    ids=["GRU", "RNN", "activations", "activation in place"],
+)
+def test_how_layers_grow_is_known_on_a_gpu(make):
+    def planned(samples, named=False):
+        lazyviz.reset()
+        with lazyviz.lazy(device="RTX-3060"):
+            model, x = make().cuda(), torch.randn(samples, 5, 8, device="cuda")
+        with lazyviz.lazy(device="RTX-3060", batch=[x] if named else None) as graph:
+            result = model(x)
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+        return graph.plan()
+
+    plan = planned(4, named=True)
+    assert plan.max_batch_size
+    assert plan.replan(batch_size=300).peak_bytes == planned(300).peak_bytes
+
+
+def test_an_in_place_activation_after_instance_norm_runs_in_pieces():
+    models, x = [], torch.randn(5, 3, 16, 16)
+    for split in ("off", 2):
+        torch.manual_seed(0)
+        models.append(styled()[0])
+        with lazyviz.lazy(batch=[x], split=split) as graph:
+            models[-1](x).square().mean().backward()
+        assert graph.evaluate().pieces == (1 if split == "off" else 2)
+    for whole, pieces in zip(*(model.parameters() for model in models)):
+        torch.testing.assert_close(whole.grad, pieces.grad)
 
 
 # --- several GPUs ----------------------------------------------------------------------

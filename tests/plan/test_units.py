@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyviz.plan.units import format_bytes, format_range, parse_bytes
+from lazyviz.plan.units import format_bytes, format_range, looks_exact, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_a_range_names_its_unit_once_where_it_is_the_same():
     assert format_range(900 << 20, 2 << 30) == "900 MiB to 2.00 GiB"
     assert format_range(0, 12) == "0 to 12 B"
     assert format_range(12, 12 << 20) == "12 B to 12.0 MiB"
+
+
+def test_a_range_of_a_few_bytes_is_one_figure():
+    assert looks_exact(0, 0) and looks_exact(500, 1500) and looks_exact(10**6, 10**6 + 9000)
+    assert not looks_exact(500, 1600) and not looks_exact(10**6, 10**6 + 10001)
 
 
 def test_digits_of_other_scripts_are_no_size():

@@ -290,7 +290,8 @@ def cudnn_rnn(call: Call) -> Outputs | None:
         call.take(call[name], found)
     for name in states:
         call.take(call[name], call.batch_at(1))
-    results: list[Placement | None] = [found, call.batch_at(1), call.batch_at(1)]
+    cells = None if call["cx"] is None else call.batch_at(1)  # only LSTMs have them
+    results: list[Placement | None] = [found, call.batch_at(1), cells]
     if call.has("reserve"):
         return results + [PARTIAL] * len(call["weight"])
     return [*results, LOCAL]

@@ -15,7 +15,7 @@ from .rule import Call, Coupled, Outputs, align, labeled, named, rule, wrapped
 POINTWISE = named(
     """_to_copy copy clone alias detach lift_fresh rsub floor_divide fill hardtanh_backward
     leaky_relu_backward elu_backward softplus_backward hardsigmoid_backward hardswish_backward
-    mish_backward log_sigmoid_forward log_sigmoid_backward _prelu_kernel _prelu_kernel_backward polar
+    hardswish mish_backward log_sigmoid_backward _prelu_kernel _prelu_kernel_backward polar
     complex _fake_quantize_learnable_per_tensor_affine fake_quantize_per_tensor_affine
     native_dropout_backward softshrink hardshrink softshrink_backward hardshrink_backward
     rrelu_with_noise_backward masked_fill _conj _neg_view real imag view_as_real view_as_complex
@@ -30,6 +30,13 @@ def pointwise(call: Call) -> Outputs | Placement | None:
     if found is not None and any(len(value.shape) != ndim for value in outputs):
         raise Coupled("its results have different numbers of dimensions")
     return found
+
+
+@rule("log_sigmoid_forward")
+def log_sigmoid(call: Call) -> Outputs | None:
+    """Its second result, which only the CPU's backward pass reads, is empty on a GPU."""
+    found = call.shard(call["self"])
+    return [found, found if call.node.outputs[1].meta.nbytes else None]
 
 
 @rule("view_as_real real imag view_as_complex")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from ..workspace.table import has_rule, scratch, with_metadata
 from .analysis import BatchAnalysis
 from .placement import Local, Part, Partial, Shard
 from .propagation import Blocker, analyze, is_view, separable
-from .rule import base_name
+from .rule import Call, base_name
 from .schedule import Schedule, Unschedulable, schedule
 
 SHOWN = 2
@@ -224,7 +224,9 @@ def scaled(
         raise ValueError(why)
     grows: dict[Storage, Part | None] = {}
 
-    def held(value: Value, part: Part | None) -> None:
+    def held(value: Value, part: Part | None, dim: int | None = None) -> None:
+        if dim is not None and not value.meta.stride[dim]:
+            return  # expanded to the batch
         storage = value.storage.origin
         # Parts are also views of a tensor that has all samples.
         grows[storage] = part if grows.get(storage, part) == part else None
@@ -232,11 +234,13 @@ def scaled(
     for value, placement in analysis.placements.items():
         if isinstance(placement, Local) and value.node is not None:
             held(value, _part_of(value.node, analysis))
+        elif isinstance(placement, Shard):
+            held(value, placement.part, placement.dim)
         elif not isinstance(placement, Partial):
-            held(value, placement.part if isinstance(placement, Shard) else None)
+            held(value, None)
     for call in analysis.calls.values():
         for value, shard in call.slices.items():
-            held(value, shard.part)
+            held(value, shard.part, shard.dim)
 
     def grown(nbytes: int, part: Part | None) -> int:
         if part is None:
@@ -270,16 +274,22 @@ def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, sample
 
     Computed again per kernel, because scratch memory does not grow in proportion.
     """
-    placements = batch.analysis.placements
+    analysis = batch.analysis
 
-    def resized(value: Value) -> TensorMeta:
-        shard, meta = placements.get(value), value.meta
+    def resized(call: Call | None, value: Value) -> TensorMeta:
+        shard, meta = analysis.placements.get(value), value.meta
+        if shard is None and call is not None:
+            shard = call.slices.get(value)
         if not isinstance(shard, Shard):
             return meta
         shape, stride = tuple(shard.shape(meta.shape, samples)), tuple(shard.stride(meta, samples))
         return TensorMeta(shape, stride, meta.offset, meta.dtype, meta.device, meta.flags)
 
-    nodes = [with_metadata(node, resized) for node in _spread(batch.analysis) if has_rule(node, kind)]
+    nodes = [
+        with_metadata(node, partial(resized, analysis.calls.get(node)))
+        for node in _spread(analysis)
+        if has_rule(node, kind)
+    ]
     return scratch(graph, device, kind, nodes)
 
 

@@ -8,6 +8,8 @@ from math import prod
 
 import torch
 
+from ...graph.ir import TensorMeta
+from ..workspace.rules import contiguous
 from .placement import Placement, Shard
 from .rule import FACTORIES, Call, Coupled, Outputs, align, base_name, rule, wrapped
 
@@ -247,6 +249,12 @@ def as_strided(call: Call) -> Placement | None:
     if alike and not offset and not value.meta.offset:  # only strides of dimensions of size 1 differ
         call.local("size", shard, size)
         return shard
+    if _covers(value.meta, size, stride, offset):  # a reshape, as of gradients of a view written in place
+        found = reshaped(value.shape, shard, size, call.total)
+        if found is not None:
+            call.op = torch.ops.aten.view.default
+            call.local("size", found, size)
+            return found
     # A part of each sample of a tensor that the block created, as in the gradient of `x[:, 1:3] = y`.
     made = value.node is not None and base_name(value.node.op) in FACTORIES
     step = value.stride[shard.dim] * shard.unit
@@ -259,6 +267,13 @@ def as_strided(call: Call) -> Placement | None:
     found = Shard(where[0], part=shard.part)
     call.local("size", found, size)
     return found
+
+
+def _covers(meta: TensorMeta, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> bool:
+    """Whether these sizes and strides view all elements of a contiguous tensor in their order."""
+    if offset or meta.offset or prod(size) != prod(meta.shape):
+        return False
+    return contiguous(meta) and contiguous(TensorMeta(size, stride, 0, meta.dtype, meta.device))
 
 
 @rule("diagonal")
@@ -327,8 +342,8 @@ def pad(call: Call) -> Placement | None:
 
 
 @rule(
-    """reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward
-    replication_pad2d_backward"""
+    """reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"""
 )
 def pad_backward(call: Call) -> Placement | None:
     return align(call, (call["grad_output"], call["self"]), len(call["self"].shape))

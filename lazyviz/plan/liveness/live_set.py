@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
-from ...graph.modules import OwnedName
+from ...graph.modules import ModuleNames, OwnedName, root_of
 from ..formatting import where
 from ..tables import Table, Tabular
 from ..tables import sizes as rows_of_sizes
@@ -76,7 +76,8 @@ class Moment(Tabular):
 
     ``alive`` is sorted, largest first. ``by_category`` has every category, the others only keys with bytes:
     ``by_module`` counts activations and temporaries where they were created, and everything else where it
-    belongs; ``by_line`` counts storages that the graph created, by the user's line.
+    belongs, by its path in the model (``"G.0"`` if several models have the path ``"0"``); ``by_line`` counts
+    storages that the graph created, by the user's line.
     """
 
     position: int
@@ -104,16 +105,16 @@ class Moment(Tabular):
 
     @property
     def by_module(self) -> dict[str, int]:
-        return _sums((allocation.module, allocation.nbytes) for allocation in self.alive)
+        return self._by_module(self.alive)
 
     @property
     def activations_by_module(self) -> dict[str, int]:
         """The same for activations only."""
-        return _sums(
-            (allocation.module, allocation.nbytes)
-            for allocation in self.alive
-            if allocation.category == "activations"
-        )
+        return self._by_module(each for each in self.alive if each.category == "activations")
+
+    def _by_module(self, allocations: Iterable[Allocation]) -> dict[str, int]:
+        name = ModuleNames((root_of(each.module), each.module) for each in self.alive)
+        return _sums((name(root_of(each.module), each.module), each.nbytes) for each in allocations)
 
     @property
     def by_line(self) -> dict[SourceLine, int]:

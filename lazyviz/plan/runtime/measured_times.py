@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from ...graph.ir import Node, SourceLine
+from ...graph.modules import ModuleNames
 from ..tables import Table, Tabular
 from .op_classes import short_name
 from .projection import Projection, duration
@@ -60,7 +61,8 @@ class TimesCompared(Tabular):
     @property
     def by_module(self) -> dict[str, Pair]:
         """By innermost module, including the backward pass; ``""``: outside of modules."""
-        return self._grouped(lambda node: (node.forward or node).module)
+        name = ModuleNames((node.root, node.module) for node in self.ops)
+        return self._grouped(lambda node: name((node.forward or node).root, (node.forward or node).module))
 
     @property
     def by_line(self) -> dict[SourceLine | None, Pair]:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from ...graph.collectives import kind_of
 from ...graph.ir import Bound, Node, SourceLine
+from ...graph.modules import ModuleNames
 from ..devices.rates import Known
 from ..tables import Table, Tabular
 from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
@@ -127,8 +128,15 @@ class Projection(Tabular):
 
     @property
     def by_module(self) -> dict[str, tuple[float, Work]]:
-        """Seconds and work by innermost module, slowest first; ``""``: outside of modules."""
-        return {str(name): found for name, found in self._grouped(lambda node: node.module).items()}
+        """Seconds and work by innermost module, slowest first; ``""``: outside of modules.
+
+        A module is its path in the model, with the model's variable if several models have that path.
+        """
+        nodes = (*(each.node for each in self.ops), *self.unknown)
+        of = ModuleNames((node.root, node.module) for node in nodes)
+        return {
+            str(name): found for name, found in self._grouped(lambda node: of(node.root, node.module)).items()
+        }
 
     @property
     def by_line(self) -> dict[SourceLine | None, tuple[float, Work]]:

@@ -4,7 +4,7 @@ Storages are not the only allocations: kernels also copy operands to other layou
 partial results.  This memory is used only *during* a node.  An entry of the table is exact if the kernel's
 source determines it (``tests/plan/workspace/test_workspace.py`` compares it with the allocator's events), and
 has a range if a library decides.  Operators without an entry have no known scratch memory; the few bytes of a
-Python number converted to a tensor are omitted.
+Python number converted to a tensor are omitted (:mod:`.numbers`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 """The assumption, as the option that sets it words it."""
 _CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
 """Functions that check the prompt: whether its whole mask is set, and whether any of its ids are invalid."""
+_BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
+_READ = ("aten::all", "aten::any", "aten::max", "aten::add")
 _MOST_FRAMES = 12  # between a check and the read
 _PROMPT = "the prompt of generate() has no padding"
 _TEXT = "generate() stops only at the maximum length (max_new_tokens)"
@@ -47,22 +49,30 @@ class Generation:
         for name in self._actions:
             late_imports.forget(name)
 
-    def about_prompt(self, needed: Sequence[TrackedNode], frame: FrameType) -> bool | None:
-        """The assumed value of a read where ``generate`` checks its prompt; ``None`` for any other read."""
-        name = needed[-1].op._schema.name if needed else ""
-        if name not in ("aten::all", "aten::any"):
+    def answer(self, needed: Sequence[TrackedNode], frame: FrameType) -> bool | int | None:
+        """The assumed value of a read in ``generate``, above ``frame``; ``None`` for any other read."""
+        node = needed[-1] if needed else None
+        name = node.op._schema.name if node is not None else ""
+        if node is None or name not in _READ:
             return None
         caller: FrameType | None = frame
         for _ in range(_MOST_FRAMES):
             if caller is None:
                 return None
-            if (caller.f_globals.get("__name__"), caller.f_code.co_name) in _CHECKS:
-                graph = self._cards.tape.recording.graph
-                if graph is not None:
-                    graph.assumed.add(_PROMPT)
+            function = caller.f_globals.get("__name__"), caller.f_code.co_name
+            if function in _CHECKS and name in ("aten::all", "aten::any"):
+                self._say(_PROMPT)
                 return name == "aten::all"
+            if function == _BEAM_SEARCH and (length := _longest_beam(node)) is not None:
+                self._say(_TEXT)
+                return length
             caller = caller.f_back
         return None
+
+    def _say(self, what: str) -> None:
+        graph = self._cards.tape.recording.graph
+        if graph is not None:
+            graph.assumed.add(what)
 
     def _patch_criteria(self, module: ModuleType) -> None:
         all_of_them = getattr(module, "StoppingCriteriaList", None)
@@ -123,3 +133,20 @@ class Generation:
         graph = tape.recording.graph
         if graph is not None and constant_folding.assume(answer._lazyviz, content):
             graph.assumed.add(_TEXT)
+
+
+def _longest_beam(node: TrackedNode) -> int | None:
+    """The length to which beam search cuts its sequences if each has all its tokens: the most that are set in
+    a row, and the prompt's length in addition; ``None`` if ``node`` computes something else.
+    """
+    length = 0
+    if node.op is torch.ops.aten.add.Tensor and isinstance(node.args[1], int):
+        length, before = node.args[1], node.inputs[0].node
+        if before is None:
+            return None
+        node = before
+    counts = node.inputs[0].node if node.op is torch.ops.aten.max.default else None
+    if counts is None or counts.op is not torch.ops.aten.sum.dim_IntList:
+        return None
+    (flags,) = counts.inputs
+    return length + flags.meta.shape[1] if flags.dtype == torch.bool else None

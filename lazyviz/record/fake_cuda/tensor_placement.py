@@ -13,6 +13,7 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dispatch_level
+from .driver_calls import refusal
 from .gpu_registry import Cards
 
 _TYPES: dict[str, torch.dtype] = {
@@ -22,10 +23,16 @@ _TYPES: dict[str, torch.dtype] = {
     "ShortTensor": torch.int16,
 }  # fmt: skip
 
+_PARTS = {
+    "indices", "values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "compressed_indices",
+    "plain_indices",
+}  # fmt: skip
+
 
 def install(cards: Cards) -> None:
     _install_numbers(cards)
     _install_types(cards)
+    _install_sparse(cards)
     _Storages(cards).install()
 
 
@@ -94,6 +101,41 @@ def _install_types(cards: Cards) -> None:
         return original(tensor, dtype, non_blocking, **kwargs)
 
     cards.patches.set(torch.Tensor, "type", convert)
+
+
+# --- sparse tensors --------------------------------------------------------------------
+
+
+def _install_sparse(cards: Cards) -> None:
+    """Constructors that would copy indices and values to the card in C++."""
+
+    def placed(original: Callable[..., Any], parts: int) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def function(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+            if device is None or torch.device(device).type != "cuda":
+                return original(*args, device=device, **kwargs)
+            there = cards.device(torch.device(device))
+            moved = [torch.as_tensor(part, device=there) for part in args[:parts]]
+            for name in kwargs.keys() & _PARTS:
+                kwargs[name] = torch.as_tensor(kwargs[name], device=there)
+            return original(*moved, *args[parts:], **kwargs)
+
+        return function
+
+    cards.patches.set(torch, "sparse_coo_tensor", placed(torch.sparse_coo_tensor, 2))
+    for layout in ("csr", "csc", "bsr", "bsc", "compressed"):
+        name = f"sparse_{layout}_tensor"
+        cards.patches.set(torch, name, placed(getattr(torch, name), 3))
+    nested = torch.nested.nested_tensor
+
+    @functools.wraps(nested)
+    def nested_tensor(*args: Any, **kwargs: Any) -> Any:
+        there = torch.device(kwargs.get("device") or "cpu")
+        if there.type == "cuda" and kwargs.get("layout") in (None, torch.strided):
+            raise refusal("torch.nested.nested_tensor", "With layout=torch.jagged it is planned.")
+        return nested(*args, **kwargs)
+
+    cards.patches.set(torch.nested, "nested_tensor", nested_tensor)
 
 
 # --- torch.load ------------------------------------------------------------------------

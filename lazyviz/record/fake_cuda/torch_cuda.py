@@ -193,6 +193,8 @@ class AbsentCards:
             if op is torch_cuda.EFFICIENT_ZEROS:  # C++ creates them
                 place = torch_cuda.STAND_INS.get(place, place)
             kwargs = {**kwargs, "device": place}
+            if place.type == "cuda" and args and not _is_strided(args[0]):
+                raise refusal(f"{op} of a sparse or nested tensor")
         if kwargs.get("pin_memory"):  # ordinary host memory, which only a driver can pin
             kwargs = {**kwargs, "pin_memory": False}
         return self.tape.recorder.record(op, args, kwargs)
@@ -223,8 +225,8 @@ class AbsentCards:
             if value is self:
                 raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
         if value is _NOTHING:
-            prompt = self._generation.about_prompt(needed, sys._getframe(2))
-            return None if prompt is None else Answer(prompt)
+            known = self._generation.answer(needed, sys._getframe(2))
+            return None if known is None else Answer(known)
         return Answer(value)
 
     def assumes_each_read(self) -> bool:
@@ -523,6 +525,11 @@ def _planned_or(original: Any, planned: type) -> Any:
             return (planned if type_of == "cuda" else original)(device, *args, **kwargs)
 
     return Either(original.__name__, (), {})
+
+
+def _is_strided(item: Any) -> bool:
+    """Whether an argument is no sparse or nested tensor, and no list of parts of one."""
+    return not isinstance(item, torch.Tensor) or (item.layout == torch.strided and not item.is_nested)
 
 
 def _unknown(what: str) -> Callable[..., Any]:

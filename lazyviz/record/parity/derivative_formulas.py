@@ -72,6 +72,8 @@ FORWARD = (
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
 _LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS for names in _ALWAYS)
 
+_MEAN = 1  # at::Reduction::Mean
+
 
 class FormulaPatches:
     """While installed, formulas that treat lazy tensors differently from plain ones run immediately."""
@@ -130,7 +132,11 @@ class FormulaPatches:
             create_graph = bool(args[2])
             handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
-            asking, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
+            found, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
+            asking = list(found)
+            if asking and any(is_out_of_reach(tape, output) for output in tensors_in(outputs)):
+                _assume(tape, asking)  # no value exists that could have other bits
+                asking.clear()
             try:
                 for node in asking:
                     if _needs_plain_tensors(node, _ALWAYS[create_graph]):
@@ -156,16 +162,31 @@ class FormulaPatches:
 
         @functools.wraps(original)
         def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
-            weight = args[2] if len(args) > 2 else kwargs.get("weight")
-            smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing", 0.0)
-            if weight is None or not smoothing or not private_api.has_mode(mode):
+            if not _sums_weights(*args, **kwargs) or not private_api.has_mode(mode):
                 return original(*args, **kwargs)
             tensors = list(tensors_in((*args, *kwargs.values())))
+            if any(is_out_of_reach(tape, tensor) for tensor in tensors):
+                return original(*args, **kwargs)
             needed = [node for t in tensors for node in nodes_before_access(tape, t, write=False)]
             cause = "cross_entropy with weight and label_smoothing"
             return PlainTensors(tape, mode).call(cause, needed, tensors, original, *args, **kwargs)
 
         return cross_entropy_loss
+
+
+def _sums_weights(*args: Any, **kwargs: Any) -> bool:
+    """Whether ``cross_entropy_loss`` divides by the sum of the targets' weights, which it computes in two
+    ways (``cross_entropy_loss_label_smoothing``, LossNLL.cpp): for targets that are classes, not
+    probabilities.
+    """
+    given = dict(zip(("self", "target", "weight", "reduction", "ignore_index", "label_smoothing"), args))
+    given |= kwargs
+    return (
+        given.get("weight") is not None
+        and bool(given.get("label_smoothing"))
+        and given.get("reduction", _MEAN) == _MEAN
+        and given["self"].shape != given["target"].shape
+    )
 
 
 class PlainTensors:
@@ -218,6 +239,13 @@ def _is_of_functorch(output: Any) -> bool:
 def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
     """Whether the formula of one of these nodes differs for tensors that are not plain."""
     return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
+
+
+def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
+    """Say where an absent GPU would choose between formulas by values."""
+    graph = tape.recording.graph
+    if graph is not None and any(node.name().startswith("ProdBackward") for node in nodes):
+        graph.assumed.add("the inputs of prod have zeros, so that its gradient takes more memory")
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -184,9 +184,15 @@ def ask(
 
 
 def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
-    """Whether the GPU's kernel would reject what the CPU's rejects: both have kernels for these dtypes."""
+    """Whether the GPU's kernel would reject what the CPU's rejects: both have kernels for these dtypes.
+
+    Autograd's formulas get what the forward kernel made, which may be other tensors on a GPU (the buffer of
+    ``log_sigmoid`` is empty there).
+    """
+    name = op._schema.name
     return (
-        not op._schema.name.startswith("aten::_")
+        not name.startswith("aten::_")
+        and not name.endswith("_backward")
         and all(value.dtype in _EVERYWHERE for value in inputs)
         and are_small(inputs, result, _LARGEST_UNCOMMON_NBYTES)
     )
@@ -219,6 +225,8 @@ def refusal(
     question is about a GPU's. ``small``: for tensors of one element each.
     """
     refused = _refusals(op, args, kwargs, inputs, small=small)
+    if any(isinstance(error, torch.linalg.LinAlgError) for error in refused):  # type: ignore[attr-defined]
+        return None
     if any(value.meta.dtype in _MASKS for value in inputs) and len(set(map(str, refused))) > 1:
         return None
     if not refused or (not of_dtypes and any(isinstance(error, NotImplementedError) for error in refused)):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 # They check the content of their arguments with messages that are the same for zeros and for ones.
-NOT_MADE_UP = {"_validate_compressed_sparse_indices"}
+NOT_MADE_UP = {"_validate_compressed_sparse_indices", "repeat_interleave"}
 _SEGMENTS = {"segment_reduce", "_segment_reduce_backward"}
 
 

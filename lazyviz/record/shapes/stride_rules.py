@@ -63,6 +63,12 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
     """
     if name in _WITH_MASK or name.removesuffix("_backward") in _LEARNABLE:
         return _fake_quantized(name, arguments)
+    if name in _LIKE_SELF:
+        return arguments["self"].new_empty(arguments["self"].shape)
+    if name == "geqrf":
+        return _factored(arguments["self"])
+    if name == "linalg_lstsq":
+        return _least_squares(arguments["self"], arguments["b"])
     if name != "_grouped_mm":  # the rule accepts only bfloat16
         return None
     left: Any = arguments["self"]
@@ -72,6 +78,41 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
     if left.dim() == right.dim():
         shape.insert(0, left.size(0) if left.dim() == 3 else offs.size(0))
     return left.new_empty(shape, dtype=arguments.get("out_dtype") or left.dtype)
+
+
+_LIKE_SELF = (
+    "fractional_max_pool3d_backward",
+    "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+)
+
+
+def _columns_first(like: torch.Tensor, batch: Sequence[int], rows: int, columns: int) -> torch.Tensor:
+    """Matrices as LAPACK and cuSOLVER take them."""
+    return like.new_empty([*batch, columns, rows]).transpose(-2, -1)
+
+
+def _factored(matrix: torch.Tensor) -> Result:
+    """Reflectors and their factors (``geqrf``, BatchLinearAlgebra.cpp)."""
+    *batch, rows, columns = matrix.shape
+    return _columns_first(matrix, batch, rows, columns), matrix.new_empty([*batch, min(rows, columns)])
+
+
+def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> Result:
+    """Of the driver ``gels``, a GPU's only one: no rank, no singular values (``linalg_lstsq_out``,
+    BatchLinearAlgebra.cpp).  The solution's memory has the rows of both matrices.
+    """
+    *batch, rows, columns = matrix.shape
+    vector = right.shape == matrix.shape[:-1]
+    count = 1 if vector else right.shape[-1]
+    solution = _columns_first(matrix, batch, max(rows, columns), count).narrow(-2, 0, columns)
+    residuals = [*batch, count] if rows > columns else [0]
+    return (
+        solution.squeeze(-1) if vector else solution,
+        matrix.new_empty(residuals),
+        matrix.new_empty([0], dtype=torch.int64),
+        matrix.new_empty([0]),
+    )
 
 
 def _fake_quantized(name: str, arguments: dict[str, Any]) -> Result:

@@ -6,6 +6,7 @@ batch is found by recording other sizes, including one sample more, which does n
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch import nn
 
 from ...plan.devices.devices import DeviceLike
 from ...plan.plan import Plan
+from ...plan.runtime.steps import last_step
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes
 from ..lazy_graph import lazy
@@ -42,7 +44,7 @@ class Row:
     """One strategy on one GPU; sizes are in bytes per GPU, for eager PyTorch.
 
     ``max_batch_size`` is the number of samples per rank (``None``: not requested, or not found; 0: not even
-    one fits).  ``failure`` says why there are no figures.
+    one fits).  ``seconds`` is the projected time of one step.  ``failure`` says why there are no figures.
     """
 
     strategy: str
@@ -220,16 +222,16 @@ class _Recorder:
             plan.needed_bytes,
             plan.fits,
             best,
-            plan.seconds if strategy.optimizer is None else None,
+            _seconds_of_a_step(plan) if strategy.optimizer is None else None,
         )
 
     def _plan(self, strategy: Strategy, device: DeviceLike, batch_size: int) -> Plan:
         mesh = (strategy.size,) if strategy.size > 1 else None
-        with lazy(device=device, mesh=mesh) as graph:
-            self._record(strategy, batch_size)
-        plan: Plan = graph.plan()
-        del graph
-        gc.collect()  # what cannot run is forgotten with the last that refers to it
+        with _collected():
+            with lazy(device=device, mesh=mesh) as graph:
+                self._record(strategy, batch_size)
+            plan: Plan = graph.plan()
+            del graph
         return plan
 
     def _record(self, strategy: Strategy, batch_size: int) -> None:
@@ -265,6 +267,28 @@ class _Recorder:
             other = self._plan(strategy, device, size)
             needed[size], fitting[size] = other.needed_bytes, bool(other.fits)
         return None
+
+
+def _seconds_of_a_step(plan: Plan) -> float | None:
+    time = plan.time_of(last_step(plan.ir.nodes))
+    return time.seconds if time is not None else None
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Collects what was made inside: what cannot run is forgotten with the last that refers to it.
+
+    Objects from before are left out, because visiting all of a process takes longer than a recording.
+    """
+    frozen = gc.get_freeze_count() > 0  # by the user
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _guess(needed: Mapping[int, int], room: int, low: int, high: int) -> int:

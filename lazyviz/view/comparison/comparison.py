@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...graph.ir import Node, SourceLine
-from ...graph.modules import has_variable, root_parts
+from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.tables import Table, Tabular
@@ -32,8 +32,9 @@ class Comparison(Tabular):
     ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"peak in eager PyTorch"`` where it is
     another, ``"reserved"`` on a GPU) and ``"ops"``.
     ``by_category``, ``by_module`` and ``by_line`` have bytes alive at each plan's own peak, of whatever
-    differs or not; a module is its path, a line its file, number and text. Lines of two cells or files are
-    matched by their text: ``"cell [2], line 5 → cell [3], line 6: y = net(x)"``.
+    differs or not; a module is its path, with the model's variable if several models have it; a line is its
+    file, number and text. Lines of two cells or files are matched by their text:
+    ``"cell [2], line 5 → cell [3], line 6: y = net(x)"``.
     """
 
     before: Plan
@@ -53,13 +54,16 @@ class Comparison(Tabular):
         if a.reserved_bytes is not None and b.reserved_bytes is not None:
             figures["reserved"] = a.reserved_bytes, b.reserved_bytes
         figures["ops"] = self.ops
+        name = ModuleNames(
+            *([(root_of(each.module), each.module) for each in plan.alive_at_peak] for plan in (a, b))
+        )
         keys: dict[str, Callable[[Allocation], str]] = {
             "by_category": lambda each: each.category,
-            "by_module": lambda each: each.module or "(outside of modules)",
+            "by_module": lambda each: name(root_of(each.module), each.module) or "(outside of modules)",
         }
         object.__setattr__(self, "figures", figures)
-        for name, key in keys.items():
-            object.__setattr__(self, name, _paired(a.alive_at_peak, b.alive_at_peak, key, key))
+        for field_name, key in keys.items():
+            object.__setattr__(self, field_name, _paired(a.alive_at_peak, b.alive_at_peak, key, key))
         object.__setattr__(self, "by_line", self._by_line())
 
     def _by_line(self) -> Sizes:
@@ -81,8 +85,8 @@ class Comparison(Tabular):
         rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
         model = _model(self.before, self.after)
         for name, pair in changed(self.by_module):
-            inside = bool(model) and not name.startswith("(")
-            rows.append(_row(f"{model}.{name}" if inside else name, pair, True))
+            outside = not model or name.startswith("(") or name == model
+            rows.append(_row(name if outside else f"{model}.{name}", pair, True))
         title = f"{self.names[0]} -> {self.names[1]}"
         return Table(title, (*self.names, "change", "what"), rows, 3)
 

@@ -13,7 +13,7 @@ from ...graph.ir import Node
 from ...graph.modules import full_name, known_path
 from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
-from ...plan.units import format_bytes, format_range
+from ...plan.units import format_bytes, format_range, looks_exact
 from ..colors import category_text
 from .boxes import chain, op_name
 from .plan_protocol import AllocationLike, PlanLike
@@ -35,7 +35,7 @@ def verdict(plan: PlanLike) -> tuple[str, str]:
     if plan.capacity_bytes is None or plan.fits is None:
         return "unknown", f"Needs {need}{cut} · memory of {plan.device} unknown"
     probably = plan.straddles(plan.capacity_bytes)
-    if probably:
+    if probably and not looks_exact(*plan.needed_range):
         need += f" ({format_range(*plan.needed_range)})"
     words = f"needs {need} of {format_bytes(plan.capacity_bytes)} on {plan.device}"
     if plan.fits:

@@ -111,9 +111,8 @@ def test_a_card_s_range_is_never_zero_wide_and_has_a_level(step):
     # What is compared with torch.cuda.max_memory_allocated(): blocks of 512 bytes, and workspaces.
     assert plan.max_memory_allocated > plan.peak_bytes + plan._reservation.workspace_bytes
     on_the_host = step.plan(device="cpu")
-    assert (
-        on_the_host.peak_range == (on_the_host.peak_bytes,) * 2 and on_the_host.max_memory_allocated is None
-    )
+    low, high = on_the_host.peak_range
+    assert low == on_the_host.peak_bytes < high < low + 1024 and on_the_host.max_memory_allocated is None
 
 
 def test_the_text_of_a_picture_distinguishes_needed_bytes_from_the_peak_of_tensors(step):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.plan.plan import CATEGORIES
 from lazyviz.plan.planner import make_plan
 
@@ -63,3 +66,23 @@ def test_a_saved_activation_names_the_backward_node_that_reads_it_last(training_
 def test_a_position_outside_of_the_graph_is_an_index_error(training_step, position):
     with pytest.raises(IndexError, match="no node"):
         make_plan(training_step).at(position)
+
+
+def test_modules_of_two_models_with_the_same_paths_are_told_apart():
+    G = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    D = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    with lazyviz.lazy() as graph:
+        loss = D(G(torch.randn(2, 4))).sum()
+        loss.backward()
+    plan = graph.plan(device="A100-40GB")
+    by_module = plan.at(plan.peak_position).by_module
+    assert {"G.0", "G.2", "D.0", "D.2"} <= by_module.keys()
+    assert "0" not in by_module and sum(by_module.values()) == plan.peak_bytes
+    assert plan.time is not None
+    assert {"G.0", "G.2", "D.0", "D.2"} <= plan.time.by_module.keys()
+    other = torch.nn.Sequential(nn.Linear(4, 8))
+    with lazyviz.lazy() as smaller:
+        other(torch.randn(2, 4)).sum().backward()
+    compared = lazyviz.compare(smaller, graph)
+    assert {"other.0", "G.0", "D.0"} <= compared.by_module.keys()
+    lazyviz.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
@@ -185,11 +186,15 @@ def test_data_parallel_over_one_card_is_the_model_itself(place):
     assert names(graph).count("addmm") == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested)")
 @pytest.mark.parametrize(
     ("what", "use"),
     [
         ("torch.cuda.CUDAGraph", lambda x: torch.cuda.CUDAGraph()),
         ("torch.cuda.memory_stats", lambda x: torch.cuda.memory_stats()),
+        ("sparse", lambda x: torch.eye(4).to_sparse().cuda()),
+        ("sparse", lambda x: torch.eye(4).to_sparse_csr().to("cuda")),
+        ("nested_tensor", lambda x: torch.nested.nested_tensor([torch.ones(2)], device="cuda")),
     ],
 )
 def test_what_is_not_planned_is_named_in_one_sentence(what, use):
@@ -199,6 +204,67 @@ def test_what_is_not_planned_is_named_in_one_sentence(what, use):
             use(x)
     text = str(error.value)
     assert "not on this machine" in text and "assume" not in text and "\n" not in text
+
+
+GRADIENTS = {
+    "the largest": lambda x: x.max(),
+    "the smallest": lambda x: x.min(),
+    "median": lambda x: x.median(),
+    "product": lambda x: x.prod(),
+    "products": lambda x: x.prod(1).sum(),
+    "fill": lambda x: torch.ones(6, 4, device="cuda").masked_fill(x > 0, x.sum()).sum(),
+    "eigenvalues": lambda x: torch.linalg.eigvals(x @ x.t()).abs().sum(),
+    "cholesky": lambda x: torch.cholesky(x @ x.t()).sum(),
+    "reflectors": lambda x: torch.ormqr(x[:3, :3], x[0, :3], x[:3]).sum(),
+    "least squares": lambda x: torch.linalg.lstsq(x, torch.ones(6, 2, device="cuda")).solution.sum(),
+    "log of a sigmoid": lambda x: F.logsigmoid(x).sum(),
+    "margins": lambda x: F.multi_margin_loss(x, torch.zeros(6, dtype=torch.int64, device="cuda")),
+    "several margins": lambda x: F.multilabel_margin_loss(x, torch.zeros_like(x, dtype=torch.int64)),
+    "repeated": lambda x: x.repeat_interleave(torch.ones(6, device="cuda").long(), 0, output_size=6).sum(),
+    "smoothed classes": lambda x: F.cross_entropy(
+        x, torch.zeros(6, dtype=torch.int64, device="cuda"), torch.ones(4, device="cuda"), label_smoothing=0.1
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.cholesky is deprecated
+@pytest.mark.parametrize("loss", GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_that_depend_on_values_or_have_no_shape_rule_are_planned(loss):
+    with lazyviz.lazy(device="RTX-3060") as graph:
+        x = torch.ones(6, 4, device="cuda", requires_grad=True)
+        loss(x).backward()
+        assert x.grad.shape == x.shape
+    plan = graph.plan()
+    assert plan.eager_peak_bytes >= 2 * x.nbytes
+    assert ("Assumed: the inputs of prod" in plan.explain()) == (
+        loss in (GRADIENTS["product"], GRADIENTS["products"])
+    )
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.parametrize("vector", [False, True])
+def test_factors_and_solutions_on_a_gpu_have_the_shapes_of_its_drivers(rows, vector):
+    def program(device):
+        matrix, right = torch.randn(2, rows, 4, device=device), torch.randn(2, rows, 3, device=device)
+        right = right[..., 0].contiguous() if vector else right
+        return *torch.geqrf(matrix), *torch.linalg.lstsq(matrix, right, driver="gels")
+
+    on_the_host = program("cpu")
+    with lazyviz.lazy(device="RTX-3060"):
+        for found, expected in zip(program("cuda"), on_the_host, strict=True):
+            assert (found.shape, found.stride(), found.dtype) == (
+                expected.shape, expected.stride(), expected.dtype
+            )  # fmt: skip
+    lazyviz.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_matrix_is_made_on_a_gpu_from_the_host():
+    with lazyviz.lazy(device="RTX-3060"):
+        made = torch.sparse_coo_tensor([[0, 1], [1, 0]], torch.ones(2), (4, 4), device="cuda")
+        assert made.is_sparse and made.device == CUDA
+    lazyviz.reset()
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])

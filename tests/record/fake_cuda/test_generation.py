@@ -34,7 +34,18 @@ def cache_nbytes(length, itemsize=4):
 
 
 @pytest.mark.parametrize("assume", [None, "until max_new_tokens"])
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"min_new_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True},
+        {"min_new_tokens": 3},
+        {"num_beams": 3},
+        {"num_beams": 2, "do_sample": True, "early_stopping": True},
+        {"num_beams": 3, "num_return_sequences": 1, "length_penalty": 0.5, "use_cache": False},
+    ],
+    ids=str,
+)
 def test_generate_goes_on_to_its_longest_length(options, assume):
     with lazyviz.lazy(device="RTX-4090", assume=assume) as graph:
         model = llama().cuda()

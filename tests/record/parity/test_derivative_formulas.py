@@ -135,9 +135,25 @@ def test_weighted_and_smoothed_cross_entropy():
     assert "cross_entropy" in graph.sync_points[0].cause
 
 
-def test_other_cross_entropy_is_deferred():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.1},
+        {"label_smoothing": 0.1, "weight": torch.linspace(0.1, 2, 7), "reduction": "sum"},
+        {"label_smoothing": 0.1, "weight": torch.linspace(0.1, 2, 7), "reduction": "none"},
+        {
+            "label_smoothing": 0.1,
+            "weight": torch.linspace(0.1, 2, 7),
+            "target": torch.arange(49.0).reshape(7, 7).softmax(1),
+        },
+    ],
+)
+def test_other_cross_entropy_is_deferred(options):
+    target = options.get("target", torch.arange(7))
+
     def program(logits):
-        return torch.autograd.grad(F.cross_entropy(logits, torch.arange(7), label_smoothing=0.1), logits)
+        loss = F.cross_entropy(logits, **{"target": target, **options})
+        return torch.autograd.grad(loss.sum(), logits)
 
     assert not check_parity(program, seeded(7, 7)).sync_points
 
