@@ -153,6 +153,15 @@ class Deferred(Arrived):
                 del first
 
 
+def forget_signals() -> None:
+    """A forked process: signals that wait are the parent's, and others are handled as usual."""
+    contexts = [*Deferred.current.values()]
+    Deferred.current.clear()
+    for context in contexts:
+        context.clear()
+        context._restore()
+
+
 def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """``function`` in a :class:`Deferred`: handlers of signals that arrive meanwhile are called at its end.
 
