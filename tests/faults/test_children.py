@@ -16,6 +16,8 @@ import lazyviz
 
 from .inject import is_plain
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
 TABLE = None  # a global variable of the function below
 
 
@@ -117,7 +119,6 @@ def loaders(rows):
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", list(loaders(None)))
 def test_workers_of_a_loader_read_what_they_can_reach(kind):  # PyTorch keeps a handler for its workers
     rows = torch.arange(1.0, 3.0).repeat(2)[:2] if kind == "closure of collate_fn" else torch.arange(4.0) + 1
