@@ -26,7 +26,7 @@ from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred, forget_signals
+from ..process.signals import Deferred, abandoned, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
@@ -455,6 +455,8 @@ def end_abandoned() -> None:
             tape.runs.active_thread = 0
         if (left := Deferred.current.get(threading.get_ident())) is not None:
             left.__exit__()
+        for context in abandoned().values():
+            context.__exit__()
 
 
 def forget_in_child() -> None:

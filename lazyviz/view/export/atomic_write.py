@@ -11,7 +11,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from ...process.signals import Deferred
+from ...process.signals import deferred
 from ...process.transaction import complete
 
 
@@ -45,7 +45,7 @@ def _write(place: Path, data: bytes) -> None:
     name = ""
     try:
         try:
-            with Deferred():  # else the file may exist before its name is known
+            with deferred():  # else the file may exist before its name is known
                 number, name = tempfile.mkstemp(prefix=".lazyviz-", dir=place.parent)
         except PermissionError:
             if mode is None:
