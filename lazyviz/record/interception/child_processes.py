@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shortened
+from ...torch_internals.storage_owners import referents_of
 from ..provenance.source_lines import is_user_file
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
@@ -94,7 +95,7 @@ def _contents(item: Any) -> Iterable[Any]:
         return ()
     if type(item).__module__.partition(".")[0] == "lazyviz":
         return ()
-    return gc.get_referents(item)
+    return referents_of([item])
 
 
 def _is_filled(cell: Any) -> bool:
