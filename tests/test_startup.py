@@ -167,3 +167,53 @@ def test_a_missing_numpy_is_not_warned_of(tmp_path):
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr
+
+
+def test_an_import_that_was_interrupted_can_be_repeated() -> None:
+    """At the end of each module that defines operators, which PyTorch's registry keeps."""
+    shown = in_new_process(
+        """
+        import importlib, os, sys
+        import torch
+
+        def interrupted(name, file):
+            def trace(frame, event, argument):
+                if frame.f_code.co_name != "<module>" or not frame.f_code.co_filename.endswith(file):
+                    return None
+                if event == "return":
+                    sys.settrace(None)
+                    raise KeyboardInterrupt(file)
+                return trace
+
+            sys.settrace(trace)
+            try:
+                importlib.import_module(name)
+            except KeyboardInterrupt as error:
+                return error  # which keeps the variables of the module
+            finally:
+                sys.settrace(None)
+
+        kept = [
+            interrupted("lazyviz", os.path.join("lazyviz", *file))
+            for file in (
+                ("record", "rng.py"),
+                ("record", "fallback.py"),
+                ("session", "connect.py"),
+            )
+        ]
+        import lazyviz
+        kept.append(interrupted("lazyviz.torch_internals.nccl", "nccl.py"))
+        importlib.import_module("lazyviz.torch_internals.nccl")
+        for name in ("bernoulli", "rng_prologue", "fx_lowering"):
+            file = os.path.join("compiler", f"{name}.py")
+            kept.append(interrupted("lazyviz.execute.compiler.partitioned_run", file))
+        importlib.import_module("lazyviz.execute.compiler.partitioned_run")
+        with lazyviz.lazy() as graph:
+            with torch.random.fork_rng():
+                x = torch.rand(3)
+            y = torch.rand(3)
+        graph.evaluate()
+        print(torch.equal(x, y), kept.count(None), len(kept), lazyviz.doctor().ok)
+        """
+    )
+    assert shown.splitlines() == ["True 0 7 True"]

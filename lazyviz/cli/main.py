@@ -18,6 +18,7 @@ import click
 
 from .. import __version__
 from ..plan.units import parse_bytes
+from ..process import startup
 from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import FINE, USAGE, PlanOptions, UsageError
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     budget.
     """
     try:
+        startup.end()
         task = cli.main(
             args=None if arguments is None else list(arguments), prog_name="lazyviz", standalone_mode=False
         )
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return plan_command.INTERRUPTED
+        return startup.INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
+from ..process.startup import INTERRUPTED
 from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
@@ -22,7 +23,6 @@ from .script import NoScript, Script, show
 from .show import console, github_lines, show_plan, table
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
-INTERRUPTED = 130
 _SUFFIXES = ("html", "svg", "png", "pdf", "dot", "json", "pickle")
 
 

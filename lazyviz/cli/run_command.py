@@ -16,12 +16,13 @@ from ..execute.report import Report
 from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
+from ..process.startup import INTERRUPTED
 from ..record.tape import tape
 from ..session.asynchronous.known_programs import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
-from .plan_command import FAILED, INTERRUPTED, UsageError, is_silent, loaded
+from .plan_command import FAILED, UsageError, is_silent, loaded
 from .recording import StepCount
 from .script import Script, exit_code, show
 

@@ -24,7 +24,7 @@ from ..process.signals import Deferred
 from ..process.transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
 from ..record.rng import state_of
-from ..record.storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue
+from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tape import Tape
 from ..torch_internals import dispatch_level, op_calls, private_api
 from . import shutdown, write_rollback
@@ -419,7 +419,7 @@ def _real(item: Any) -> Any:
         real = item.real
         if real is None:
             if item.node is not None and failure_of(item.node.error) is Failure.FORGOTTEN:
-                raise RuntimeError(FORGOTTEN)
+                raise RuntimeError(item.node.error)
             raise RuntimeError(f"internal error: {item!r} was freed before its last use")
         return real
     cls = type(item)

@@ -66,13 +66,15 @@ def stop_all(seconds: float = SECONDS) -> None:
     """Stop runs and recording on other threads, and wait until they have left lazyviz and ended."""
     global _ends
     _ends = True
-    own, begin = threading.get_ident(), time.monotonic()
+    begin = time.monotonic()
     interrupted_at: dict[int, float] = {}  # interrupted threads, with the time
     _say_nothing_of_exits(interrupted_at)
     # Threads outside of lazyviz: their position, and since when.
     seen: dict[int, tuple[object, float, float]] = {}
     while (now := time.monotonic()) - begin < seconds:
-        frames = sys._current_frames()
+        frames, here = sys._current_frames(), sys._getframe()
+        # By its frame, because gevent replaces the identities of threads by those of greenlets.
+        own = next(thread for thread, frame in frames.items() if frame is here)
         waits = False
         # A thread that waits for another thread's run has stored nothing yet.
         ours = {thread for thread, frame in frames.items() if _is_ours(frame)}
@@ -93,7 +95,7 @@ def stop_all(seconds: float = SECONDS) -> None:
             before, moved, left = seen.get(thread, (None, now, now))
             seen[thread] = where, moved if where == before else now, left
             waits = waits or (now - seen[thread][1] < _REST and now - left < _LONGEST_REST)
-        del frames
+        del frames, here
         if not waits:
             return
         time.sleep(_TICK)

@@ -28,26 +28,17 @@ def table_of(items: Sequence[Any]) -> Table | None:
     return Table(f"{len(items)} {name}{'s' * (len(items) > 1)}", ("index", "summary"), rows)
 
 
-def register(ipython: Any) -> Undo:
-    """Register the formatter in ``ipython``; returns a function that unregisters it."""
+def register(ipython: Any, undo: list[Undo]) -> None:
+    """Register the formatter in ``ipython``; ``undo`` gets what unregisters it, before each step."""
     formatters = ipython.display_formatter.formatters
-    undo = [
-        _register(formatters[kind], made, each)
-        for each in _TYPES
-        for kind, made in (("text/html", _html), ("text/plain", _text))
-    ]
-
-    def take_back() -> None:
-        for each in undo:
-            each()
-
-    return take_back
+    for each in _TYPES:
+        for kind, made in (("text/html", _html), ("text/plain", _text)):
+            _register(formatters[kind], made, each, undo)
 
 
-def _register(formatter: Any, make: Callable[[Any], Any], kind: type) -> Undo:
+def _register(formatter: Any, make: Callable[[Any], Any], kind: type, undo: list[Undo]) -> None:
     before = formatter.type_printers.get(kind)
     ours = make(before)
-    formatter.for_type(kind, ours)
 
     def take_back() -> None:
         if formatter.type_printers.get(kind) is not ours:  # another formatter has been registered since
@@ -57,7 +48,8 @@ def _register(formatter: Any, make: Callable[[Any], Any], kind: type) -> Undo:
         else:
             formatter.for_type(kind, before)
 
-    return take_back
+    undo.append(take_back)
+    formatter.for_type(kind, ours)
 
 
 def _html(before: Any) -> Callable[[Sequence[Any]], str | None]:

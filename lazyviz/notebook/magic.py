@@ -12,7 +12,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -39,6 +40,8 @@ from IPython.display import display
 from ..plan.explain import summary
 from ..plan.runtime.gpu_comparison import on_cards, read_prices
 from ..process.gc_pause import paused
+from ..process.signals import deferred
+from ..process.transaction import complete
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
@@ -72,7 +75,7 @@ class LazyMagics(Magics):
         self._widgets: dict[str, Any] = {}  # the last one of each cell
         # The exception of a cell that IPython has not displayed yet.
         self._raised: BaseException | None = None
-        self.without_list_tables: list_tables.Undo = list_tables.register(shell)
+        self.registered_tables: list[list_tables.Undo] = []  # how to unregister each
 
     # --- %%lazy ---------------------------------------------------------------------
 
@@ -537,40 +540,58 @@ _loaded: weakref.WeakKeyDictionary[InteractiveShell, LazyMagics] = weakref.WeakK
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Register ``%%lazy`` and ``%lazy``; idempotent."""
+    """Register ``%%lazy`` and ``%lazy``, all or nothing; idempotent."""
     if ipython in _loaded:
         return
     magics = LazyMagics(ipython)
-    ipython.register_magics(magics)
-    ipython.Completer.custom_matchers.append(magics.complete)
-    ipython.events.register("pre_run_cell", magics.before_cell)
-    ipython.events.register("post_run_cell", magics.after_cell)
-    _loaded[ipython] = magics
+    try:
+        with deferred():
+            _loaded[ipython] = magics
+            list_tables.register(ipython, magics.registered_tables)
+            ipython.register_magics(magics)
+            ipython.Completer.custom_matchers.append(magics.complete)
+            ipython.events.register("pre_run_cell", magics.before_cell)
+            ipython.events.register("post_run_cell", magics.after_cell)
+    except BaseException:
+        complete(partial(_withdraw, ipython, magics))
+        raise
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Undo everything that loading the extension did.
 
     Pending ops are evaluated first, so that all tensors get their values, and no hook of lazyviz is left in
-    PyTorch.
+    PyTorch. If that is interrupted, the extension stays loaded, and no op is lost.
     """
-    magics = _loaded.pop(ipython, None)
+    magics = _loaded.get(ipython)
     if magics is None:
         return
     try:
         with tape.runs.lock:
             run_all("unloading lazyviz")
-    finally:
-        planned_device.forget()
-        ipython.events.unregister("pre_run_cell", magics.before_cell)
-        ipython.events.unregister("post_run_cell", magics.after_cell)
-        magics.without_list_tables()
-        matchers = ipython.Completer.custom_matchers
-        if magics.complete in matchers:
-            matchers.remove(magics.complete)
-        manager = ipython.magics_manager
-        manager.registry.pop(type(magics).__name__, None)
-        for kind in ("line", "cell"):
-            manager.magics[kind].pop("lazy", None)
-        ipython.user_ns.pop(_LATEST, None)
-        lazy_graph.unload()
+    except Exception:  # of an op, which never gets a value
+        complete(partial(_withdraw, ipython, magics))
+        if ipython.extension_manager is not None:  # it would refuse to load it again
+            ipython.extension_manager.loaded.discard("lazyviz")
+        raise
+    complete(partial(_withdraw, ipython, magics))
+
+
+def _withdraw(ipython: InteractiveShell, magics: LazyMagics) -> None:
+    """Remove from IPython what loading the extension has registered; idempotent."""
+    planned_device.forget()
+    for event, callback in (("pre_run_cell", magics.before_cell), ("post_run_cell", magics.after_cell)):
+        with suppress(ValueError):  # it is not registered
+            ipython.events.unregister(event, callback)
+    for unregister in magics.registered_tables:
+        unregister()
+    matchers = ipython.Completer.custom_matchers
+    if magics.complete in matchers:
+        matchers.remove(magics.complete)
+    manager = ipython.magics_manager
+    manager.registry.pop(type(magics).__name__, None)
+    for kind in ("line", "cell"):
+        manager.magics[kind].pop("lazy", None)
+    ipython.user_ns.pop(_LATEST, None)
+    _loaded.pop(ipython, None)
+    lazy_graph.unload()

@@ -17,6 +17,8 @@ from itertools import compress
 from types import FrameType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+from .transaction import Transaction
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -151,6 +153,34 @@ class Deferred(Arrived):
                 raise first
             finally:
                 del first
+
+
+class deferred(Transaction):
+    """A :class:`Deferred` that is left whatever happens, also between two of its own instructions."""
+
+    def begin(self) -> None:
+        context = Deferred()
+        self.undo_by(context.__exit__)
+        context.__enter__()
+
+
+def abandoned() -> dict[int, Deferred]:
+    """The signals that a :class:`Deferred` still collects, although an exception has ended it."""
+    found: dict[int, Deferred] = {}
+    for number in _NUMBERS:
+        context = getattr(_signal.getsignal(number), "__self__", None)
+        if isinstance(context, Deferred) and not any(context is each for each in Deferred.current.values()):
+            found[number] = context
+    return found
+
+
+def forget_signals() -> None:
+    """A forked process: signals that wait are the parent's, and others are handled as usual."""
+    contexts = [*Deferred.current.values()]
+    Deferred.current.clear()
+    for context in contexts:
+        context.clear()
+        context._restore()
 
 
 def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

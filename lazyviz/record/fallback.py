@@ -18,7 +18,7 @@ import torch
 
 from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
-from ..torch_internals import composite_ops, private_api
+from ..torch_internals import composite_ops, operators, private_api
 from .dependencies import closure
 from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
@@ -27,8 +27,7 @@ from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape
 from .unrecorded_ops import evaluate_arguments, nodes_before_access, replaced, tensors_in
 
-torch.library.define("lazyviz::ran_at_once", "(Tensor[] read) -> Tensor[]")
-region: private_api.OpOverload = torch.ops.lazyviz.ran_at_once.default
+region = operators.define("ran_at_once", "(Tensor[] read) -> Tensor[]")
 """Stands in a node for a subgraph of the program that is not an operator; it is never called."""
 assert region._schema.name == RAN_AT_ONCE
 

@@ -12,8 +12,7 @@ import torch
 
 from ..graph.ir import Failure, failure_of
 from ..process.tracebacks import shortened
-from .lazy_tensor import LazyTensor, describe
-from .storage import FORGOTTEN
+from .lazy_tensor import LazyTensor, refusal
 
 _READS = (
     *("tolist", "numpy", "__array__", "__format__", "new_tensor", "new", "apply_", "map_", "map2_"),
@@ -38,7 +37,7 @@ def _refusing(name: str) -> Any:
         value = tensor.__dict__.get("_lazyviz")
         node = value.node if value is not None else None
         if node is not None and failure_of(node.error) is Failure.FORGOTTEN:
-            raise RuntimeError(f"{describe(value)}; {FORGOTTEN}")
+            raise RuntimeError(refusal(value))
         return getattr(super(LazyTensor, tensor), name)(*args, **kwargs)
 
     return read

@@ -13,7 +13,7 @@ from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
 from .pending_classes import PendingClass, pending_class
-from .storage import TensorRef, TrackedValue
+from .storage import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
@@ -153,6 +153,12 @@ def describe(value: TrackedValue) -> str:
     forgotten = value.node is not None and failure_of(value.node.error) is Failure.FORGOTTEN
     state = "forgotten" if forgotten else "pending"
     return f"lazy{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {meta.device}, {state}"
+
+
+def refusal(value: TrackedValue) -> str:
+    """Why a forgotten tensor cannot be read."""
+    error = value.node.error if value.node is not None else None
+    return f"{describe(value)}; {error if failure_of(error) is Failure.FORGOTTEN else FORGOTTEN}"
 
 
 def see_history(tensor: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..graph.ir import Graph
+from ..graph.ir import Graph, NodeError
 from . import observable_work
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
@@ -88,15 +88,15 @@ class PendingOps:
             if not value.uses:
                 value.real = None
 
-    def forget_all(self) -> None:
-        """Drop all pending nodes, unevaluated, permanently."""
+    def forget_all(self, error: NodeError = FORGOTTEN) -> None:
+        """Drop all pending nodes, unevaluated, permanently; ``error`` is what reading their results says."""
         with suppress(Exception):  # what it has written is written, so its nodes have run
             self._runs.finish_background()
         if self.nodes:
             refuse_reads()
         graphs = {id(node.graph): node.graph for node in list(self.nodes)}.values()
         for node in list(self.nodes):
-            node.state, node.error = "failed", FORGOTTEN
+            node.state, node.error = "failed", error
             self._withdraw(node)
             # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
             node.cut()

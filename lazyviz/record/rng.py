@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import generators, private_api
+from ..torch_internals import generators, operators
 from .storage import DrawSequence, TrackedNode, TrackedValue
 
 # Methods that return the state of a generator.
@@ -38,15 +38,13 @@ _seed_of = torch.Generator.initial_seed
 
 # CPU: the Mersenne Twister's; CUDA: a seed and an offset of 8 bytes each.
 _STATE_NBYTES = {"cpu": state_of(torch.default_generator).numel(), "cuda": 16}
-torch.library.define(
-    "lazyviz::rng_state", "(Generator generator) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+rng_state = operators.define(
+    "rng_state",
+    "(Generator generator) -> Tensor",
+    kernel=state_of,
+    shape=lambda generator: torch.empty(_STATE_NBYTES[generator.device.type], dtype=torch.uint8),
+    tags=(torch.Tag.nondeterministic_seeded,),
 )
-torch.library.impl("lazyviz::rng_state", "CompositeExplicitAutograd", state_of)
-torch.library.register_fake(
-    "lazyviz::rng_state",
-    lambda generator: torch.empty(_STATE_NBYTES[generator.device.type], dtype=torch.uint8),
-)
-rng_state: private_api.OpOverload = torch.ops.lazyviz.rng_state.default
 """The state of ``generator``, after the draws recorded before."""
 
 # Markers are counted up from here: seeds that nobody types (64-bit numbers with a fixed upper half).

@@ -20,10 +20,14 @@ from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .shapes.output_specs import Inferred
 
-FORGOTTEN = NodeError(
-    Failure.FORGOTTEN, "forgotten before it ran: by %lazy reset, by unloading lazyviz, or in a forked process"
-)
+FORGOTTEN = NodeError(Failure.FORGOTTEN, "forgotten before it ran: by %lazy reset or by unloading lazyviz")
 """``Node.error`` of a node that will never run."""
+FORGOTTEN_BY_FORK = NodeError(
+    Failure.FORGOTTEN,
+    "forgotten before it ran: it was pending when this process was forked, and a child process does not run "
+    "ops of its parent; evaluate it before the fork, for example with lazyviz.sync()",
+)
+"""The same in a child process."""
 PARTIAL_WRITE = (
     "a kernel or a compiled segment stopped midway, and tensors that it writes in place may be partially "
     "written; overwrite each of them completely (copy_, zero_, load_state_dict), or drop all pending ops "

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import ClassVar, Protocol
 
 import torch
@@ -48,11 +48,15 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
     @property
     def owner(self) -> int:
         """The thread that holds it, or 0. Python has no other way to find out."""
-        return int(re.findall(r"owner=(-?\d+)", repr(self))[0])
+        found = re.findall(r"owner=(-?\d+)", repr(self))
+        # A library that replaces threads (gevent) has a lock in Python.
+        return int(found[0] if found else getattr(self, "_owner", None) or 0)
 
     @property
     def is_lost(self) -> bool:
         """Whether it is held by a thread that no longer exists."""
+        if not isinstance(threading.get_ident, BuiltinFunctionType):
+            return False  # its owner is a greenlet, and no list has all of them
         return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
 
     def wait(self) -> None:

@@ -18,12 +18,12 @@ from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
 from .interception.sparse_components import parts_of
-from .lazy_tensor import describe, is_lazy, is_pending
+from .lazy_tensor import is_lazy, is_pending, refusal
 from .parity.gradient_accumulation import is_taken_over, sharing_memory
 from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
-from .storage import FORGOTTEN, TrackedNode, TrackedStorage, Unreachable
+from .storage import TrackedNode, TrackedStorage, Unreachable
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
 
@@ -260,7 +260,7 @@ def refuse_forgotten(tape: Tape, items: Any) -> None:
         if is_lazy(tensor):
             tape.runs.lock.wait()  # another thread that has run its node may be about to make it real
         if is_lazy(tensor):
-            raise RuntimeError(f"{describe(tensor._lazyviz)}; {FORGOTTEN}")
+            raise RuntimeError(refusal(tensor._lazyviz))
 
 
 def replaced(item: Any, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Any:

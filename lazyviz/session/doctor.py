@@ -18,6 +18,7 @@ import torch
 
 from ..plan.devices.devices import cuda_devices
 from ..process.gc_pause import patience
+from ..process.signals import abandoned
 from ..process.transaction import Exclusive
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
@@ -156,6 +157,7 @@ def _of_handlers() -> list[Leftover]:
         for number in signal.valid_signals()
         if number in signal.Signals.__members__.values() and is_ours(signal.getsignal(number))
     ]
+    found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in abandoned()]
     return found
 
 

@@ -26,12 +26,12 @@ from ..execute.replay.async_run import AsyncRun
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred
+from ..process.signals import Deferred, abandoned, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
-from ..record.storage import TrackedNode
+from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
@@ -455,12 +455,16 @@ def end_abandoned() -> None:
             tape.runs.active_thread = 0
         if (left := Deferred.current.get(threading.get_ident())) is not None:
             left.__exit__()
+        for context in abandoned().values():
+            context.__exit__()
 
 
 def forget_in_child() -> None:
     """A forked child (such as a DataLoader worker) does not record or evaluate ops of its parent."""
+    forget_signals()
     tape.runs.background = None  # whose thread is the parent's
+    tape.runs.running = tape.runs.active_thread = 0  # the parent's run goes on there
     tape.recording.graph = None
     tape.runs.lock = RunLock()
-    tape.pending_ops.forget_all()
+    tape.pending_ops.forget_all(FORGOTTEN_BY_FORK)
     graphs.clear()

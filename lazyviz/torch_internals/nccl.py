@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-_library = torch.library.Library("lazyviz", "FRAGMENT")
-_library.define("nccl_reduce(Tensor(a!) output, Tensor[] inputs) -> ()")
+from .operators import define
 
 
 def _no_result(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
     """It writes ``output``, and returns no tensor."""
 
 
-torch.library.register_fake("lazyviz::nccl_reduce", _no_result, lib=_library)
-
-REDUCE = torch.ops.lazyviz.nccl_reduce.default
+REDUCE = define("nccl_reduce", "(Tensor(a!) output, Tensor[] inputs) -> ()", shape=_no_result)

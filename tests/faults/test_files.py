@@ -10,7 +10,10 @@ import os
 import pickle
 import re
 import resource
+import shutil
+import signal
 import stat
+import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -171,6 +174,87 @@ def test_what_is_no_file_is_written_to(graph, tmp_path):
 def test_a_missing_folder_is_the_system_s_own_error(graph, tmp_path):
     with pytest.raises(FileNotFoundError):
         graph.save(tmp_path / "nowhere" / "graph.svg")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_goes_while_a_file_is_written_is_an_error_about_the_file(
+    exists, graph, tmp_path, monkeypatch
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "graph.svg"
+    if exists:
+        path.write_bytes(WORTH_KEEPING)
+    monkeypatch.setattr(atomic_write.os, "fsync", lambda _: shutil.rmtree(folder))
+    with pytest.raises(FileNotFoundError) as caught:
+        graph.save(path)
+    assert caught.value.filename == str(path)
+    assert ".lazyviz-" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def no_new_files(folder):
+    """What ``os.open`` is in a folder in which this process may not create files."""
+
+    def refuse_new(path, flags, *options, **named):
+        if flags & os.O_CREAT and Path(path).parent == folder and not Path(path).exists():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *options, **named)
+
+    opened = os.open
+    return refuse_new
+
+
+def test_a_folder_without_permission_is_an_error_about_the_file(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "open", no_new_files(tmp_path))
+    with pytest.raises(PermissionError) as caught:
+        graph.save(tmp_path / "graph.svg")
+    assert caught.value.filename == str(tmp_path / "graph.svg")
+
+
+def test_a_file_is_overwritten_in_place_or_put_back_where_no_other_can_be_made(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "open", no_new_files(tmp_path))
+    path = tmp_path / "graph.svg"
+    path.write_bytes(WORTH_KEEPING)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            graph.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == WORTH_KEEPING
+    for longest in (True, False):  # shorter than what is there, too
+        path.write_bytes(WORTH_KEEPING * (100_000 if longest else 1))
+        graph.save(path)
+        assert path.read_text().startswith("<svg") and path.read_text().rstrip().endswith("</svg>")
+
+
+def test_a_file_that_may_not_be_written_is_not_replaced(graph, tmp_path, monkeypatch):
+    path = tmp_path / "graph.svg"
+    path.write_bytes(WORTH_KEEPING)
+    path.chmod(0o444)
+    if os.access(path, os.W_OK):  # by root
+        monkeypatch.setattr(atomic_write.os, "access", lambda *_: False)
+    with pytest.raises(PermissionError) as caught:
+        graph.save(path)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == WORTH_KEEPING
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupt_while_the_temporary_file_is_made_leaves_none(graph, tmp_path, monkeypatch):
+    made = tempfile.mkstemp
+
+    def interrupted(*options, **named):
+        found = made(*options, **named)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(atomic_write.tempfile, "mkstemp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph.save(tmp_path / "graph.svg")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- what is in them ------------------------------------------------------------------

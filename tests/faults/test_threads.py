@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -336,3 +338,28 @@ def test_elements_are_read_while_another_thread_evaluates(state):
 
     errors = run_together(read, evaluate, evaluate)
     assert not errors, errors
+
+
+OTHER_THREADS = """
+import itertools, threading
+real, numbers = threading.get_ident, itertools.count(1 << 40)
+identities = threading.local()
+
+def get_ident():  # as gevent replaces it: not that of the system's thread
+    if not hasattr(identities, "number"):
+        identities.number = next(numbers)
+    return identities.number
+
+threading.get_ident, threading.RLock = get_ident, threading._PyRLock
+threading.main_thread()._ident = get_ident()
+import torch, lazyviz
+with lazyviz.lazy() as graph:
+    value = torch.ones(2) + 1
+assert lazyviz.is_lazy(value) and graph.evaluate().ops_run == 2 and value.tolist() == [2, 2]
+assert lazyviz.doctor().ok, lazyviz.doctor()
+"""
+
+
+def test_threads_that_a_library_has_replaced_are_examined_and_end_as_usual():
+    ended = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...torch_internals.operators import define
+
 aten = torch.ops.aten
 
-_library = torch.library.Library("lazyviz", "DEF")
 _TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.needs_exact_strides)
-_library.define("bernoulli(Tensor like, float p, bool contiguous) -> Tensor", tags=_TAGS)
-_library.define("bernoulli_of(Tensor like, Tensor p, bool contiguous) -> Tensor", tags=_TAGS)
 
 
 def _empty(like: torch.Tensor, contiguous: bool) -> torch.Tensor:
@@ -37,13 +36,19 @@ def _shape(like: torch.Tensor, p: Any, contiguous: bool) -> torch.Tensor:
     return _empty(like, contiguous)
 
 
-for _name in ("bernoulli", "bernoulli_of"):
-    _library.impl(_name, _bernoulli, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lazyviz::{_name}", _shape, lib=_library)
-
+_BERNOULLI, _BERNOULLI_OF = (
+    define(
+        name,
+        f"(Tensor like, {p} p, bool contiguous) -> Tensor",
+        kernel=_bernoulli,
+        shape=_shape,
+        tags=_TAGS,
+    )
+    for name, p in (("bernoulli", "float"), ("bernoulli_of", "Tensor"))
+)
 _IN_PLACE: Mapping[Any, Any] = {
-    aten.bernoulli_.float: torch.ops.lazyviz.bernoulli.default,
-    aten.bernoulli_.Tensor: torch.ops.lazyviz.bernoulli_of.default,
+    aten.bernoulli_.float: _BERNOULLI,
+    aten.bernoulli_.Tensor: _BERNOULLI_OF,
 }
 
 
@@ -57,7 +62,7 @@ def drawn(
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         return aten.copy_.default, (args[0], graph.call_function(_IN_PLACE[op], (args[0], p, False))), {}
     if op is aten.bernoulli.p:
-        return torch.ops.lazyviz.bernoulli.default, (args[0], args[1], True), {}
+        return _BERNOULLI, (args[0], args[1], True), {}
     if op is aten.bernoulli.default:
-        return torch.ops.lazyviz.bernoulli_of.default, (args[0], args[0], True), {}
+        return _BERNOULLI_OF, (args[0], args[0], True), {}
     return op, args, kwargs

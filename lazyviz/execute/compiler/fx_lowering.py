@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
+from ...torch_internals.operators import define
 from ..backend import Segment
 from .bernoulli import drawn
 from .dynamic_shapes import Size, Sizes
@@ -256,10 +257,7 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 
 # Inductor treats it as opaque. If it fused it into an optimizer's update, each element would be read several
 # times, a few at once.
-torch.library.define("lazyviz::row_major", "(Tensor tensor) -> Tensor")
-torch.library.impl("lazyviz::row_major", "CompositeExplicitAutograd", _row_major)
-torch.library.register_fake("lazyviz::row_major", _like_row_major)
-row_major = torch.ops.lazyviz.row_major.default
+row_major = define("row_major", "(Tensor tensor) -> Tensor", kernel=_row_major, shape=_like_row_major)
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)  # other strides are not possible

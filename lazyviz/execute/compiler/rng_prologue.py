@@ -16,6 +16,7 @@ import torch
 
 from ...graph.ir import Node, Value
 from ...plan.batch.propagation import draws_nothing
+from ...torch_internals.operators import define
 
 aten = torch.ops.aten
 
@@ -118,11 +119,10 @@ def _drawn(words: str, dimensions: Sequence[int], fill: bool = True) -> list[tor
     return results
 
 
-torch.library.define(
-    "lazyviz::drawn",
+draw_all = define(
+    "drawn",
     "(str words, SymInt[] dimensions) -> Tensor[]",
+    kernel=_drawn,
+    shape=functools.partial(_drawn, fill=False),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-torch.library.impl("lazyviz::drawn", "CompositeExplicitAutograd", _drawn)
-torch.library.register_fake("lazyviz::drawn", functools.partial(_drawn, fill=False))
-draw_all = torch.ops.lazyviz.drawn.default

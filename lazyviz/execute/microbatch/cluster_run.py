@@ -196,6 +196,8 @@ class _PassElsewhere:
             begun = protocol.answer(message, Prepared)
             if isinstance(begun, Failed):
                 self._failed(worker, piece, begun)
+            elif begun.token != self.token:
+                raise protocol.MessageError(f"worker {worker} returned the answer to another message")
             else:
                 self.idle.append(worker)
             return
@@ -203,6 +205,8 @@ class _PassElsewhere:
         if isinstance(result, Failed):
             self._failed(worker, piece, result)
             return
+        if (result.token, result.start, result.stop) != (self.token, piece.start, piece.stop):
+            raise protocol.MessageError(f"worker {worker} returned the answer to another message")
         due = {key for step in self.program.steps for key in step.collects}
         if result.collected.views.keys() != due:
             raise protocol.MessageError(f"worker {worker} returned other values than requested")

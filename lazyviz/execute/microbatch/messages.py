@@ -86,13 +86,18 @@ class PieceWork:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The worker has what pieces share."""
+    """The worker has what pieces of the pass ``token`` share."""
+
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a piece gives for the whole, and each step's seconds."""
+    """What a piece of the pass ``token`` gives for the whole, and each step's seconds."""
 
+    token: str
+    start: int
+    stop: int
     collected: Packed
     seconds: list[float]
 

@@ -18,7 +18,7 @@ import torch
 from .encoding import MessageError as MessageError
 from .messages import CODEC, Failed
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST_BYTES = 2**40
 """The maximum length of a message; longer ones are neither written nor read."""
 MOST_TEXT = 2**28

@@ -173,7 +173,7 @@ def prepare(token: str, device: str, work: bytes) -> bytes:
         _passes[token] = prepared
     except Exception as error:
         return _failed(None, error)
-    return protocol.dumps(Prepared())
+    return protocol.dumps(Prepared(token))
 
 
 def forget(token: str) -> None:
@@ -204,7 +204,8 @@ def run_piece(token: str, work: bytes) -> bytes:
                 run.free(step.frees)
                 seconds.append(time.perf_counter() - start)
             run.env.clear()
-        return protocol.dumps(Done(_joined(collected), seconds))
+        piece = own.piece
+        return protocol.dumps(Done(token, piece.start, piece.stop, _joined(collected), seconds))
     except Exception as error:
         if ONEDNN_FAILED in str(error) and token in _passes:  # continue like a run in one process
             _passes[token].without_onednn = True

@@ -41,7 +41,7 @@ from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
-from . import checkpoint_saving, script_errors
+from . import checkpoint_saving, child_processes, script_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
@@ -132,6 +132,7 @@ class SyncPatches:
         patch_storages(self.tape, self._patches)
         patch_numbers(self.tape, self._patches, self.before_read)
         self._patch_loaders()
+        child_processes.patch_processes(self.tape, self._patches, self.before_read)
         for name in ("dump", "dumps"):
             self._patches.set(pickle, name, checkpoint_saving.seen(getattr(pickle, name)))
         self._patch_subclasses()
@@ -368,11 +369,8 @@ class SyncPatches:
             if self.num_workers and tape.pending:
                 # Workers are forked, so the values that they read must exist. Otherwise, a dataset's own
                 # reads are noticed.
-                contents = (
-                    [*vars(self.dataset).values()] if hasattr(self.dataset, "__dict__") else [self.dataset]
-                )
-                for tensor in tensors_in([item for item in contents if not isinstance(item, dict)]):
-                    patches.before_read(tensor, "DataLoader workers")
+                given = self.dataset, self.collate_fn, self.worker_init_fn
+                child_processes.read_all(given, "DataLoader workers", tape, patches.before_read)
             with tape.recording.paused():
                 return make_iterator(self)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import stat
 import tempfile
+from functools import partial
 from pathlib import Path
+
+from ...process.signals import deferred
+from ...process.transaction import complete
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -17,24 +24,34 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: the folder is missing, the disk is full, or permission is denied; no temporary file remains.
     """
-    place = Path(os.path.realpath(path))
+    try:
+        _write(Path(os.path.realpath(path)), data)
+    except OSError as error:  # name the file that was asked for, not the temporary one
+        if error.filename is None and error.filename2 is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write(place: Path, data: bytes) -> None:
     try:
         mode: int | None = stat.S_IMODE((found := place.stat()).st_mode)
         if not stat.S_ISREG(found.st_mode):
             place.write_bytes(data)
             return
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     except FileNotFoundError:
         mode = None
+    name = ""
     try:
-        number, name = tempfile.mkstemp(prefix=".lazyviz-", dir=place.parent)
-    except PermissionError:
-        if mode is None:
-            raise
-        place.write_bytes(data)
-        return
-    except OSError as error:  # name the file that was asked for, not the temporary one
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-    try:
+        try:
+            with deferred():  # else the file may exist before its name is known
+                number, name = tempfile.mkstemp(prefix=".lazyviz-", dir=place.parent)
+        except PermissionError:
+            if mode is None:
+                raise
+            _write_in_place(place, data)
+            return
         with os.fdopen(number, "wb") as file:
             file.write(data)
             file.flush()
@@ -42,8 +59,30 @@ def write_whole(path: Path, data: bytes) -> None:
         os.chmod(name, mode if mode is not None else 0o666 & ~_umask())
         os.replace(name, place)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        if name:
+            with contextlib.suppress(OSError):  # it went with its folder, or was renamed already
+                os.unlink(name)
         raise
+
+
+def _write_in_place(place: Path, data: bytes) -> None:
+    """Overwrite a file, and put its content back on failure."""
+    with place.open("r+b", buffering=0) as file:
+        before = file.read()
+        try:
+            _overwrite(file, data)
+        except BaseException:
+            complete(partial(_overwrite, file, before))
+            raise
+
+
+def _overwrite(file: io.FileIO, data: bytes) -> None:
+    file.seek(0)
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    file.truncate(len(data))
+    os.fsync(file.fileno())
 
 
 def _umask() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -59,10 +60,10 @@ def test_floats_keep_their_bits(number):
 
 def test_tensors_travel_as_bytes():
     x = torch.randn(3, 4)
-    done = protocol.loads(protocol.dumps(Done(pack({1: x, 2: x[1:, ::2]}), [0.5])), Done)
+    done = protocol.loads(protocol.dumps(Done("", 0, 1, pack({1: x, 2: x[1:, ::2]}), [0.5])), Done)
     received = unpack(done.collected, lambda device: device)
     assert torch.equal(received[1], x) and received[2].stride() == x[1:, ::2].stride()
-    assert x.numpy().tobytes() in protocol.dumps(Done(pack({1: x}), []))
+    assert x.numpy().tobytes() in protocol.dumps(Done("", 0, 1, pack({1: x}), []))
 
 
 class OwnError(ValueError):
@@ -145,7 +146,7 @@ def test_a_message_says_what_is_due():
 
 
 def test_a_message_that_is_cut_off_or_goes_on_is_refused():
-    data = protocol.dumps(Done(pack({1: torch.ones(3)}), [1.0]))
+    data = protocol.dumps(Done("", 0, 1, pack({1: torch.ones(3)}), [1.0]))
     for length in range(len(data)):
         refused(data[:length], "not a message|truncated|damaged", Done)
     refused(data + b"x", "truncated", Done)
@@ -388,10 +389,33 @@ def test_an_answer_with_other_values_is_refused(monkeypatch):
             done = protocol.loads(data, Done)
         except MessageError:
             return data
-        return protocol.dumps(Done(Packed([], {}), done.seconds))
+        return protocol.dumps(dataclasses.replace(done, collected=Packed([], {})))
 
     with pytest.raises(MessageError, match="returned other values than"):
         evaluated(Listening(changed), monkeypatch)
+
+
+def kind_of_answer(data):
+    return type(protocol.answer(data, object))
+
+
+@pytest.mark.parametrize("whose", ["an earlier piece's", "an earlier pass's", "an earlier program's"])
+def test_an_answer_to_another_message_is_refused(whose, monkeypatch):
+    """One that comes late, twice, or to the wrong job."""
+    kind = messages.Prepared if whose == "an earlier program's" else Done
+    earlier = Listening()
+    if whose != "an earlier piece's":
+        evaluated(earlier, monkeypatch)
+    first = [answer for answer in earlier.answers if kind_of_answer(answer) is kind][:1]
+
+    def replayed(data):
+        if kind_of_answer(data) is not kind:
+            return data
+        first.append(data)
+        return first[0]
+
+    with pytest.raises(MessageError, match="the answer to another message"):
+        evaluated(Listening(replayed), monkeypatch)
 
 
 def test_a_pass_that_a_worker_does_not_know_is_one_sentence():
