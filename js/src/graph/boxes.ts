@@ -262,7 +262,7 @@ export class BoxDrawing {
       this.#sub?.removeAttribute("text-anchor");
     }
     if (box.given && rows >= 2) {
-      this.#sub?.replaceChildren(...box.given.flatMap(([, shape], n) => [n ? " · " : "", ...clashing(shape)]));
+      this.#sub?.replaceChildren(...box.given.flatMap(([, shape], n) => [n ? "\u00a0 · " : "", ...clashing(shape)]));
       this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
       return;
     }

@@ -269,6 +269,7 @@ def _simplify(root: Box) -> None:
             if only.kind == "module":
                 box.label = path_label(box, only, only_model=box.parent in one_model)
                 box.name, box.root, box.calls = only.name or box.name, only.root or box.root, only.calls
+                box.container = only.container
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
@@ -364,10 +365,9 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
 
 
 def _is_big(module: Box, lane: Box) -> bool:
-    """Whether most of the ops of the lane's modules are in ``module``."""
-    return module.ops >= BIG * sum(
-        child.ops for child in lane.children if child.kind == "module" and child.name
-    )
+    """Whether most of the ops of the lane's modules are in ``module``; of several calls one counts."""
+    inside = sum(child.ops / child.calls for child in lane.children if child.kind == "module" and child.name)
+    return module.ops >= BIG * inside * module.calls
 
 
 def _is_calls(module: Box, lane: Box) -> bool:

@@ -352,7 +352,7 @@ def called_twice():
 
 def test_the_one_big_module_is_open_at_its_first_call_where_it_is_called_twice():
     graph, keep = called_twice()
-    hierarchy = build_hierarchy(graph.plan().ir)
+    hierarchy = build_hierarchy(graph.ir)
     module = next(box for box in hierarchy.boxes.values() if box.phase == "forward" and box.calls == 2)
     first, second = (box for box in module.children if box.kind == "step")
     assert {module.id, first.id} <= hierarchy.opened and second.id not in hierarchy.opened
@@ -368,7 +368,7 @@ def test_the_one_big_module_is_open_at_its_first_call_where_it_is_called_twice()
 
 def test_running_statistics_are_neither_what_a_layer_is_given_nor_what_it_gives():
     graph, keep = called_twice()
-    hierarchy = build_hierarchy(graph.plan().ir)
+    hierarchy = build_hierarchy(graph.ir)
     norms = [box for box in hierarchy.boxes.values() if box.phase == "forward" and box.name.endswith("1")]
     assert len(norms) == 2
     for norm in norms:
@@ -376,3 +376,29 @@ def test_running_statistics_are_neither_what_a_layer_is_given_nor_what_it_gives(
     module = next(box for box in hierarchy.boxes.values() if box.phase == "forward" and box.calls == 2)
     assert not module.edges, "no call reads what another returns"
     del keep
+
+
+class Wrapped(nn.Module):
+    """A list of layers that is the only child of the only child: both are drawn as one box."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_the_backward_pass_lists_the_layers_of_a_list_whose_gradients_differ():
+    model = nn.Sequential(Wrapped(), nn.Linear(8, 2))
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        loss = model(x).square().sum()
+        loss.backward()  # the first layer has no gradient to give
+    lanes = {lane.phase: lane for lane in build_hierarchy(graph.ir).lanes()}
+    names = [box.name for box in lanes["backward"].children if box.kind == "module" and box.name]
+    assert not any(name.endswith("layers") for name in names), names
+    assert sum("layers." in name for name in names) >= 2
+    del loss

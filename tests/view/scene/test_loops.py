@@ -110,3 +110,18 @@ def test_a_loop_inside_of_a_library_is_not_called_by_the_users_loop_around_it():
     boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
     inside = [box.label for box in boxes if box.kind == "step" and box.repeats > 2]
     assert inside and set(inside) == {"step"}
+
+
+def test_steps_of_a_loop_that_differ_have_its_statement_beside_their_number(trained):
+    net, optimizer, x = trained
+    with lazyviz.lazy() as graph:
+        for micro in x.repeat(2, 1).chunk(4):  # the first makes gradients, the last step follows
+            F.mse_loss(net(micro), micro).backward()
+        optimizer.step()
+    root = Scene(graph.graph, make_plan(graph.graph)).hierarchy.root
+    statement = "for micro in x.repeat(2, 1).chunk(4)"
+    assert [(box.label, box.repeats) for box in root.children if box.kind == "step"] == [
+        (f"step 1 · {statement}", 1),
+        (statement, 2),
+        (f"step 4 · {statement}", 1),
+    ]
