@@ -71,6 +71,27 @@ def test_a_plan_tells_peak_lines_and_remedies_and_stops_after_the_steps(write, t
     assert {"kind", "text", "saves_bytes"} <= set(plan["remedies"][0])
 
 
+def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write, tmp_path):
+    text = """
+    import torch
+    from torch import nn
+
+    def train():
+        net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(4):
+            x = torch.randn(128, 256)
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+
+    if __name__ == "__main__":
+        train()
+    """
+    done = lazyviz_command("plan", write(text), cwd=tmp_path)
+    assert "del x after its last use at train.py:10 " in done.stdout, done.stdout
+
+
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command(
