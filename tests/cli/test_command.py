@@ -77,19 +77,22 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
     from torch import nn
 
     def train():
-        net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU())]
+        net = nn.Sequential(*layers, nn.Linear(256, 10))
         optimizer = torch.optim.AdamW(net.parameters())
         for _ in range(4):
-            x = torch.randn(128, 256)
-            loss = net(x).square().mean()
+            x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
+            loss = nn.functional.cross_entropy(net(x), y)
+            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            print(loss.item())
 
     if __name__ == "__main__":
         train()
     """
     done = lazyviz_command("plan", write(text), cwd=tmp_path)
-    assert "del x after its last use at train.py:10 " in done.stdout, done.stdout
+    assert "del x after its last use at train.py:11 " in done.stdout, done.stdout
 
 
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
