@@ -401,4 +401,9 @@ def test_the_backward_pass_lists_the_layers_of_a_list_whose_gradients_differ():
     names = [box.name for box in lanes["backward"].children if box.kind == "module" and box.name]
     assert not any(name.endswith("layers") for name in names), names
     assert sum("layers." in name for name in names) >= 2
+    found = [
+        box for box in build_hierarchy(graph.ir).boxes.values() if box.name.startswith("model.0.layers.")
+    ]
+    labels = {phase: {box.label.partition(".")[0] for box in found if box.phase == phase} for phase in lanes}
+    assert labels["forward"] == labels["backward"] == {"layers"}
     del loss

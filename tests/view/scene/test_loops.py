@@ -125,3 +125,14 @@ def test_steps_of_a_loop_that_differ_have_its_statement_beside_their_number(trai
         (statement, 2),
         (f"step 4 · {statement}", 1),
     ]
+
+
+def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            step(*trained)
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    steps = [box for box in scene.hierarchy.boxes.values() if box.kind == "step" and not box.name]
+    assert steps
+    assert not any("×" not in scene.box(box).get("through", "×") for box in steps)
+    assert "through" not in scene.box(steps[0]) or "→" in scene.box(steps[0])["through"]
