@@ -40,9 +40,10 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         around = f"{group.name}." if group in opened else ""
         parts = box.name.removeprefix(around).split(".")
         count = box.label.count(".") + 1
-        if box.label != ".".join(parts[-count:]):
+        least = min(count, fewest.get(patterns[box.name], count))
+        if box.label != ".".join(parts[-count:]) and least == count:
             continue  # called in words, or as its group is
-        count = min(count, fewest.get(patterns[box.name], count))
+        count = least
         # A module with one part is one box with it, by both names, but not if it has other parts here.
         while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
             count -= 1
