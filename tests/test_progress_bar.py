@@ -99,6 +99,27 @@ def test_a_run_that_fails_takes_its_bar_away(drawn):
     assert drawn and all(bar.closed for bar in drawn)
 
 
+def test_a_bar_in_a_notebook_is_taken_away_however_far_it_was_drawn(monkeypatch):
+    notebook = pytest.importorskip("tqdm.notebook")
+    made = []
+
+    class InNotebook(notebook.tqdm):
+        def __init__(self, **options):
+            made.append(self)
+            self.told = []
+            super().__init__(**options)
+
+        def display(self, *args, **options):
+            self.told.append(options)
+
+    monkeypatch.setattr(progress_bar, "_tqdm", lambda: InNotebook)
+    graph, _ = slow()
+    graph.evaluate()
+    (bar,) = made
+    assert bar.told[-1].get("close"), "removed"
+    assert not any(options.get("bar_style") == "danger" for options in bar.told)
+
+
 def test_who_follows_the_run_needs_no_bar(drawn):
     graph, _ = slow()
     seen = []

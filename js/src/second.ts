@@ -1,6 +1,7 @@
 // The widget's second part, which the first picture does not need. See page/second-part.ts.
 
 export { headTitles } from "./drawer/head-titles";
+export { lineWords } from "./drawer/line-words";
 export { failureBlock, Writer } from "./drawer/details";
 export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/keyboard";

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .. import __version__
-from ..plan.units import format_bytes
+from ..plan.units import format_bytes, format_deviation
 from ..session.lazy_graph import lazy
 
 STEPS, ROUNDS = 3, 7
@@ -280,7 +280,8 @@ def _check_memory(device: str, found: Findings) -> None:
         if not measured:
             continue
         off = projected / measured - 1
-        text = f"projected {format_bytes(projected)}, measured {format_bytes(measured)} ({off:+.1%})"
+        text = f"projected {format_bytes(projected)}, measured {format_bytes(measured)}"
+        text += f" ({format_deviation(off)})"
         found.add(f"peak memory of {name}", abs(off) <= 0.1, text)
 
 

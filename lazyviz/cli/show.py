@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..plan.units import format_bytes, format_range, looks_exact
+from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from .result import HERE, Data, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
@@ -119,7 +119,7 @@ def _peak(best: int, ends: Sequence[int]) -> str:
 
 
 def _share(size: int, total: int) -> str:
-    return f"{100 * size / total:.0f} %" if total else ""
+    return format_share(size / total) if total else ""
 
 
 def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ from ..plan.formatting import line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.projection import ByCategory, Peak
 from ..plan.tables import Table, Tabular
-from ..plan.units import format_bytes
+from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:
     from ..plan.runtime.measured_times import TimesCompared
@@ -199,7 +199,10 @@ class Report(Tabular):
             ("ops run", f"{self.ops_run:,}"),
             ("seconds", f"{self.seconds:.3f}{self._projected_text}"),
             ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
-            ("backend", self.backend + (f", {self.share:.0%} of the ops" if self.share < 1 else "")),
+            (
+                "backend",
+                self.backend + (f", {format_share(self.share)} of the ops" if self.share < 1 else ""),
+            ),
             ("pieces", str(self.pieces) if self.pieces > 1 else ""),
             ("recomputed", f"{self.recomputed:,} ops" if self.recomputed else ""),
             ("new", self.cache_miss_reason or ""),
@@ -233,7 +236,7 @@ class Report(Tabular):
             with_scratch = f"; {format_bytes(self.projected_total_bytes or 0)} with kernels' scratch memory"
         if not self.difference:
             return f"as projected{with_scratch}"
-        text = f"projected {format_bytes(self.projected_bytes)}, {self.error:+.1%}{with_scratch}"
+        text = f"projected {format_bytes(self.projected_bytes)}, {format_deviation(self.error)}{with_scratch}"
         parts = sorted(self.difference.items(), key=lambda item: -abs(item[1]))
         named = [
             f"{name} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in parts[:3] if size
@@ -248,7 +251,7 @@ class Report(Tabular):
             return ""
         from ..plan.runtime.projection import duration
 
-        return f" (projected {duration(projected)}, {projected / self.seconds - 1:+.0%})"
+        return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
 
     @property
     def _tensors_alone(self) -> bool:

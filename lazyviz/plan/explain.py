@@ -14,7 +14,7 @@ from .remedies.remedy import Remedy, cheapest
 from .runtime.bottlenecks import limits
 from .runtime.projection import Projection
 from .runtime.steps import last_step
-from .units import format_bytes, format_range, looks_exact
+from .units import format_bytes, format_range, format_share, looks_exact
 
 LARGEST = 5  # allocations listed
 REMEDIES = 3  # named
@@ -145,7 +145,7 @@ def _peak(plan: Plan) -> list[str]:
     if between := _between(plan.peak_range):
         if plan._reservation is not None:
             lines.append(
-                f"  {between} in {plan.range_level:.0%} of runs, according to published "
+                f"  {between} in {format_share(plan.range_level)} of runs, according to published "
                 f"measurements{_unsure(plan)}"
             )
         else:
@@ -336,7 +336,7 @@ def _reserved(plan: Plan) -> str:
     if reservation.context_bytes:
         text += f"; the CUDA context takes about {format_bytes(reservation.context_bytes)} more"
     if plan.reserved_range is not None and (between := _between(plan.reserved_range)):
-        text += f"; {between} in {plan.range_level:.0%} of runs"
+        text += f"; {between} in {format_share(plan.range_level)} of runs"
     return text + "."
 
 
@@ -374,9 +374,11 @@ def fold(by_module: dict[str, int]) -> dict[str, int]:
 def table(sizes: dict[str, int], total: int, limit: int) -> list[str]:
     """Rows of size, share of ``total`` and name, largest first; beyond ``limit`` as one row."""
     rows = sorted(((size, key) for key, size in sizes.items() if size), key=lambda row: (-row[0], row[1]))
-    lines = [f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {key}" for size, key in rows[:limit]]
+    lines = [
+        f"  {format_bytes(size):>10} {format_share(size / total):>6}  {key}" for size, key in rows[:limit]
+    ]
     rest = rows[limit:]
     if rest:
         size = sum(row[0] for row in rest)
-        lines.append(f"  {format_bytes(size):>10} {100 * size / total:3.0f} %  {len(rest)} more")
+        lines.append(f"  {format_bytes(size):>10} {format_share(size / total):>6}  {len(rest)} more")
     return lines

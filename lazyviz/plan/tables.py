@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .units import format_bytes
+from .units import format_bytes, format_share
 
 
 class Table(NamedTuple):
@@ -86,4 +86,4 @@ def sizes(found: dict[str, int]) -> list[Sequence[str]]:
     """Rows of bytes, share and name, largest first."""
     total = sum(found.values()) or 1
     order = sorted(found.items(), key=lambda item: -item[1])
-    return [(format_bytes(size), f"{100 * size / total:.0f} %", name) for name, size in order if size]
+    return [(format_bytes(size), format_share(size / total), name) for name, size in order if size]

@@ -71,11 +71,25 @@ def format_flops(flops: int) -> str:
     return f"{flops} FLOP"
 
 
+def format_share(share: float) -> str:
+    """``"21 %"``, and below 10 % with a decimal; what is not zero is never ``"0 %"``."""
+    return "<0.1 %" if 0 < share < 0.001 else f"{100 * share:.{_decimals(share)}f} %"
+
+
+def format_deviation(share: float) -> str:
+    """``"+21 %"``, ``"-0.4 %"``"""
+    return f"{100 * share:+.{_decimals(share)}f} %"
+
+
+def _decimals(share: float) -> int:
+    return 1 if 0 < abs(share) < 0.0995 else 0
+
+
 MANY_TIMES = 10  # growth from which a percentage is harder to read than a factor
 
 
 def format_change(before: int, after: int, show: Callable[[int], str] = format_bytes) -> str:
-    """``"+2.00 MiB (+33.3 %)"``, ``"+1.00 GiB (× 1,025)"``, or ``"the same"``."""
+    """``"+2.00 MiB (+33 %)"``, ``"+1.00 GiB (× 1,025)"``, or ``"the same"``."""
     if before == after:
         return "the same"
     text = f"{'+' if after > before else '-'}{show(abs(after - before))}"
@@ -83,4 +97,4 @@ def format_change(before: int, after: int, show: Callable[[int], str] = format_b
         return text
     if after > MANY_TIMES * before:
         return f"{text} (× {after / before:,.0f})"
-    return f"{text} ({100 * (after - before) / before:+.1f} %)"
+    return f"{text} ({format_deviation((after - before) / before)})"

@@ -90,6 +90,7 @@ class Bar:
                 if self._over.wait(EVERY):
                     return
         finally:
+            bar.n = bar.total  # a notebook's bar that is not full would stay, in red
             bar.close()
 
 

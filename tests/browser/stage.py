@@ -245,3 +245,8 @@ class Stage:
         """Click, and wait for what comes of it."""
         shown(self.page.locator(selector).first).click()
         self.settle()
+
+    def open(self, selector: str) -> None:
+        """Open or close a group by its arrow, and wait for what comes of it."""
+        self.page.locator(selector).first.locator(".lz-arrow").click()
+        self.settle()

@@ -284,7 +284,7 @@ def test_nothing_moves_where_motion_is_to_be_reduced(page):
     graph, keep = training(4)
     page.emulate_media(reduced_motion="reduce")
     with Stage(page, graph) as stage:
-        stage.click('[data-node][data-kind="module"][data-phase="forward"][aria-expanded="false"]')
+        stage.open('[data-node][data-kind="module"][data-phase="forward"][aria-expanded="false"]')
         stage.click('button[data-action="evaluate"]')
         moving = page.evaluate(
             "document.getAnimations().filter((each) => each.effect.target.closest('.lazyviz')).length"

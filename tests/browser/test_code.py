@@ -46,6 +46,8 @@ def test_each_line_shows_its_bytes_and_its_share_of_the_peak(page, stage):
     assert sum(shares) + rest == pytest.approx(100, abs=2)
     held = sum(each.nbytes for each in plan.alive_at_peak if each.node is None)
     assert rest == pytest.approx(held / plan.peak_bytes * 100, abs=1)
+    row(page, FIRST).hover()
+    stage.settle()
     assert "its gradients" in row(page, FIRST).get_attribute("title")
     assert row(page, FIRST - 1).evaluate("row => row.className") == "lz-none"
 
@@ -120,9 +122,11 @@ def test_a_failed_line_and_a_sync_point_are_marked(page):
         z = y.relu() + 1
     node = graph.nodes[-1]
     node.state, node.error = "failed", "RuntimeError: <b>boom</b>"
-    with Stage(page, graph):
+    with Stage(page, graph) as stage:
         line = node.source.line
         assert row(page, line).evaluate("row => row.className") == "lz-failed-line"
+        shown(row(page, line)).hover()
+        stage.settle()
         assert "<b>boom</b>" in row(page, line).get_attribute("title")
         assert "sync point" in row(page, line - 1).get_attribute("title")
         assert row(page, line - 1).locator("td").first.get_attribute("data-mark") == "‖"

@@ -434,7 +434,7 @@ def test_nothing_moves_for_those_who_want_no_motion(browser):
               };
             }"""
         )
-        stage.click(f'{CLOSED}[data-phase="forward"]')
+        stage.open(f'{CLOSED}[data-phase="forward"]')
         assert page.locator('[aria-expanded="true"]').count() == open_before + 1
         assert page.evaluate("window.animations") == 0
     page.close()
@@ -692,3 +692,63 @@ def test_a_relations_line_does_not_strike_out_what_is_kept(page, show):
           return words.length > 2 && words.every(painted);
         }"""
     ), "words are painted after the lines"
+
+
+def test_a_click_selects_and_two_clicks_or_one_on_the_arrow_open_and_close(page, show):
+    stage = show("gpt2", width=900)  # the drawer rises at the first click, and what is drawn moves
+    box = page.locator('[data-node][data-kind="module"][data-name*=".h."][data-phase="forward"]').first
+    id = box.get_attribute("data-node")
+    box = page.locator(f'[data-node="{id}"]')
+    card = box.locator(".lz-card").last
+
+    def state():
+        stage.settle()
+        return box.get_attribute("aria-expanded"), "lz-selected" in box.get_attribute("class")
+
+    card.click(position={"x": 60, "y": 30})
+    assert state() == ("false", True)
+    assert page.locator('[data-panel="details"] h3').is_visible()
+    card.click(position={"x": 60, "y": 30})
+    assert state() == ("false", False), "a second one, later, takes the selection back"
+    card.dblclick(position={"x": 60, "y": 30})
+    assert state() == ("true", True)
+    frame = box.locator(".lz-frame").evaluate("e => e.getBoundingClientRect().toJSON()")
+    page.mouse.dblclick(frame["right"] - 12, frame["top"] + 10)
+    assert state()[0] == "false"
+    box.locator(".lz-arrow").click()
+    assert state()[0] == "true"
+    box.locator(".lz-arrow").dblclick()
+    assert state()[0] == "false", "once for the arrow"
+    box.dispatch_event("click")
+    assert state()[0] == "true", "an assistive tool has only one way to press"
+
+
+def test_marked_sizes_stand_clear_of_the_signs_beside_them(page, show):
+    show("shapes", width=1300)
+    gaps = page.locator(".lz-edge-shape").evaluate_all("""all => all.flatMap((text) => {
+      const parts = [...text.querySelectorAll("tspan")].map((part) => [part, part.getBoundingClientRect()]);
+      return parts.slice(1).flatMap(([part, box], n) => {
+        const marked = [part, parts[n][0]].find((each) => each.classList.contains("lz-clash"));
+        const scale = text.getScreenCTM().a;
+        const outline = marked && parseFloat(getComputedStyle(marked).strokeWidth) / 2;
+        return marked ? [(box.left - parts[n][1].right) / scale - outline] : [];
+      });
+    })""")
+    assert gaps and min(gaps) >= 0
+
+
+def test_the_flag_of_the_peak_stands_beside_words_that_are_as_wide_as_its_box(page, show):
+    stages = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.GroupNorm(4, 16))
+    x = torch.randn(8, 3, 64, 64)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        y = torch.nn.functional.gelu(stages(x))
+    show("", graph, width=1300)
+    words = page.locator(".lz-edge-label").evaluate_all(
+        "all => all.map((e) => e.getBoundingClientRect().toJSON())"
+    )
+    flag = page.locator(".lz-peak-flag .lz-flag").evaluate("e => e.getBoundingClientRect().toJSON()")
+    assert words
+    for each in words:
+        beside = each["left"] >= flag["right"] or each["right"] <= flag["left"]
+        assert beside or each["top"] >= flag["bottom"] or each["bottom"] <= flag["top"]
+    del y

@@ -154,7 +154,7 @@ def test_titles_of_open_groups_stand_over_lines_and_the_peak_s_flag_over_no_word
     graph, keep = pictures.recorded("unet")
     page, _ = drawn(lambda: (graph, keep), 1320)
     hit = page.evaluate("""() => {
-      const flag = document.querySelector(".lz-flag").getBoundingClientRect();
+      const flag = document.querySelector(".lz-peak-flag .lz-flag").getBoundingClientRect();
       return [...document.querySelectorAll(".lz-edge-label")].some((each) => {
         const words = each.getBoundingClientRect();
         const beside = words.left >= flag.right || words.right <= flag.left;

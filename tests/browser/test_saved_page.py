@@ -70,7 +70,7 @@ def test_groups_open_details_and_lines_are_answered_and_search_finds(opened, scr
     page = opened(graph)
     fold = page.locator('[data-node][data-kind="module"][data-phase="forward"]').filter(has_text="× 4").first
     before = page.locator("[data-node]").count()
-    fold.click()
+    fold.locator(".lz-label").dblclick()
     page.locator('[data-node][aria-expanded="true"][data-kind="module"]').first.wait_for()
     assert page.locator("[data-node]").count() == before + 4
     page.locator('[data-node][data-op="aten.mean.default"]').first.focus()

@@ -71,6 +71,30 @@ def test_a_plan_tells_peak_lines_and_remedies_and_stops_after_the_steps(write, t
     assert {"kind", "text", "saves_bytes"} <= set(plan["remedies"][0])
 
 
+def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write, tmp_path):
+    text = """
+    import torch
+    from torch import nn
+
+    def train():
+        layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU())]
+        net = nn.Sequential(*layers, nn.Linear(256, 10))
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(4):
+            x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
+            loss = nn.functional.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(loss.item())
+
+    if __name__ == "__main__":
+        train()
+    """
+    done = lazyviz_command("plan", write(text), cwd=tmp_path)
+    assert "del x after its last use at train.py:11 " in done.stdout, done.stdout
+
+
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command(

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from lazyviz.plan.units import format_bytes, format_range, looks_exact, parse_bytes
+import lazyviz
+from lazyviz.plan.units import (
+    format_bytes,
+    format_deviation,
+    format_range,
+    format_share,
+    looks_exact,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +65,33 @@ def test_a_range_of_a_few_bytes_is_one_figure():
 def test_digits_of_other_scripts_are_no_size():
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes("\u0663 GiB")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"),
+        (1e-9, "<0.1 %"),
+        (0.004, "0.4 %"),
+        (0.0994, "9.9 %"),
+        (0.0996, "10 %"),
+        (0.208, "21 %"),
+        (1, "100 %"),
+    ],
+)
+def test_shares_have_one_format(share, text):
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0, "+0 %"), (0.004, "+0.4 %"), (-0.208, "-21 %")])
+def test_deviations_have_the_same_with_their_sign(share, text):
+    assert format_deviation(share) == text
+
+
+def test_no_share_that_is_shown_has_another_format():
+    """Python's own format for a percentage has no space, and digits of its own."""
+    package = Path(lazyviz.__file__).parent
+    found = [
+        path for path in package.rglob("*.py") if re.search(r"\{[^{}\n]*:[-+.0-9<>]*%\}", path.read_text())
+    ]
+    assert not found

@@ -1,10 +1,10 @@
 // The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
-import { grouped, html, on, plainButton, seconds } from "../page/dom";
+import { html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { whenHere } from "../page/second-part";
 import { roving } from "../page/roving";
-import type { CodeFacts, CodeMessage, Layer, LineFact, Send } from "../model/types";
+import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";
 
 const HEADS = ["Line", "Code", "Allocates", "At peak", "Time"];
 
@@ -164,32 +164,16 @@ export class CodePanel {
       cells[4]?.replaceChildren(fact.seconds !== undefined ? seconds(fact.seconds) : fact.projected ? `${ran ? "≈" : ""}${seconds(fact.projected)}` : "");
       row.classList.toggle("lz-failed-line", Boolean(fact.failed));
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
-      const told = words(fact, share);
-      row.title = `${button.textContent.trim()}\n${told}`;
-      button.setAttribute("aria-description", told);
+      whenHere(({ lineWords }) => {
+        const told = lineWords(fact, share);
+        row.title = `${button.textContent.trim()}\n${told}`;
+        button.setAttribute("aria-description", told);
+      });
       cells[0]?.setAttribute("data-mark", fact.failed ? "✗" : fact.sync ? "‖" : "");
     }
     const rest = elsewhere > 0 && peak ? `${percent(elsewhere / peak)} of the peak (${bytesText(elsewhere)}) was there before, or is made elsewhere` : "";
     this.#foot.textContent = rest;
   }
-}
-
-/** The tooltip of a line's row, also for screen readers. */
-function words(fact: LineFact, share: (bytes?: number) => string): string {
-  const parts: string[] = [];
-  if (fact.failed) parts.push(`failed: ${fact.failed}`);
-  if (fact.sync) parts.push(`sync point, ${fact.sync}`);
-  if (fact.ops) parts.push(`${count(fact.ops)}${fact.called ? ` (${grouped(fact.called)} by lines that it calls)` : ""}, ${bytesText(fact.bytes ?? 0)} allocated, ${bytesText(fact.held ?? 0)} at the peak (${share(fact.held)})`);
-  if (fact.gradients) {
-    parts.push(`its gradients: ${count(fact.gradients)}, ${bytesText(fact.gradientBytes ?? 0)} allocated, ${bytesText(fact.gradientHeld ?? 0)} at the peak (${share(fact.gradientHeld)})`);
-  }
-  if (fact.seconds !== undefined) parts.push(seconds(fact.seconds));
-  if (fact.projected) parts.push(`${seconds(fact.projected)} projected`);
-  return parts.join("\n");
-}
-
-function count(ops: number): string {
-  return `${grouped(ops)} op${ops === 1 ? "" : "s"}`;
 }
 
 function percent(share: number): string {

@@ -45,6 +45,9 @@ function wordsOf(box: BoxData): string {
 
 const at = (frame: Frame): string => `translate(${frame.x.toFixed(1)},${frame.y.toFixed(1)})`;
 
+/** Where a click opens or closes a group, which elsewhere takes two. */
+const hit = (x: number): SVGElement => svg("rect", { class: "lz-arrow", x, width: 32, height: 30 });
+
 /** The outline of a closed box; parameters and buffers have cut corners, which distinguish them from ops. */
 function outline(box: BoxData, width: number, height: number, by: number): SVGElement {
   const cut = 9;
@@ -113,7 +116,7 @@ export class BoxDrawing {
     this.element.append(this.#title);
     if (open) {
       this.element.append(svg("rect", { class: "lz-frame", width, height, rx: 10 }));
-      if (!lane) this.element.append(svg("path", { class: "lz-fold", d: "M14,15l5,6l5,-6" }));
+      if (!lane) this.element.append(svg("path", { class: "lz-fold", d: "M14,15l5,6l5,-6" }), hit(0));
     } else if (box.kind === "sync" && frame.barrier) {
       const [left, wide] = frame.barrier;
       this.element.append(svg("path", { class: "lz-barrier", d: `M${left - frame.x},${height / 2}h${wide}` }), outline(box, width, height, 0));
@@ -131,7 +134,7 @@ export class BoxDrawing {
           svg("path", { class: "lz-layer-icon", d: LAYERS[box.layer] ?? "", transform: `translate(${edge / 2 - 8},${height < 40 ? height / 2 - 8 : 12})` }),
         );
       }
-      if (box.group && height > 40 && !lane) this.element.append(svg("path", { class: "lz-fold", d: `M${width - 15},11l4,4l-4,4` }));
+      if (box.group && height > 40 && !lane) this.element.append(svg("path", { class: "lz-fold", d: `M${width - 15},11l4,4l-4,4` }), hit(width - 30));
       const mark = MARKS[box.kind === "output" ? "output" : kind === "input" ? (box.role ?? "input") : ""];
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
@@ -259,7 +262,7 @@ export class BoxDrawing {
       this.#sub?.removeAttribute("text-anchor");
     }
     if (box.given && rows >= 2) {
-      this.#sub?.replaceChildren(...box.given.flatMap(([, shape], n) => [n ? " · " : "", ...clashing(shape)]));
+      this.#sub?.replaceChildren(...box.given.flatMap(([, shape], n) => [n ? "\u00a0 · " : "", ...clashing(shape)]));
       this.#put(this.#third, rows >= 3 ? cut(box.sub, width - 8 - left, small) : "", left, lead + 29 * grow, small);
       return;
     }
@@ -355,7 +358,8 @@ function bar(x: number, y: number, width: number, height: number, parts: readonl
 
 /** A shape in which mismatched sizes are marked. */
 export function clashing(shape: readonly ShapePart[]): SVGElement[] {
-  return shape.map(([text, clashes]) => svg("tspan", { class: clashes ? "lz-clash" : undefined }, text));
+  // The mark is wider than the size by its outline.
+  return shape.map(([text, clashes], n) => svg("tspan", { class: clashes ? "lz-clash" : undefined, dx: clashes || shape[n - 1]?.[1] ? 4 : undefined }, text));
 }
 
 function setText(text: SVGTextElement, words: string, x: number, y: number, size: number): SVGTextElement {

@@ -71,7 +71,7 @@ export class GraphView {
     this.#scene = scene;
     this.#events = events;
     // Lines of relations are below the words on other lines.
-    this.#content.append(this.#openLayer, this.#relationLayer, this.#keptLayer, this.#edges.element, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#flagLayer);
+    this.#content.append(this.#openLayer, this.#relationLayer, this.#edges.element, this.#keptLayer, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
       {
@@ -105,12 +105,18 @@ export class GraphView {
     on(zoomOut, "click", () => {
       this.camera.zoomBy(1 / 1.3);
     });
-    on(this.svg, "click", (event) => {
-      const id = nodeOf(event.target);
-      if (id === null) events.clear();
+    let clicked: string | null = null;
+    let open = false;
+    on(this.svg, "click", ({ target, detail }) => {
+      // The second of two clicks is for the box of the first, wherever that is now; an assistive tool's is number 0.
+      const id = detail > 1 ? clicked : nodeOf(target);
+      open = detail > 1 ? !open : !detail || !!(target as Element).closest(".lz-arrow, .lz-lane");
+      const again = !open && id === clicked && id === this.selected;
+      clicked = id;
+      if (id === null || (again && detail === 1)) events.clear();
       else {
         this.#settleOn(id);
-        events.choose(id, true);
+        events.choose(id, open);
       }
     });
     on(this.svg, "keydown", (event) => {
@@ -336,10 +342,13 @@ export class GraphView {
     const below = !rail && end > Math.max(right, frame.x); // there is no room beside the title
     const y = rail ? frame.y + 8 + 16 * grow : below ? frame.y + frame.height + 3 + 16 * grow : frame.y - 3;
     // Nor does it lie over the words of a line.
-    const words = (x: number): boolean | undefined =>
-      this.#arrangement?.lines.some(({ labelAt: at }) => at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7);
-    const atRight = end > frame.x || (words(frame.x) && !words(right));
-    const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? right : frame.x;
+    const words = (x: number): number | undefined => {
+      const start = this.#arrangement?.lines.flatMap(({ labelAt: at }) => (at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7 ? [at[0] - at[2].length * 3.7] : []));
+      return start?.[0];
+    };
+    const over = words(frame.x);
+    const atRight = end > frame.x || (over && !words(right));
+    const x = rail ? frame.x + (frame.width - wide) / 2 : atRight ? right : over ? Math.min(frame.x, over - wide - 26) : frame.x;
     const label = svg("text", { class: "lz-flag-text", x: x + 5 * grow, y: y - 4 * grow }, told);
     label.style.fontSize = `${11 * grow}px`;
     this.#flagLayer.replaceChildren(

@@ -24,7 +24,7 @@ from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
 from ..liveness.live_set import Category, categorize
 from ..projection import Held, Peak, highest
-from ..units import format_bytes
+from ..units import format_bytes, format_share
 from ..workspace.size import Need
 from .candidates import RecomputeSchedule, Trace
 
@@ -72,7 +72,7 @@ class RecomputePlan:
         """The choice as text: additional time, and saved memory."""
         if not self.nodes:
             return self.reason or "nothing is recomputed"
-        cost = f"about {self.share:.0%} more work" if self.share >= 0.005 else "under 1 % more work"
+        cost = f"about {format_share(self.share)} more work" if self.share >= 0.005 else "under 1 % more work"
         if self.seconds is not None:
             cost += f", about {self.seconds:.3g} s"
         text = (

@@ -80,7 +80,8 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
         for key in keys:
             changed.held.pop(key, None)
         final = max((last[key] for key in keys), key=lambda node: node.index)
-        source, then = next(reversed(chain(final)), None), "if no later code needs it"
+        source = functions.last_use(keys[0], variable.names, final) or next(reversed(chain(final)), None)
+        then = "if no later code needs it"
         text = f"del {', '.join(variable.names)}"
         if variable.scope is not None:
             source = line_in(final, variable.scope) or source
@@ -116,6 +117,13 @@ class _Functions:
         if self._statements.own_end(self._nodes[self._program.makers[key]]) <= self._at:
             return own
         return self.of_held(key, final, len(self._nodes)) or own
+
+    def last_use(self, key: Key, names: tuple[str, ...], final: Node) -> SourceLine | None:
+        """The line of ``final`` in the code that gave a storage one of these names: it may be a function."""
+        for binding in self._statements.bindings(self._nodes[self._program.makers[key]]):
+            if not set(names).isdisjoint(binding.names):
+                return line_in(final, binding.scope)
+        return None
 
     def of_held(self, key: Key, final: Node, until: int) -> _Variable | None:
         """The local variable of a running function that refers to a storage ``until`` then, after its last

@@ -12,6 +12,7 @@ from ...graph.ir import Node, Value
 from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
+from ..units import format_share
 from .kernels import Card
 from .project import card_of
 from .projection import OpTime, Projection, duration, project
@@ -46,17 +47,17 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     low, high = time.seconds_range
     lines = [
         f"Projected time on {time.device}: {duration(time.seconds)} ({duration(low)} to {duration(high)}); "
-        f"{_KNOWN[time.known]}, and measurements cover {time.coverage:.0%} of the time.",
+        f"{_KNOWN[time.known]}, and measurements cover {format_share(time.coverage)} of the time.",
     ]
     if time.unknown:
         names = sorted({node.name.rpartition("_")[0] for node in time.unknown})
         lines.append(f"Not included: {len(time.unknown):,} ops of unknown duration: {', '.join(names[:5])}.")
     shares = [
-        f"{name} {seconds / time.seconds:.0%}"
+        f"{name} {format_share(seconds / time.seconds)}"
         for name, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
         if seconds >= 0.005 * time.seconds
     ]
-    mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
+    mfu = f", MFU {format_share(time.mfu)}" if time.mfu is not None else ""
     work = f"{time.flops / 1e12:.3g} TFLOP, {time.work.bytes_moved / 1e9:.3g} GB moved{mfu}"
     lines.append(f"What limits this step: {', '.join(shares)}; {work}.")
     if time.by_bound["launch"] > 0.5 * time.seconds:
@@ -71,7 +72,7 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     lines.append("Slowest lines, including their backward passes:")
     for line, (seconds, _) in list(time.by_line.items())[:LINES]:
         text = line_with_text(line) if line is not None else "(no line)"
-        lines.append(f"  {duration(seconds):>8} {seconds / time.seconds:4.0%}  {text}")
+        lines.append(f"  {duration(seconds):>8} {format_share(seconds / time.seconds):>6}  {text}")
     if found := changes(time, nodes, target):
         lines += ["What would make it faster:", *(f"  {each}" for each in found)]
     return lines

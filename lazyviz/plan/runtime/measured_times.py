@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames
 from ..tables import Table, Tabular
+from ..units import format_deviation
 from .op_classes import short_name
 from .projection import Projection, duration
 
@@ -88,14 +89,14 @@ class TimesCompared(Tabular):
 
     def table(self) -> Table:
         """The slowest operators."""
-        error = f" ({self.error:+.0%})" if self.error is not None else ""
+        error = f" ({format_deviation(self.error)})" if self.error is not None else ""
         title = f"Projected on {self.device}: {duration(self.projected)}, measured "
         title += f"{duration(self.measured)}{error}, {len(self.ops):,} ops"
         rows = [
             (
                 duration(pair.projected),
                 duration(pair.measured),
-                f"{pair.projected / pair.measured - 1:+.0%}" if pair.measured else "",
+                format_deviation(pair.projected / pair.measured - 1) if pair.measured else "",
                 name,
             )
             for name, pair in list(self.by_op.items())[:DEAREST]

@@ -260,10 +260,10 @@ def _header(scene: Scene, title: str, state: str, report: Any) -> tuple[list[str
 def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[str]:
     opened = [frame for frame in picture.frames if frame.open]
     parts = [_frame(frame) for frame in opened]
-    for band in kept_bands(scene, picture):
-        parts += _band(band)
     for line in picture.lines:
         parts += _line(line, picture.across)
+    for band in kept_bands(scene, picture):  # its words stand over the lines
+        parts += _band(band)
     for line in picture.lines:
         if line.at is not None:
             parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=_HALO))

@@ -53,8 +53,9 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
     while first.repeats > 1 and first.calls == 1 and first.children:
         first, last = first.children[0], last.children[-1]
     takes, gives = first.takes, last.gives
-    if takes is None and box.phase == "other" and not box.name:
-        return ""  # first values, of which nothing flows on
+    whole = box.kind == "step" and not box.name and first.children and first.children[0].kind == "lane"
+    if takes is None and not box.name and (box.phase == "other" or whole):
+        return ""  # first values, of which nothing flows on, or a training step, which updates weights
     if gives is None and box.phase == "backward" and box.name and (found := _gradients(last)):
         # It has no output for other layers: its results are the gradients of its weights.
         given = shape(found[0]) if len(found) <= FEW_GRADIENTS else f"{len(found)} gradients"

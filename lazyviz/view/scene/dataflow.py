@@ -10,7 +10,7 @@ from ...graph.modules import full_name
 # For each node, the values that it reads, each with the position of the node that created it.
 Reads = list[list[tuple["int | None", Value]]]
 
-_KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
+KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
 # These only change metadata, although the schema does not declare them as views.
 LIKE_VIEWS = {
@@ -211,7 +211,7 @@ def _initializes(node: Node, counters: set[int], *, before: bool, leads: bool) -
     index = node.index
     kept = any(
         (
-            value.storage.role in _KEPT
+            value.storage.role in KEPT
             and (node.phase == "other" or value.storage.created == index or (node.writes and before))
         )
         or (value.storage.id in counters and before)
@@ -254,7 +254,7 @@ def initializations(graph: Graph, lanes: Sequence[Phase]) -> set[int]:
         if lanes[node.index] == "other"
         and (
             _is_copy(node, counters)
-            or all(value.storage.role in _KEPT or value.storage.id in counters for value in node.outputs)
+            or all(value.storage.role in KEPT or value.storage.id in counters for value in node.outputs)
         )
     }
 
@@ -262,7 +262,7 @@ def initializations(graph: Graph, lanes: Sequence[Phase]) -> set[int]:
 def _is_copy(node: Node, counters: set[int]) -> bool:
     """Whether all that it reads are parameters, buffers, or what modules count with."""
     return bool(node.inputs) and all(
-        value.storage.role in _KEPT or value.storage.id in counters for value in node.inputs
+        value.storage.role in KEPT or value.storage.id in counters for value in node.inputs
     )
 
 

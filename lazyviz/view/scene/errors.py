@@ -12,7 +12,7 @@ from ...graph.refused import clashes
 from .boxes import Box, op_name, refused_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
-SHAPE_CHAR, SHAPE_GAP = 7.3, 10  # pixels of a character of a shape, and between two
+SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels of a character of a shape, and between two with a marked size
 
 
 def find_error(root: Box) -> Box | None:

@@ -23,6 +23,7 @@ from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, op_name
 from .calls import Calls, merge_calls
 from .dataflow import (
+    KEPT,
     Reads,
     crowded_lanes,
     data_flow,
@@ -268,6 +269,7 @@ def _simplify(root: Box) -> None:
             if only.kind == "module":
                 box.label = path_label(box, only, only_model=box.parent in one_model)
                 box.name, box.root, box.calls = only.name or box.name, only.root or box.root, only.calls
+                box.container = only.container
             box.repeats, box.children = only.repeats, only.children
             for grandchild in box.children:
                 grandchild.parent = box
@@ -333,18 +335,18 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
             for child in group.children
             if child.kind == "module"
             and child not in frames
-            and child.repeats == child.calls == 1
+            and (child.repeats == child.calls == 1 or (group is lane and framed and _is_calls(child, lane)))
             and any(grandchild.is_group for grandchild in child.children)
-            and total + len(child.children) - 1 <= _most_boxes(lane, child, group, forward)
+            and total + _shown(child) - 1 <= _most_boxes(lane, child, group, forward)
         ]
         if not candidates:
             break
         chosen, group = max(candidates, key=lambda each: each[0].ops)
-        total += len(chosen.children) - 1
+        total += _shown(chosen) - 1
         if lane.phase == "forward":
             forward[chosen.name] = True
         if group is lane and framed and chosen.name:
-            frames.append(chosen)
+            frames += [chosen, *chosen.children[: chosen.calls > 1]]
             continue
         at = group.children.index(chosen)
         taken = {child.label for child in group.children}
@@ -362,11 +364,26 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
     return frames
 
 
+def _is_big(module: Box, lane: Box) -> bool:
+    """Whether most of the ops of the lane's modules are in ``module``; of several calls one counts."""
+    inside = sum(child.ops / child.calls for child in lane.children if child.kind == "module" and child.name)
+    return module.ops >= BIG * inside * module.calls
+
+
+def _is_calls(module: Box, lane: Box) -> bool:
+    """Whether it is the big module of its lane, and its parts are calls of it."""
+    return module.calls > 1 and module.children[0].kind == "step" and _is_big(module, lane)
+
+
+def _shown(module: Box) -> int:
+    """How many boxes ``module`` shows once it is open: of several calls, the first shows its own."""
+    return len(module.children) + (len(module.children[0].children) if module.calls > 1 else 0)
+
+
 def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool]) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
     if lane.phase == "forward":
-        inside = sum(child.ops for child in lane.children if child.kind == "module" and child.name)
-        return MODEL_BOXES if group is lane and module.ops >= BIG * inside else LANE_BOXES
+        return MODEL_BOXES if group is lane and _is_big(module, lane) else LANE_BOXES
     known = next((name for name in _prefixes(module.name) if name in forward), None)
     if known is None:  # there is nothing to match
         return LANE_BOXES
@@ -520,6 +537,7 @@ def _connect(
 ) -> None:
     """An edge for ``value``, which is ``source`` before ``views`` that are not drawn, if it is not itself."""
     a, b = maker, reader
+    state = value.storage.role in KEPT  # of a module: not what it is given, or gives
     left: list[Box] = []
     entered: list[Box] = []
     while a.parent is not b.parent:
@@ -532,7 +550,7 @@ def _connect(
             entered.append(b)
             b = b.parent
     group = a.parent
-    if a is b or group is None:
+    if a is b or group is None or (state and a.phase == "forward" and group.calls > 1):
         return
     if a.kind != "lane":
         for box in left:
@@ -541,7 +559,7 @@ def _connect(
         for box in entered:
             box.entry = True
             _note_end(box, value, leaving=False)
-        if maker.kind != "input" or maker.key == "input":
+        if not state and (maker.kind != "input" or maker.key == "input"):
             source = value if source is None else source
             seen = [view for view in views if view.outputs[0].storage is source.storage]
             _note_flow((*left, a), (*entered, b), source, seen)

@@ -16,15 +16,24 @@ _OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
 
 
 def name_loops(root: Box, graph: Graph) -> None:
-    """Name folds of steps after the loop around their lines: ``"for i in range(12)"``."""
+    """Name folds of steps after the loop around their lines: ``"for i in range(12)"``.
+
+    Its steps that differ, such as the first and the last, have the name in addition to their number.
+    """
     file = graph.place.file if graph.place is not None else ""
+    for step in root.children:
+        if step.kind == "step" and step.repeats == 1:
+            # Ops before and after the loop count to its first and last step, but no backward pass does.
+            lane = next((child for child in step.children if child.phase == "backward"), step)
+            if text := _statement(lane, file):
+                step.label = f"{step.label} · {text}"
     stack = [root]
     while stack:
         box = stack.pop()
         stack.extend(box.children)
         if box.kind != "step" or box.repeats == 1:
             continue
-        if text := _within_module(box) if _is_in_module(box) else _statement(box, file):
+        if text := _within_module(box) if _is_in_module(box) else _statement(box.children[0], file):
             box.label = text
 
 
@@ -91,9 +100,8 @@ def _words(line: str) -> str:
     return words if len(words) <= MOST_CHARS else f"{words[: MOST_CHARS - 1]}…"
 
 
-def _statement(fold: Box, file: str) -> str:
-    """The loop around all lines of the fold's first member, without its colon; "" if there is none."""
-    first = fold.children[0]
+def _statement(first: Box, file: str) -> str:
+    """The loop around the first line of a box, without its colon; "" if there is none."""
     lines = [source for node in _nodes(first) if (source := _line_in(node, file)) is not None]
     if not lines:
         return ""

@@ -13,7 +13,7 @@ from ...graph.ir import Node
 from ...graph.modules import full_name, known_path
 from ...plan.batch.split import SHOWN, SplitPlan
 from ...plan.formatting import line_text
-from ...plan.units import format_bytes, format_range, looks_exact
+from ...plan.units import format_bytes, format_range, format_share, looks_exact
 from ..colors import category_text
 from .boxes import chain, op_name
 from .plan_protocol import AllocationLike, PlanLike
@@ -297,7 +297,7 @@ def comparison(
     if abs(more) > projected / 2000:  # a few bytes do not count as a difference
         side = "above" if more > 0 else "below"
         share = abs(more) / max(projected, 1)
-        words = f"{format_bytes(abs(more))} ({share:.1%}) {side} the projection"
+        words = f"{format_bytes(abs(more))} ({format_share(share)}) {side} the projection"
     if alone:
         words += f" of {format_bytes(projected)} for tensors; kernels' own memory is not measured on the CPU"
     if in_parts and more < 0:

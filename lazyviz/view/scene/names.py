@@ -31,12 +31,19 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
     ]
     names = {box.name for box, _ in named}
     patterns = {name: _NUMBERS.sub("*", name) for name in names}
+    fewest: dict[str, int] = {}  # parts of the labels of modules that differ only in their numbers
+    for box, _ in named:
+        pattern, count = patterns[box.name], box.label.count(".") + 1
+        if box.label == ".".join(box.name.split(".")[-count:]):
+            fewest[pattern] = min(fewest.get(pattern, count), count)
     for box, group in named:
         around = f"{group.name}." if group in opened else ""
         parts = box.name.removeprefix(around).split(".")
         count = box.label.count(".") + 1
-        if box.label != ".".join(parts[-count:]):
+        least = min(count, fewest.get(patterns[box.name], count))
+        if box.label != ".".join(parts[-count:]) and least == count:
             continue  # called in words, or as its group is
+        count = least
         # A module with one part is one box with it, by both names, but not if it has other parts here.
         while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
             count -= 1

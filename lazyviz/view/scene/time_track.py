@@ -6,6 +6,7 @@ from typing import Any
 
 from ...graph.ir import Bound
 from ...plan.runtime.projection import RANGE, Projection, duration
+from ...plan.units import format_share
 from .memory_chart import MOST_PHASES, spans, stretches
 from .plan_protocol import PlanLike
 from .scene import Scene
@@ -65,7 +66,7 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
     low, high = map(duration, time.seconds_range)
     return {
         "text": duration(time.seconds),
-        "words": f"{duration(time.seconds)} projected, ±{time.margin:.0%}",
+        "words": f"{duration(time.seconds)} projected, ±{format_share(time.margin)}",
         "title": f"Projected for {time.device}: {low} to {high}, {known_text(time)}",
         "seconds": [float(f"{each:.3g}") for each in seconds],
         "bounds": "".join(bounds),
@@ -76,8 +77,8 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
 
 def known_text(time: Projection) -> str:
     """The source of a time, and the share of it that is based on measurements."""
-    text = f"{_HOW[time.known]} (±{RANGE[time.known]:.0%}); "
-    text += f"{time.coverage:.0%} of it in kernels with measurements"
+    text = f"{_HOW[time.known]} (±{format_share(RANGE[time.known])}); "
+    text += f"{format_share(time.coverage)} of it in kernels with measurements"
     if time.unknown:
         count = len(time.unknown)
         text += f"; without {count:,} op{'' if count == 1 else 's'} of unknown duration"

@@ -21,7 +21,7 @@ from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
 from ..scene.numbers import COUNTED
 from ..scene.plan_protocol import PlanLike
-from ..scene.scene import BARRED, Scene, plural
+from ..scene.scene import Scene, plural
 from ..scene.time_track import ASKED, track_json
 from .lookups import Lookups
 from .plan_choice import Planned, Targets, plans_of
@@ -245,7 +245,7 @@ class Answers:
         return {
             box.id: [[name, size] for name, size in sizes.items() if size]
             for box, sizes in held.items()
-            if box.kind in BARRED and box.parent is not None and box.parent.id in self.given
+            if box.parent is not None and box.parent.id in self.given
         }
 
     def _devices(self) -> dict[str, Any]:

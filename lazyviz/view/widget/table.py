@@ -14,7 +14,7 @@ from ...graph.ir import Node
 from ...graph.modules import module_path
 from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
-from ...plan.units import format_bytes
+from ...plan.units import format_bytes, format_share
 from ..scene.boxes import LANE_TITLES, Box, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 from .search import Index
@@ -337,7 +337,7 @@ class Table:
         if column == "held":
             size = self._held_in((key, nodes), held, own=own or mode != "modules")
             share = size / max(self._scene.plan.peak_bytes, 1)
-            return f"{share:.1%}" if share else ""
+            return format_share(share) if share else ""
         if column == "state":
             return _state(nodes)
         times = [each.measured_seconds for each in nodes if each.measured_seconds is not None]

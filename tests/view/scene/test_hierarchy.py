@@ -339,3 +339,72 @@ def test_updates_with_what_autograd_grad_returns_are_an_optimizer_s_work_and_its
     assert [name.rpartition("_")[0] for name in updates] == ["mul", "sub_"]
     penalty = graph.nodes[next(node.index for node in graph.nodes if node.name.startswith("pow"))]
     assert hierarchy.lane_of(penalty) == "forward"
+
+
+def called_twice():
+    encoder = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    left, right = torch.randn(2, 1, 8, 8), torch.randn(2, 1, 8, 8)
+    with lazyviz.lazy() as graph:
+        distance = (encoder(left) - encoder(right)).square().sum()
+        distance.backward()
+    return graph, (encoder, distance)
+
+
+def test_the_one_big_module_is_open_at_its_first_call_where_it_is_called_twice():
+    graph, keep = called_twice()
+    hierarchy = build_hierarchy(graph.ir)
+    module = next(box for box in hierarchy.boxes.values() if box.phase == "forward" and box.calls == 2)
+    first, second = (box for box in module.children if box.kind == "step")
+    assert {module.id, first.id} <= hierarchy.opened and second.id not in hierarchy.opened
+    layers = [box.name.rpartition(".")[2] for box in first.children if box.kind == "module"]
+    assert layers == ["0", "1", "2", "4"]
+    backward = next(lane for lane in hierarchy.lanes() if lane.phase == "backward")
+    names = {box.name for box in backward.children if box.kind == "module" and box.name}
+    assert {name.rpartition(".")[2] for name in names} == {"0", "1", "2", "4"}, (
+        "the same layers in both lanes"
+    )
+    del keep
+
+
+def test_running_statistics_are_neither_what_a_layer_is_given_nor_what_it_gives():
+    graph, keep = called_twice()
+    hierarchy = build_hierarchy(graph.ir)
+    norms = [box for box in hierarchy.boxes.values() if box.phase == "forward" and box.name.endswith("1")]
+    assert len(norms) == 2
+    for norm in norms:
+        assert tuple(norm.takes.meta.shape) == tuple(norm.gives.meta.shape) == (2, 8, 6, 6)
+    module = next(box for box in hierarchy.boxes.values() if box.phase == "forward" and box.calls == 2)
+    assert not module.edges, "no call reads what another returns"
+    del keep
+
+
+class Wrapped(nn.Module):
+    """A list of layers that is the only child of the only child: both are drawn as one box."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_the_backward_pass_lists_the_layers_of_a_list_whose_gradients_differ():
+    model = nn.Sequential(Wrapped(), nn.Linear(8, 2))
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        loss = model(x).square().sum()
+        loss.backward()  # the first layer has no gradient to give
+    lanes = {lane.phase: lane for lane in build_hierarchy(graph.ir).lanes()}
+    names = [box.name for box in lanes["backward"].children if box.kind == "module" and box.name]
+    assert not any(name.endswith("layers") for name in names), names
+    assert sum("layers." in name for name in names) >= 2
+    boxes = build_hierarchy(graph.ir).boxes.values()
+    found = [
+        box for box in boxes if box.name.startswith("model.0.layers.") and "layers" not in box.parent.name
+    ]
+    labels = {(box.phase, box.label.partition(".")[0]) for box in found}
+    assert labels == {("forward", "layers"), ("backward", "layers")}, "the same names in both"
+    del loss

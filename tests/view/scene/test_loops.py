@@ -110,3 +110,29 @@ def test_a_loop_inside_of_a_library_is_not_called_by_the_users_loop_around_it():
     boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
     inside = [box.label for box in boxes if box.kind == "step" and box.repeats > 2]
     assert inside and set(inside) == {"step"}
+
+
+def test_steps_of_a_loop_that_differ_have_its_statement_beside_their_number(trained):
+    net, optimizer, x = trained
+    with lazyviz.lazy() as graph:
+        for micro in x.repeat(2, 1).chunk(4):  # the first makes gradients, the last step follows
+            F.mse_loss(net(micro), micro).backward()
+        optimizer.step()
+    root = Scene(graph.graph, make_plan(graph.graph)).hierarchy.root
+    statement = "for micro in x.repeat(2, 1).chunk(4)"
+    assert [(box.label, box.repeats) for box in root.children if box.kind == "step"] == [
+        (f"step 1 · {statement}", 1),
+        (statement, 2),
+        (f"step 4 · {statement}", 1),
+    ]
+
+
+def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            step(*trained)
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    steps = [box for box in scene.hierarchy.boxes.values() if box.kind == "step" and not box.name]
+    assert steps
+    assert not any("×" not in scene.box(box).get("through", "×") for box in steps)
+    assert "through" not in scene.box(steps[0]) or "→" in scene.box(steps[0])["through"]

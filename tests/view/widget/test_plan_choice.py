@@ -177,3 +177,14 @@ def test_without_a_named_batch_the_device_can_still_be_chosen(recorded, shown):
     assert made.sent[-1]["memory"]["device"] == "T4-16GB" and made.sent[-1]["batch"] is None
     say(made, "largest")
     assert len(made.sent) == 1
+
+
+def test_lanes_hold_in_another_plan_what_their_boxes_do(recorded, shown):
+    made = shown(recorded().graph)
+    say(made, "batch-size", "300")
+    held = made.sent[-1]["held"]
+    scene = made.widget._answers.scene
+    lanes = [box for box in scene.hierarchy.boxes.values() if box.kind == "lane"]
+    assert lanes
+    for lane in lanes:
+        assert sum(size for _, size in held[lane.id]) == sum(scene.held()[lane].values()) > 0
