@@ -107,6 +107,10 @@ _LEFT_OUT = [
         "AutogradOther",
     )
 ]
+# Those of functorch, and of gradients of several outputs at once (`is_grads_batched`), which refuse to draw
+# random numbers. The enumeration does not list the second one.
+_VMAP_NAMES = ("FuncTorchVmapMode", "VmapMode")
+VMAP_MODES = [key for name in _VMAP_NAMES if (key := torch._C._parse_dispatch_key(name)) is not None]
 _OF_MODES = (DispatchKey.Python, DispatchKey.PythonTLSSnapshot)
 
 
@@ -125,8 +129,8 @@ def stray_keys() -> list[str]:
 def drop_stray_keys() -> None:
     """Restore their state outside of all contexts."""
     if stray_keys():
-        for key in DispatchKey.__members__.values():
-            if key in _LEFT_OUT or key.name.startswith(
+        for key in (*DispatchKey.__members__.values(), *VMAP_MODES):
+            if key in (*_LEFT_OUT, *VMAP_MODES) or key.name.startswith(
                 ("Autograd", "FuncTorchDynamicLayer", "Functionalize")
             ):
                 _dispatch_tls_set_dispatch_key_excluded(key, False)

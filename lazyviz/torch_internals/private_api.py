@@ -50,6 +50,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..process.transaction import Transaction
+from .dispatch_modes import VMAP_MODES
 from .dispatch_modes import active_dispatch_modes as active_dispatch_modes
 from .dispatch_modes import dispatch_modes as dispatch_modes
 from .dispatch_modes import drop_stray_keys as drop_stray_keys
@@ -241,7 +242,6 @@ for _name in (
     "ADInplaceOrView",
     "FuncTorchDynamicLayerFrontMode",
     "FuncTorchDynamicLayerBackMode",
-    "FuncTorchVmapMode",
     "Functionalize",
     "AutogradFunctionality",
     *(
@@ -252,9 +252,7 @@ for _name in (
 ):
     if _name in DispatchKey.__members__:
         _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(DispatchKey.__members__[_name])
-# That of gradients of several outputs at once (`is_grads_batched`), which refuses to draw random numbers. The
-# enumeration does not list it.
-if (_key := torch._C._parse_dispatch_key("VmapMode")) is not None:
+for _key in VMAP_MODES:
     _BELOW_EVERYTHING = _BELOW_EVERYTHING | DispatchKeySet(_key)
 _PYTHON_KEY_SET = DispatchKeySet(DispatchKey.Python) | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
 

@@ -215,8 +215,7 @@ def test_sync_points_are_barriers_across_their_lane_with_cause_and_line(page, sh
 
 def test_parameters_inputs_and_ops_have_shapes_of_their_own(page, show):
     stage = show("mlp")
-    page.locator(f'{CLOSED}[data-kind="module"][data-phase="forward"]').first.click()
-    stage.settle()
+    stage.open(f'{CLOSED}[data-kind="module"][data-phase="forward"]')
     shape = '(role) => document.querySelector(`[data-role="${role}"] .lz-card`).tagName'
     assert page.evaluate(shape, "parameter") == "path"
     assert page.evaluate(shape, "input") == "rect"
@@ -403,7 +402,7 @@ def test_a_module_and_its_backward_part_have_one_height(page, show, name, width)
     level = [label for label, (one, other) in pairs.items() if abs(one - other) < 1]
     # Of GPT-2's embeddings one is beside its part: they are in the other order on the way back.
     assert len(level) >= len(pairs) - (name == "gpt2") > 2, pairs
-    stage.click(f'{CLOSED}[data-phase="forward"][data-kind="module"] >> nth=1')
+    stage.open(f'{CLOSED}[data-phase="forward"][data-kind="module"] >> nth=1')
     assert {label: ys[-1] for label, ys in heights().items() if len(ys) == 2}.items() <= {
         label: ys[-1] for label, ys in pairs.items()
     }.items(), "what is opened moves no row of the other lane"

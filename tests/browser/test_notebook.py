@@ -136,7 +136,7 @@ def test_a_lazy_cell_is_seen_opened_evaluated_and_still_there_without_a_kernel(
     fold = page.locator('[data-node][data-kind="module"][data-phase="forward"]').filter(has_text="× 6")
     assert fold.get_attribute("aria-expanded") == "false"
     nodes = page.locator(".lazyviz [data-node]").count()
-    fold.click()
+    fold.dblclick()
     page.locator('[data-node][aria-expanded="true"]').nth(1).wait_for()
     assert page.locator(".lazyviz [data-node]").count() == nodes + 6
     page.locator('[data-node][data-op="aten._log_softmax.default"]').focus()

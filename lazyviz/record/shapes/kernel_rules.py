@@ -110,7 +110,7 @@ def _by_element(call: Call) -> Made:
     dtype = one_dtype(of_one_dtype, (*FLOATS, *INTEGERS) if base in _OF_INTEGERS else FLOATS)
     if dtype is None or (base == "pow" and "self" in arguments and type(arguments["self"]) in (int, float)):
         return None
-    number = call.op._overloadname.startswith("Scalar")
+    number = call.op._overloadname.startswith("Scalar") and base != "lerp"  # its weight is no operand
     for name, item in arguments.items():
         if type(item) is int or (type(item) is float and dtype in FLOATS):
             number = number or name in _tensor_arguments(call.op)

@@ -65,9 +65,9 @@ def without_rule(name: str, arguments: dict[str, Any]) -> Result:
         return _fake_quantized(name, arguments)
     if name in _LIKE_SELF:
         return arguments["self"].new_empty(arguments["self"].shape)
-    if name == "geqrf":
+    if name == "geqrf" and arguments["self"].dim() >= 2:
         return _factored(arguments["self"])
-    if name == "linalg_lstsq":
+    if name == "linalg_lstsq" and _fit(arguments["self"], arguments["b"]):
         return _least_squares(arguments["self"], arguments["b"])
     if name != "_grouped_mm":  # the rule accepts only bfloat16
         return None
@@ -96,6 +96,13 @@ def _factored(matrix: torch.Tensor) -> Result:
     """Reflectors and their factors (``geqrf``, BatchLinearAlgebra.cpp)."""
     *batch, rows, columns = matrix.shape
     return _columns_first(matrix, batch, rows, columns), matrix.new_empty([*batch, min(rows, columns)])
+
+
+def _fit(matrix: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether ``linalg_lstsq`` takes them, one system or a batch of equal shape."""
+    if matrix.dim() < 2 or matrix.dtype != right.dtype:
+        return False
+    return right.shape == matrix.shape[:-1] or right.shape[:-1] == matrix.shape[:-1]
 
 
 def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> Result:
@@ -289,6 +296,21 @@ def _suggested(tensor: torch.Tensor) -> torch.memory_format:
     return memory_format
 
 
+def _dense_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The first format in which ``tensor`` is contiguous; strides of dimensions of size 1 do not count."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    return last if last is not None and tensor.is_contiguous(memory_format=last) else None
+
+
+def _format_of_dense(tensor: torch.Tensor) -> torch.memory_format:
+    """``suggest_memory_format_contig`` in ``aten/src/ATen/native/Normalization.cpp``, or else what the
+    strides suggest.
+    """
+    return _dense_format(tensor) or _suggested(tensor)
+
+
 def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
     """A TensorIterator over the named arguments, in this order."""
 
@@ -298,6 +320,12 @@ def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
         return _iterated(_promoted(tensors, result), result, any(type(item) in _NUMBERS for item in given))
 
     return correct
+
+
+def _lerp(arguments: dict[str, Any], result: Result) -> Result:
+    """A TensorIterator over its tensors; a number as the weight is no operand."""
+    operands = [arguments[name] for name in ("self", "end", "weight")]
+    return _iterated([each for each in operands if isinstance(each, torch.Tensor)], result)
 
 
 def _pow(arguments: dict[str, Any], result: Result) -> Result:
@@ -344,11 +372,24 @@ def _batch_norm(arguments: dict[str, Any], result: Result) -> Result:
     """
     source = arguments["input"]
     names = ("weight", "bias", "running_mean", "running_var")
-    wider = any(arguments.get(name) is not None and arguments[name].dtype != source.dtype for name in names)
-    result = _format_of("input")(arguments, result)
+    parameters = [arguments[name] for name in names if arguments.get(name) is not None]
+    wider = any(parameter.dtype != source.dtype for parameter in parameters)
+    if source.device.type == "cpu" and all(each.is_contiguous() for each in parameters):
+        result = (_in_format(result[0], _format_of_dense(source)), *result[1:])
+    else:
+        result = _format_of("input")(arguments, result)
     if not wider or source.device.type != "cpu":
         return result
     return (result[0], *[tensor.to(torch.float32) for tensor in result[1:3]], *result[3:])
+
+
+def _batch_norm_backward(arguments: dict[str, Any], result: Result) -> Result:
+    """The gradient's format decides as well, if the strides of the input have several meanings."""
+    source, gradient = arguments["input"], arguments["grad_out"]
+    alike = _suggested(source) == _suggested(gradient)
+    if result[0] is None or source.device.type != "cpu" or not (alike and _dense_format(gradient)):
+        return _format_of("input")(arguments, result)
+    return (_in_format(result[0], _format_of_dense(source)), *result[1:])
 
 
 def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
@@ -487,6 +528,11 @@ def _weights_if_wanted(arguments: dict[str, Any], result: Result) -> Result:
     return result if arguments.get("need_weights", True) else (result[0], None)
 
 
+_UPSAMPLE = (
+    *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa"),
+    *("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+)
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
     "full": _full,
@@ -499,7 +545,8 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "native_group_norm_backward": _group_norm_backward,
     **{f"_fft_{kinds}": _fourier for kinds in ("c2c", "c2r", "r2c")},
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
-    **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward"), _contiguous),
+    **dict.fromkeys(("col2im", "im2col", "log_sigmoid_forward", "rrelu_with_noise"), _contiguous),
+    **dict.fromkeys(("tril", "triu", "linalg_vector_norm"), _contiguous),
     **{f"{name}_loss_backward": _contiguous for name in ("mse", "smooth_l1", "huber")},
     "native_group_norm": _group_norm,
     "max_pool1d": _contiguous,
@@ -515,7 +562,7 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"), _batch_norm
     ),
-    "native_batch_norm_backward": _format_of("input"),
+    "native_batch_norm_backward": _batch_norm_backward,
     "batch_norm_backward": _format_of("input"),
     **dict.fromkeys(("channel_shuffle", "max_unpool2d"), _format_of("self")),
     "sort": _sort,
@@ -528,6 +575,9 @@ _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     "threshold_backward": _in_order("self", "grad_output"),
     "hardtanh": _empty_like("self"),
     "nan_to_num": _empty_like("self"),
+    "lerp": _lerp,
+    **dict.fromkeys(_UPSAMPLE, _format_of("self")),
+    **{f"{name}_backward": _format_of("grad_output") for name in _UPSAMPLE},
     "rsub": _in_order("other", "self"),
     "complex": _in_order("real", "imag"),
     "polar": _in_order("abs", "angle"),

@@ -105,7 +105,7 @@ def test_a_card_s_range_is_never_zero_wide_and_has_a_level(step):
     assert plan.reserved_range == widened(plan.reserved_bytes, plan.reserved_bytes, RESERVED)
     assert (low, high) == tuple(map(sum, zip(plan.reserved_range, CONTEXT_RANGE)))
     assert plan.peak_range == widened(plan.peak_bytes, plan.peak_bytes, ALLOCATED)
-    assert "in 90% of runs, according to published measurements" in plan.explain()
+    assert "in 90 % of runs, according to published measurements" in plan.explain()
     of_our_own = step.plan(device=lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"))
     assert of_our_own.needed_range == tuple(each + 400 * MIB for each in of_our_own.reserved_range)
     # What is compared with torch.cuda.max_memory_allocated(): blocks of 512 bytes, and workspaces.

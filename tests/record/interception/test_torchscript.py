@@ -104,7 +104,8 @@ CALLS = {
 
 
 def error_of(call) -> Exception:
-    with pytest.raises(Exception) as caught:
+    with warnings.catch_warnings(), pytest.raises(Exception) as caught:
+        warnings.simplefilter("ignore", DeprecationWarning)
         call()
     return caught.value
 
@@ -118,10 +119,9 @@ def test_errors_of_the_interpreter_say_what_is_wrong(name):
     lazyviz.reset()
     for error in (found, again):
         assert type(error) is type(expected)
-        if name == "data":  # it is noticed where the result is read
-            assert str(expected).rpartition("RuntimeError: ")[2].strip() in str(error)
-        else:
-            assert str(error).startswith(str(expected).rstrip())
+        # The place may be another: data is noticed where the result is read, and Python frames may be in it.
+        assert str(expected).rpartition("RuntimeError: ")[2].strip() in str(error)
+        assert "<--- HERE" in str(error)
 
 
 def test_a_forbidden_sync_point_in_compiled_code_keeps_its_class():
