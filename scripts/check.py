@@ -1,8 +1,8 @@
 """Runs every check of `make test`; failures are shown, and the other checks still run.
 
 Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
-last, one after another, with PyTorch's own number of threads.  Of the cases of a test a third runs each day,
-unless all are asked for.
+last, one after another, with PyTorch's own number of threads.  A quarter of the cases of each test runs each
+day, unless all are asked for.
 
 .venv/bin/python scripts/check.py [--only lint|documentation | --daily | --every-case | --all]
 """

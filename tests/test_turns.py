@@ -27,7 +27,7 @@ ONE = [Item("TestOfClass::test_one[0]")]
 ITEMS = [FAST, *SLOW, *MANY, *TWO, *ONE]
 
 
-def test_in_three_days_every_test_runs():
+def test_in_four_days_every_test_runs():
     days = [turns.due(ITEMS, FIRST + day) for day in range(turns.TURNS)]
     assert {item for day in days for item in day} == set(ITEMS)
     for item in [*SLOW, *MANY]:
@@ -40,4 +40,4 @@ def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
         assert len(due) == len(set(due))
         assert FAST in due
         assert [sum(item in due for item in cases) for cases in (TWO, ONE)] == [1, 1]
-        assert 2 <= sum(item in due for item in MANY) <= 3
+        assert 1 <= sum(item in due for item in MANY) <= 2
