@@ -531,7 +531,6 @@ def _weights_if_wanted(arguments: dict[str, Any], result: Result) -> Result:
 _UPSAMPLE = (
     *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
     *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa"),
-    *("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
 )
 _CORRECTIONS: dict[str, Callable[[dict[str, Any], Result], Result]] = {
     **{f"{name}_like": _like for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")},
