@@ -8,6 +8,7 @@ the optimizer that steps first.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from typing import Any
@@ -31,14 +32,17 @@ def main() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         try:
             runpy.run_path(script, run_name="__main__")
-        except SystemExit:
-            pass
+        except SystemExit as error:
+            # Its traceback keeps what the script has: freeing DistributedDataParallel and its process group
+            # does not always return.
+            seen.append(error)
     now = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
-    print(peak)
+    print(peak, flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
