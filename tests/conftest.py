@@ -7,7 +7,10 @@ import signal
 
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
+import lazyviz
 from lazyviz.session import lazy_graph
 
 from . import turns
@@ -64,6 +67,20 @@ def interrupts():
     """A shell starts what runs in its background with SIGINT ignored, which Python leaves so."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def new_shell():
+    """A shell of IPython without colors and history, in which the extension is not loaded."""
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    lazyviz.unload_ipython_extension(shell)
+    lazy_graph.reset()
+    InteractiveShell.clear_instance()
 
 
 class NoStack:

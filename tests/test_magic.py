@@ -14,7 +14,6 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import lazyviz
 from lazyviz.notebook import magic
@@ -48,16 +47,8 @@ class Cells:
 
 
 @pytest.fixture
-def shell():
-    InteractiveShell.clear_instance()
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    magic.unload_ipython_extension(shell)
-    lazy_graph.reset()
-    InteractiveShell.clear_instance()
+def shell(new_shell):
+    return new_shell
 
 
 @pytest.fixture

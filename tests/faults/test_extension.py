@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import lazyviz
 
@@ -24,22 +22,9 @@ def hooks(shell):
     }
 
 
-@pytest.fixture
-def unloaded():
-    """A shell in which the extension is not loaded."""
-    InteractiveShell.clear_instance()
-    config = Config()
-    config.HistoryManager.enabled = False
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    lazyviz.unload_ipython_extension(shell)
-    lazyviz.reset()
-    InteractiveShell.clear_instance()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Fault])
-def test_loading_and_unloading_can_be_interrupted_anywhere(error, unloaded, request):
-    shell, before = unloaded, hooks(unloaded)
+def test_loading_and_unloading_can_be_interrupted_anywhere(error, new_shell, request):
+    shell, before = new_shell, hooks(new_shell)
 
     def load_and_unload():
         lazyviz.load_ipython_extension(shell)
@@ -57,8 +42,8 @@ def test_loading_and_unloading_can_be_interrupted_anywhere(error, unloaded, requ
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_unloading_that_is_interrupted_loses_nothing_and_can_be_repeated(error, unloaded, monkeypatch):
-    shell = unloaded
+def test_unloading_that_is_interrupted_loses_nothing_and_can_be_repeated(error, new_shell, monkeypatch):
+    shell = new_shell
     run = shell.run_line_magic
 
     def stop(*_):

@@ -14,9 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
-from traitlets.config import Config
 
 import lazyviz
 from lazyviz.execute import registry
@@ -115,15 +113,9 @@ def use(monkeypatch):
 
 
 @pytest.fixture
-def shell():
-    InteractiveShell.clear_instance()
-    config = Config()
-    config.HistoryManager.enabled = False
-    shell = InteractiveShell.instance(config=config)
-    lazyviz.load_ipython_extension(shell)
-    yield shell
-    lazyviz.unload_ipython_extension(shell)
-    InteractiveShell.clear_instance()
+def shell(new_shell):
+    lazyviz.load_ipython_extension(new_shell)
+    return new_shell
 
 
 # --- who gets what -------------------------------------------------------------------------
