@@ -15,8 +15,8 @@ from ...graph.ir import Node
 from ...torch_internals.private_api import OpOverload
 
 IN_A_KERNEL = 64
-"""Bytes of small tensors that a kernel may hold while it runs.  Samples of PyTorch's operator database need
-up to 42, if the operator's scratch memory is known."""
+"""Bytes of small tensors that a kernel may hold while it runs: an allowance for a few numbers and flags, of
+which no source has a list."""
 
 _NUMBERS = (bool, int, float, complex)
 

@@ -200,10 +200,9 @@ def _one_hot(original: Original, classes: torch.Tensor, num_classes: int = -1) -
     Eager mode writes the ones, on the CPU after it has read the smallest and the largest class. Here, the
     kernel that writes them raises the error if there is one.
     """
-    if classes.dtype != torch.int64 or not classes.numel() or not is_plain(original, classes):
+    pending = is_pending(classes) and is_plain(original, classes)  # else ATen does as in eager mode
+    if not pending or classes.dtype != torch.int64 or not classes.numel():
         return original(classes, num_classes)
-    if not is_pending(classes):
-        return original(classes, num_classes)  # as in eager mode
     if num_classes == -1:
         num_classes = int(classes.max().item()) + 1
     if num_classes < 1:

@@ -60,8 +60,7 @@ class OpInfo:
     __slots__ = (
         "adds", "argument_names", "by_type", "checks", "checks_content", "communicates", "copies",
         "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
-        "hidden_writes",
-        "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
+        "hidden_writes", "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
         "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
         "profiles", "resizes", "returned",
         "returns_numbers",
