@@ -427,7 +427,8 @@ class SyncPoint:
 
     ``source`` is the user's line, ``reader`` the line of the library that read the value, if any.
     ``ops`` is the number of nodes that ran, ``seconds`` their time, ``bytes`` the size of the tensor that was
-    read, and ``index`` the number of nodes recorded before it.
+    read, and ``index`` the number of nodes recorded before it. ``ran`` are the positions in this graph of
+    those that ran, ascending.
     """
 
     cause: str
@@ -437,6 +438,7 @@ class SyncPoint:
     bytes: int
     index: int = 0
     reader: SourceLine | None = None
+    ran: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from ..graph.collectives import NAMESPACES
-from ..graph.ir import SourceLine, SyncPoint, at
+from ..graph.ir import Graph, SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo
 from .dependencies import Search
@@ -183,7 +183,8 @@ class PendingRuns:
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
                 seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
-                point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
+                ran = _positions(nodes, recording.graph)
+                point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader, ran)
                 recording.graph.sync_points.append(point)
 
     def _located(self, cause: str, line: SourceLine | None, reader: SourceLine | None) -> str:
@@ -248,6 +249,16 @@ class PendingRuns:
         """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
         if self.active_thread == threading.get_ident():
             raise RuntimeError(NESTED)
+
+
+def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:
+    """The positions of those ``nodes`` that belong to ``graph``; ``nodes`` are in program order."""
+    if not nodes:
+        return ()
+    first, last = nodes[0], nodes[-1]
+    if first.graph is last.graph is graph and last.index - first.index == len(nodes) - 1:
+        return range(first.index, last.index + 1)  # nearly always, and every read comes here
+    return tuple([node.index for node in nodes if node.graph is graph])
 
 
 def may_need_absent() -> bool:

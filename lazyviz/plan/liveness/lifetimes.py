@@ -11,7 +11,9 @@ Two timelines share these rules and differ in when a storage is freed:
   existed all the time; if it was dropped while recording, like the batch of a loop, it is assumed to be
   created at its first use.
 * **lazy** (a lazyviz run): after its last use, because it is known when the run starts that nothing will need
-  it again; a storage that is still referenced stays to the end.  An outside storage that the user has dropped
+  it again; a storage that is still referenced stays to the end.  What was still referenced at a sync point
+  that ran its node, by autograd too, became an ordinary tensor there, and exists at least until the last sync
+  point before it was dropped has run.  An outside storage that the user has dropped
   in the meantime is kept alive only by the pending graph, so it exists from the start of the run in any case.
 
 :func:`events` turns either timeline into the allocations and frees that an allocator would see,
@@ -20,6 +22,7 @@ Two timelines share these rules and differ in when a storage is freed:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
@@ -116,6 +119,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     first, last, backward = _uses(nodes)
     own = graph.storages
     uses = list(map(last.pop, own, repeat(None)))  # the remaining ones are other graphs' storages
+    syncs = _Syncs(graph)
     continued = False
     result = []
     for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
@@ -139,6 +143,8 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
             if maker is not None and maker.at_once:
                 lazy_stop = max(lazy_stop, dropped)  # it existed as long as the user's code referred to it
+            elif maker is not None and maker.index in syncs.ran:
+                lazy_stop = max(lazy_stop, syncs.last_with(maker, dropped))
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -164,6 +170,26 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
         ]
     return result
+
+
+class _Syncs:
+    """The sync points of a graph, as far as they change how long storages exist in a lazyviz run."""
+
+    def __init__(self, graph: Graph) -> None:
+        points = [point for point in graph.sync_points if point.ran]
+        # By the position of each node that a sync point ran: how many nodes had been recorded then.
+        self.ran = {position: point.index for point in points for position in point.ran}
+        self._at = [point.index for point in points]
+        self._ends = list(accumulate([point.ran[-1] + 1 for point in points], max))
+
+    def last_with(self, maker: Node, dropped: int) -> int:
+        """Where the last sync point ends that ran nodes while a result of ``maker`` was an ordinary tensor; 0
+        if there is none.
+
+        What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
+        """
+        before = bisect_left(self._at, dropped)
+        return self._ends[before - 1] if before and self._at[before - 1] >= self.ran[maker.index] else 0
 
 
 _OUT_OF_PLACE = torch.ops.aten.binary_cross_entropy_with_logits.default
