@@ -148,6 +148,9 @@ class _Autocast:
         self._weights: dict[Key, Key] = {}  # a parameter's copy
         self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: the copies that it read
         self._alias: dict[Key, Key] = {}  # replacements of results that were cast
+        self._gradients: dict[
+            tuple[int, Key], Key
+        ] = {}  # copies of gradients, by the forward node they are of
         self._attention, self._attended = _attention_by_hand(program.steps)
         self._position = 0
         self._before: list[Step] = []
@@ -245,6 +248,8 @@ class _Autocast:
         if not step.makes:
             low = bool(node.inputs) and node.inputs[0].id in self._low
         makes = list(step.makes)
+        received = self._received(node)
+        uses = tuple(dict.fromkeys(received.get(key, key) for key in uses))
         if forward is not None and forward.index in self._attention and not _is_view(step):
             low = False
             up = self._cast_up(node)
@@ -268,7 +273,33 @@ class _Autocast:
         in_full = forward is not None and (forward.index in self._attention or not _lower(forward))
         if forward and in_full and not low and swapped and self._last.get(forward.index) == self._position:
             self._cast_gradient(node, forward, swapped)
-        return self._sized(step, every=low and forward is not None and _lower(forward))
+        every = low and forward is not None and (_lower(forward) or bool(received))
+        return self._sized(step, every=every)
+
+    def _received(self, node: Node) -> dict[Key, Key]:
+        """Copies of float32 gradients that the backward node reads, of a result in the lower precision.
+
+        The result was promoted by another operand where it was used, so autograd casts its gradient back.
+        """
+        forward = node.forward
+        if forward is None or forward.phase != "forward" or forward.index in self._attention:
+            return {}
+        shapes = {value.shape for value in forward.outputs if value.id in self._low}
+        found = {}
+        for value in node.inputs:
+            maker = value.node
+            if maker is None or maker.phase != "backward" or maker.forward is forward:
+                continue
+            if value.id in self._low or value.dtype is not torch.float32 or value.shape not in shapes:
+                continue
+            if (key := self._key(value)) < 0:
+                continue
+            if value.storage.nbytes < value.nbytes:
+                continue  # expanded: the copy that its reader makes is workspace already
+            if (forward.index, key) not in self._gradients:
+                self._gradients[forward.index, key] = self._copy(node, key, value.nbytes // 2)
+            found[key] = self._gradients[forward.index, key]
+        return found
 
     def _type(self, step: Step, low: bool) -> None:
         """Note the dtype of a node's results, and their size if the node allocated them."""

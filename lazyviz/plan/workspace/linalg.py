@@ -129,7 +129,9 @@ def _bilinear(node: Node, threads: int) -> Need:
 
 @on(TABLE, "mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 def _matrix_product(node: Node, threads: int) -> Need:
-    """Operands without a BLAS leading dimension are copied (``addmm_impl_cpu_``, LinearAlgebra.cpp)."""
+    """Operands without a BLAS leading dimension are copied; what is added is copied into the result before
+    (``addmm_impl_cpu_``, LinearAlgebra.cpp).
+    """
     left, right = [value.meta for value in node.args if isinstance(value, Value)][-2:]
     if left.dtype is torch.bfloat16 and multiplies_bfloat16_in_onednn():
         return _in_blocks(left, right, threads)
@@ -142,7 +144,16 @@ def _matrix_product(node: Node, threads: int) -> Need:
         return exactly(sum(map(_of_a_batch, (left, right))))
     if len(left.shape) != 2 or len(right.shape) != 2:
         return NOTHING
-    return exactly(sum(meta.nbytes for meta in (left, right) if not _leading(meta) or _conjugated(meta)))
+    copies = sum(meta.nbytes for meta in (left, right) if not _leading(meta) or _conjugated(meta))
+    return exactly(max(copies, _into_result(node) if name == "addmm" else 0))
+
+
+def _into_result(node: Node) -> int:
+    """Bytes of the tile through which ``addmm`` copies a transposed matrix into its result."""
+    added, result = node.args[0].meta, node.outputs[0].meta
+    if added.shape != result.shape or argument(node, 3, "beta", 1) == 0:
+        return 0
+    return transposing(added.shape, added.stride, added.dtype.itemsize)
 
 
 def _conjugated(meta: TensorMeta) -> bool:

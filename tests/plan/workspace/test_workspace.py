@@ -332,6 +332,12 @@ def calls() -> dict[str, Callable[[], Any]]:
         "product with conjugated rows": lambda: pairs.conj() @ pairs.t(),
         "product with conjugated columns": lambda: pairs @ pairs.conj().t(),
         "products of steps": lambda: torch.bmm(batches[:, :, ::2], batches[:, :6]),
+        "a turned matrix plus a product": lambda: torch.addmm(many.t(), odds, odds),
+        "a turned matrix plus a product of steps": lambda: torch.addmm(many.t(), odds[:, ::2], odds[:35]),
+        "a turned matrix times zero plus a product": lambda: torch.addmm(many.t(), odds, odds, beta=0),
+        "a small turned matrix plus a product": lambda: torch.addmm(
+            many[:40, :50].t(), odds[:50], odds[:, :40]
+        ),
         "matrix of steps times a vector": lambda: many[:, ::2] @ odds[0, :35],
         "softmax, turned": lambda: odds.t().softmax(1),
         "softmax of every second column": lambda: many[:, ::2].log_softmax(1),
