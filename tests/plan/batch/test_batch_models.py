@@ -21,7 +21,7 @@ from lazyviz.plan.batch.propagation import analyze
 from ...models import MODELS
 from ...splits import same_in_pieces
 
-LONGEST = 50e-6  # seconds of analysis for a node; on a busy machine, only some of the measurements tell
+MOST = 1.5  # times what making and recording the step takes; on a busy machine, only some measurements tell
 
 
 def recorded(name, **options):
@@ -37,16 +37,19 @@ def recorded(name, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operator_has_a_rule_and_the_analysis_is_quick(name):
+    recorded(name)
+    start = time.process_time()
     graph = recorded(name)
+    recording = time.process_time() - start
     roots = {value: Shard(dim) for value, dim in graph.ir.batch.items()}
     seconds: list[float] = []
-    while len(seconds) < 3 or (len(seconds) < 12 and min(seconds) >= LONGEST * len(graph.nodes)):
+    while len(seconds) < 3 or (len(seconds) < 12 and min(seconds) >= MOST * recording):
         start = time.process_time()
         analysis = analyze(graph.nodes, roots)
         seconds.append(time.process_time() - start)
     assert analysis.blocked == []
     assert len(analysis.calls) > 20
-    assert min(seconds) < LONGEST * len(graph.nodes)
+    assert min(seconds) < MOST * recording
     split = graph.plan(split=8).split
     assert (split.pieces, list(split.blocked_by)) == (8, [])
 
