@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+import lazyviz
+
 from ..same_as_eager import assert_same_as_eager
 
 PROGRAMS = []
@@ -362,3 +364,38 @@ def test_a_mask_from_outside(written):
         assert_same_as_eager(again)
     else:
         assert_same_as_eager(masked)
+
+
+SELECTED = {
+    "rows": lambda x, rows, columns, both: x[rows],
+    "columns": lambda x, rows, columns, both: x[:, columns],
+    "elements": lambda x, rows, columns, both: x[both],
+    "turned elements": lambda x, rows, columns, both: x.t()[both.t()],
+    "rows, then columns": lambda x, rows, columns, both: x[rows][:, columns],
+    "one column of rows": lambda x, rows, columns, both: x[rows, 1],
+    "an element of each row": lambda x, rows, columns, both: x[rows, torch.tensor([0, 3, 2])],
+    "rows of a new dimension": lambda x, rows, columns, both: x[None, rows],
+    "legacy mask": lambda x, rows, columns, both: x[rows.to(torch.uint8)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("name", SELECTED)
+def test_a_mask_that_is_known_takes_no_sync_point_in_either_pass(name):
+    def step():
+        torch.manual_seed(0)
+        x, both = torch.randn(6, 5, requires_grad=True), torch.rand(6, 5) > 0.4
+        rows = torch.tensor([True, False, True, False, False, True])
+        columns = torch.tensor([False, True, True, False, True])
+        yield
+        SELECTED[name](x * 2, rows, columns, both).square().sum().backward()
+        yield x.grad
+
+    eager, lazy = step(), step()
+    next(eager)
+    next(lazy)
+    expected = next(eager)
+    with lazyviz.lazy() as graph:
+        found = next(lazy)
+    assert not graph.sync_points
+    assert torch.equal(found, expected)

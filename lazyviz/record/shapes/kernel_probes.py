@@ -130,10 +130,10 @@ def answer(
         own = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)]
         device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
         states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
-    given = dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs
-    probe_content.fill(name, {key: probes.get(id(item), item) for key, item in given.items()})
+    args, kwargs = substitute(args, probes), substitute(kwargs, probes)
+    probe_content.fill(name, dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs)
     try:
-        return op(*substitute(args, probes), **substitute(kwargs, probes))
+        return op(*args, **kwargs)
     finally:
         for generator, state in states:
             generator.set_state(state)
