@@ -427,8 +427,7 @@ class SyncPoint:
 
     ``source`` is the user's line, ``reader`` the line of the library that read the value, if any.
     ``ops`` is the number of nodes that ran, ``seconds`` their time, ``bytes`` the size of the tensor that was
-    read, and ``index`` the number of nodes recorded before it. ``ran`` are the positions in this graph of
-    those that ran, ascending.
+    read, and ``index`` the number of nodes recorded before it.
     """
 
     cause: str
@@ -438,7 +437,18 @@ class SyncPoint:
     bytes: int
     index: int = 0
     reader: SourceLine | None = None
-    ran: Sequence[int] = ()
+
+
+class RunInside(NamedTuple):
+    """A run of a graph's nodes while it was being recorded, by a sync point or because the user asked for it.
+
+    ``recorded`` is the number of nodes recorded before it, ``ran`` are the positions of those that ran,
+    ascending, and ``gone`` the storages of their results that had been dropped since the last recorded node.
+    """
+
+    recorded: int
+    ran: Sequence[int]
+    gone: Sequence[Storage]
 
 
 @dataclass(slots=True)
@@ -513,6 +523,7 @@ class Graph:
         self.storages: list[Storage] = []  # in order of first appearance
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
+        self.runs_inside: list[RunInside] = []  # in the order of running
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
         self.lost = False  # it can no longer be evaluated as a whole

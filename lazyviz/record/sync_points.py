@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType
 from typing import ClassVar, Protocol
@@ -15,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from ..graph.collectives import NAMESPACES
-from ..graph.ir import Graph, SourceLine, SyncPoint, at
+from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo
 from .dependencies import Search
@@ -183,8 +184,8 @@ class PendingRuns:
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
                 seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
-                ran = _positions(nodes, recording.graph)
-                point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader, ran)
+                note_run(nodes, recording.graph)
+                point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
                 recording.graph.sync_points.append(point)
 
     def _located(self, cause: str, line: SourceLine | None, reader: SourceLine | None) -> str:
@@ -249,6 +250,15 @@ class PendingRuns:
         """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
         if self.active_thread == threading.get_ident():
             raise RuntimeError(NESTED)
+
+
+def note_run(nodes: Sequence[TrackedNode], graph: Graph) -> None:
+    """Note that ``nodes``, in program order, have run while ``graph`` is being recorded."""
+    if ran := _positions(nodes, graph):
+        index, own = len(graph.nodes), graph.nodes
+        values = chain.from_iterable([own[position].outputs for position in ran])
+        gone = [value.storage for value in values if value.storage.dropped == index]
+        graph.runs_inside.append(RunInside(index, ran, gone))
 
 
 def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:

@@ -32,7 +32,7 @@ from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
-from ..record.sync_points import RunLock
+from ..record.sync_points import RunLock, note_run
 from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
@@ -119,11 +119,19 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
         with context as arrived:
             strategy = _chosen(nodes, wanted, begun)
             report = _execute(strategy, cause, context, arrived)
+            _note(nodes)
     finally:
         context.__exit__()
     if wanted.graph is not None:
         wanted.graph.runs.report = report
     return report
+
+
+def _note(nodes: Sequence[TrackedNode]) -> None:
+    """Note that ``nodes`` run before their block has ended, if one is being recorded on this thread."""
+    graph = tape.recording.graph
+    if graph is not None and tape.recording.owner == threading.get_ident():
+        note_run(nodes, graph)
 
 
 def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | None) -> Strategy:
@@ -156,6 +164,7 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
             if strategy is not None:
                 evaluation = AsyncEvaluation(strategy, cause)
                 if evaluation.begin():
+                    _note(nodes)
                     return evaluation
                 reason, report = evaluation.reason, _execute(strategy, cause, context, arrived)
                 return AsyncEvaluation(strategy, cause, reason, report)

@@ -22,7 +22,7 @@ Two timelines share these rules and differ in when a storage is freed:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
@@ -119,7 +119,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     first, last, backward = _uses(nodes)
     own = graph.storages
     uses = list(map(last.pop, own, repeat(None)))  # the remaining ones are other graphs' storages
-    syncs = _Syncs(graph)
+    inside = _RunsInside(graph)
     continued = False
     result = []
     for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
@@ -141,10 +141,8 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
-            if maker is not None and maker.at_once:
-                lazy_stop = max(lazy_stop, dropped)  # it existed as long as the user's code referred to it
-            elif maker is not None and maker.index in syncs.ran:
-                lazy_stop = max(lazy_stop, syncs.last_with(maker, dropped))
+            if maker is not None:
+                lazy_stop = max(lazy_stop, inside.last_with(maker, storage, dropped))
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -172,24 +170,33 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     return result
 
 
-class _Syncs:
-    """The sync points of a graph, as far as they change how long storages exist in a lazyviz run."""
+class _RunsInside:
+    """What ran while a graph was recorded, as far as it changes how long storages exist in a lazyviz run."""
 
     def __init__(self, graph: Graph) -> None:
-        points = [point for point in graph.sync_points if point.ran]
-        # By the position of each node that a sync point ran: how many nodes had been recorded then.
-        self.ran = {position: point.index for point in points for position in point.ran}
-        self._at = [point.index for point in points]
-        self._ends = list(accumulate([point.ran[-1] + 1 for point in points], max))
+        # By the position of each node that ran then: how many nodes had been recorded.
+        self._ran = {position: run.recorded for run in graph.runs_inside for position in run.ran}
+        self._gone = {storage for run in graph.runs_inside for storage in run.gone}
+        ends = [(run.recorded, run.ran[-1] + 1) for run in graph.runs_inside]
+        for node in graph.nodes:
+            if node.at_once:
+                self._ran[node.index] = node.index + 1
+                ends.append((node.index + 1, node.index + 1))
+        ends.sort()
+        self._at = [index for index, _ in ends]
+        self._ends = list(accumulate([end for _, end in ends], max))
 
-    def last_with(self, maker: Node, dropped: int) -> int:
-        """Where the last sync point ends that ran nodes while a result of ``maker`` was an ordinary tensor; 0
+    def last_with(self, maker: Node, storage: Storage, dropped: int) -> int:
+        """Where the last run ends during which ``storage``, which ``maker`` made, was an ordinary tensor's; 0
         if there is none.
 
         What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
         """
-        before = bisect_left(self._at, dropped)
-        return self._ends[before - 1] if before and self._at[before - 1] >= self.ran[maker.index] else 0
+        ran = self._ran.get(maker.index)
+        if ran is None:
+            return 0
+        before = (bisect_left if storage in self._gone else bisect_right)(self._at, dropped)
+        return self._ends[before - 1] if before and self._at[before - 1] >= ran else 0
 
 
 _OUT_OF_PLACE = torch.ops.aten.binary_cross_entropy_with_logits.default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,33 @@ def two_losses_and_two_backward_passes(step):
     step.optimizer.step()
 
 
+def after_evaluating(evaluate: Callable[[Tensor], Any]) -> Callable[[Step], Any]:
+    """A step that keeps its hidden features while ``evaluate`` has its loss computed, and then drops them."""
+
+    def run(step: Step) -> None:
+        kept: list[Tensor] = []
+        loss = F.cross_entropy(step.forward(lambda hidden: kept.append(hidden + 1)), step.y)
+        loss = loss + sum(hidden[0, 0] for hidden in kept)
+        evaluate(loss)
+        kept.clear()  # before anything else is recorded
+        step.learn(loss)
+
+    return run
+
+
+PROGRAMS["dropped_after_a_read"] = after_evaluating(lambda loss: loss.item())
+PROGRAMS["dropped_after_evaluate"] = after_evaluating(lazyviz.evaluate)
+PROGRAMS["dropped_after_sync"] = after_evaluating(lambda loss: lazyviz.sync())
+PROGRAMS["dropped_after_to_eager"] = after_evaluating(lazyviz.to_eager)
+
+
+@program
+def the_result_of_an_op_that_runs_at_once(step):
+    scores = step.forward()
+    selected = scores[scores.detach().amax(1) > 0.1]  # its size depends on data
+    step.learn(selected.logsumexp(1).mean())
+
+
 def planned_and_measured(run: Callable[[Step], Any]) -> tuple[int, int]:
     """The bytes that a block and its evaluation allocate at most."""
     steps = [Step(), Step()]
@@ -157,8 +185,15 @@ def planned_and_measured(run: Callable[[Step], Any]) -> tuple[int, int]:
     return planned, measured
 
 
+@functools.cache
+def not_the_first_run_of_the_process() -> None:
+    """What the first evaluation of a process allocates in addition is no part of these programs."""
+    planned_and_measured(PROGRAMS["dropped_after_sync"])
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_planned_peak_of_an_evaluation_is_the_measured_one(name):
+    not_the_first_run_of_the_process()
     planned, measured = planned_and_measured(PROGRAMS[name])
     assert abs(planned - measured) <= 64  # numbers of the optimizer that it makes outside of operators
 
