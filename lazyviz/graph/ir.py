@@ -440,6 +440,11 @@ class SyncPoint:
     reader: SourceLine | None = None
     ran: Sequence[int] = ()
 
+    def __repr__(self) -> str:
+        # One line: `ran` has thousands of positions in a long loop.
+        place = ", ".join(places(self.source, self.reader)) or "unknown line"
+        return f"<SyncPoint {self.cause}, {place}: ran {self.ops} ops in {self.seconds:.3g} s>"
+
 
 @dataclass(slots=True)
 class RefusedOp:
