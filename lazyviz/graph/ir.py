@@ -450,6 +450,11 @@ class RunInside(NamedTuple):
     ran: Sequence[int]
     gone: Sequence[Storage]
 
+    def __repr__(self) -> str:
+        # One line: `ran` has thousands of positions in a long loop.
+        place = ", ".join(places(self.source, self.reader)) or "unknown line"
+        return f"<SyncPoint {self.cause}, {place}: ran {self.ops} ops in {self.seconds:.3g} s>"
+
 
 @dataclass(slots=True)
 class RefusedOp:

@@ -86,3 +86,20 @@ def test_nothing_evaluates_when_a_list_is_shown():
         kept = torch.ones(3) + 1
     assert list_tables.table_of([graph.plan(), graph.plan()]) is not None
     assert graph.pending and lazyviz.is_lazy(kept)
+
+
+def test_lists_of_allocations_and_sync_points_are_a_short_line_each(show):
+    net = nn.Linear(8, 4)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            net(torch.ones(2, 8)).sum().item()
+    for items in (list(graph.plan().alive_at_peak), list(graph.sync_points)):
+        assert items
+        for item in items:
+            assert repr(item).startswith(f"<{type(item).__name__} ") and "\n" not in repr(item)
+            assert "(" not in repr(item), "not the call of a dataclass"
+            assert len(repr(item)) < 110
+        assert show(items)["text/plain"] == pretty(items)
+    assert "item, test_list_tables.py:" in repr(graph.sync_points[0])
+    weight = next(each for each in graph.plan().alive_at_peak if each.category == "parameters")
+    assert "128 B, parameters, weight" in repr(weight)

@@ -61,6 +61,12 @@ class Allocation:
     last_use: Node | None = field(repr=False, default=None)
     variables: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        what = self.name or (self.node.name if self.node is not None else "from outside the graph")
+        module = f", {self.module}" if self.module else ""
+        line = f", {self.source.short}" if self.source is not None else ""
+        return f"<Allocation {format_bytes(self.nbytes)}, {self.category}, {what}{module}{line}>"
+
     @property
     def saved_for(self) -> Node | None:
         """The backward node that reads it last, if it is from before the backward pass."""
