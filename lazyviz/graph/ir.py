@@ -438,6 +438,10 @@ class SyncPoint:
     index: int = 0
     reader: SourceLine | None = None
 
+    def __repr__(self) -> str:
+        place = ", ".join(places(self.source, self.reader)) or "unknown line"
+        return f"<SyncPoint {self.cause}, {place}: ran {self.ops} ops in {self.seconds:.3g} s>"
+
 
 class RunInside(NamedTuple):
     """A run of a graph's nodes while it was being recorded, by a sync point or because the user asked for it.
@@ -449,11 +453,6 @@ class RunInside(NamedTuple):
     recorded: int
     ran: Sequence[int]
     gone: Sequence[Storage]
-
-    def __repr__(self) -> str:
-        # One line: `ran` has thousands of positions in a long loop.
-        place = ", ".join(places(self.source, self.reader)) or "unknown line"
-        return f"<SyncPoint {self.cause}, {place}: ran {self.ops} ops in {self.seconds:.3g} s>"
 
 
 @dataclass(slots=True)
