@@ -31,6 +31,7 @@ from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
+from .backward_turns import BackwardTurns
 from .plain_tensors import Original, is_plain
 
 # By the names of their autograd nodes.
@@ -81,6 +82,7 @@ class FormulaPatches:
     def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
         self._mode = mode
+        self._turns = BackwardTurns(tape)
         self._patches = Patches()
 
     def install(self) -> None:
@@ -120,7 +122,6 @@ class FormulaPatches:
     def _run_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The autograd engine; it runs the nodes of ``GRADIENTS`` immediately."""
         tape, mode = self._tape, self._mode
-        note = functools.partial(_after, tape)
 
         @functools.wraps(original)
         def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,33 +129,47 @@ class FormulaPatches:
             # transforms, tensors are subclass-like in eager mode, too.
             if not private_api.has_mode(mode) or any(map(_is_of_functorch, outputs)):
                 return original(outputs, *args, **kwargs)
-            plain: PlainTensors | None = None
-            create_graph = bool(args[2])
-            handles: list[Any] = []
             tape.scopes.sources.enter(sys._getframe())
-            found, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
-            asking = list(found)
-            if asking and any(is_out_of_reach(tape, output) for output in tensors_in(outputs)):
-                _assume(tape, asking)  # no value exists that could have other bits
-                asking.clear()
             try:
-                for node in asking:
-                    if _needs_plain_tensors(node, _ALWAYS[create_graph]):
-                        plain = plain or PlainTensors(tape, mode)
-                        handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
-                        handles.append(node.register_hook(plain.end_of_node))
-                sums.watch(note)
-                return original(outputs, *args, **kwargs)
+                with self._turns.next():
+                    return self._recorded(original, outputs, args, kwargs)
             finally:
                 tape.scopes.sources.leave(sys._getframe())
-                if plain is not None:
-                    plain.end()  # if a node failed
-                tape.recording.summing = None
-                sums.release()
-                for handle in handles:
-                    handle.remove()
 
         return run_backward
+
+    def _recorded(
+        self,
+        original: Callable[..., Any],
+        outputs: Sequence[Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call the engine, while the recorder's hooks are at the nodes that it will run."""
+        tape, mode = self._tape, self._mode
+        plain: PlainTensors | None = None
+        create_graph = bool(args[2])
+        handles: list[Any] = []
+        found, sums = backward_nodes.below(outputs, _LOOKED_FOR[create_graph])
+        asking = list(found)
+        if asking and any(is_out_of_reach(tape, output) for output in tensors_in(outputs)):
+            _assume(tape, asking)  # no value exists that could have other bits
+            asking.clear()
+        try:
+            for node in asking:
+                if _needs_plain_tensors(node, _ALWAYS[create_graph]):
+                    plain = plain or PlainTensors(tape, mode)
+                    handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
+                    handles.append(node.register_hook(plain.end_of_node))
+            sums.watch(functools.partial(_after, tape))
+            return original(outputs, *args, **kwargs)
+        finally:
+            if plain is not None:
+                plain.end()  # if a node failed
+            tape.recording.summing = None
+            sums.release()
+            for handle in handles:
+                handle.remove()
 
     def _cross_entropy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """With class weights and label smoothing, a mean sums the weights in another order."""
