@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from lazyviz.cli import gpu_check
+from lazyviz.record.tape import tape
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +29,24 @@ def test_all_is_well_on_the_cpu_and_the_report_is_a_table():
 def test_other_bits_and_errors_are_found(monkeypatch):
     drawn = iter([0.0, 1.0])
 
-    def fails():
-        raise ValueError("in an operator")
+    def fails_in_a_block():
+        if tape.recording.graph is not None:
+            raise ValueError("in an operator")
+        return torch.ones(2)
+
+    def fails_in_eager_mode():
+        if tape.recording.graph is None:
+            raise ValueError("in an operator")
+        return torch.ones(2)
+
+    def is_missing():
+        raise NotImplementedError("no kernel on this device")
 
     calls = {
         "other": lambda: torch.ones(2) + next(drawn),
-        "failing": fails,
+        "failing": fails_in_a_block,
+        "not failing": fails_in_eager_mode,
+        "missing": is_missing,
         "same": lambda: torch.ones(2) + 1,
     }
     monkeypatch.setattr(gpu_check, "operators", lambda device: calls)
@@ -42,7 +55,11 @@ def test_other_bits_and_errors_are_found(monkeypatch):
     assert not found.ok
     assert ("operator other", False, "not bit-equal to eager PyTorch") in found.rows
     assert ("operator failing", False, "ValueError: in an operator") in found.rows
-    assert found.rows[-1] == ("operators, bit by bit", False, "1 of 3 bit-equal to eager PyTorch")
+    without = "no error, but in eager mode: ValueError: in an operator"
+    assert ("operator not failing", False, without) in found.rows
+    neither = "eager PyTorch cannot do it either (NotImplementedError: no kernel on this device)"
+    assert ("operator missing", True, neither) in found.rows
+    assert found.rows[-1] == ("operators, bit by bit", False, "2 of 5 bit-equal to eager PyTorch")
 
 
 def test_bits_are_compared_not_values():
