@@ -1,10 +1,9 @@
 """Global flags that change what kernels compute: changing one runs the pending ops that it would affect.
 
 A recorded op runs later, under the settings at that time.  Therefore, changing such a setting in a block is a
-sync
-point: pending ops run with the settings under which they were recorded.  Only a few ops depend on the default
-dtype, namely those that create floating-point results from integers.  They run before any change, also after
-the block, because nothing else would give them the recorded dtype.
+sync point: pending ops run with the settings under which they were recorded.  Only a few ops depend on the
+default dtype, namely those that create floating-point results from integers.  They run before any change,
+also after the block, because nothing else would give them the recorded dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
+from ..dependencies import closure
 from ..storage import TrackedNode
 from ..sync_points import needs_absent
 from ..tape import Tape
@@ -77,9 +77,32 @@ class SettingsPatches:
         return setter
 
     def _run_first(self, nodes: list[TrackedNode], cause: str) -> None:
-        if nodes and not needs_absent(nodes):  # results of an absent card are only planned
-            with self._tape.runs.lock:
-                self._tape.runs.sync(cause, nodes)
+        """Run ``nodes``, except those that have failed before and what depends on them.
+
+        Raises:
+            Exception: the first new error, after all others have run; the setting is not changed then.
+        """
+        if not nodes or needs_absent(nodes):  # results of an absent card are only planned
+            return
+        error: Exception | None = None
+        with self._tape.runs.lock:
+            while nodes := self._without_failed(nodes):
+                try:
+                    self._tape.runs.sync(cause, nodes)
+                except Exception as failed:
+                    if len(self._without_failed(nodes)) == len(nodes):
+                        raise  # no op has failed
+                    error = error or failed
+                else:
+                    break
+        if error is not None:
+            raise error
+
+    def _without_failed(self, nodes: list[TrackedNode]) -> list[TrackedNode]:
+        """The pending nodes among ``nodes`` that depend on none that has failed."""
+        failed = {node for node in self._tape.pending if node.state == "failed"}
+        left = [node for node in nodes if node.state == "pending"]
+        return [node for node in left if failed.isdisjoint(closure([node]))] if failed else left
 
 
 def _takes_default(node: TrackedNode) -> bool:

@@ -19,6 +19,13 @@ def default_dtype():
     torch.set_default_dtype(before)
 
 
+@pytest.fixture
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 @pytest.mark.parametrize("where", ["in the block", "after it"])
 def test_floating_results_of_integers_have_the_default_dtype_they_were_recorded_with(default_dtype, where):
     counts = torch.arange(3)
@@ -123,3 +130,28 @@ def test_cudnn_without_its_ctc_loss_runs_nothing():
 
 def test_the_inner_module_has_what_its_wrapper_shows():
     assert private_api.mkldnn.set_flags is torch.backends.mkldnn.set_flags
+
+
+def test_an_op_that_has_failed_does_not_keep_a_setting_from_being_changed_again(deterministic):
+    with lazyviz.lazy():
+        wrong = torch.zeros(3, 5).index_copy(1, torch.tensor([7]), torch.ones(3, 1))
+        follows, other = wrong + 1, torch.ones(3) * 2
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            torch.use_deterministic_algorithms(True)
+        assert not lazyviz.is_lazy(other), "everything else has run"
+        torch.use_deterministic_algorithms(True)
+        assert torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            follows.tolist()
+
+
+def test_an_op_that_has_failed_does_not_keep_the_default_dtype_from_being_changed(default_dtype):
+    with lazyviz.lazy():
+        wrong = torch.arange(3).index_copy(0, torch.tensor([7]), torch.ones(1, dtype=torch.int64))
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            wrong.tolist()
+        follows, other = wrong / 2, torch.arange(3) / 2
+        torch.set_default_dtype(torch.float64)
+        assert other.dtype == follows.dtype == torch.float32
+        assert other.tolist() == [0, 0.5, 1]
