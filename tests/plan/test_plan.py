@@ -202,8 +202,9 @@ def test_explain_names_the_peak_the_line_the_categories_and_the_verdict(training
     assert "recorded on cpu" in text
 
 
-def test_planning_a_hundred_thousand_nodes_takes_under_ten_microseconds_each(program):
+def test_planning_a_hundred_thousand_nodes_takes_about_as_long_as_making_them(program):
     count = 100_000
+    start = time.process_time()
     x = program.outside(64)
     previous = x
     for index in range(count):
@@ -211,13 +212,14 @@ def test_planning_a_hundred_thousand_nodes_takes_under_ten_microseconds_each(pro
         if index:
             program.drop(previous)
         previous = value
+    making = time.process_time() - start
     seconds = []
     for _ in range(3):
         start = time.process_time()  # other processes may keep the machine busy
         plan = make_plan(program.graph)
         seconds.append(time.process_time() - start)
     assert plan.peak_bytes == 64 + 16 + 16
-    assert min(seconds) / count < 10e-6
+    assert min(seconds) < 1.5 * making
 
 
 def test_explain_folds_modules_that_differ_only_in_numbers():

@@ -141,7 +141,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
-            if maker is not None:
+            if maker is not None and inside.ran:
                 lazy_stop = max(lazy_stop, inside.last_with(maker, storage, dropped))
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
@@ -175,12 +175,12 @@ class _RunsInside:
 
     def __init__(self, graph: Graph) -> None:
         # By the position of each node that ran then: how many nodes had been recorded.
-        self._ran = {position: run.recorded for run in graph.runs_inside for position in run.ran}
+        self.ran = {position: run.recorded for run in graph.runs_inside for position in run.ran}
         self._gone = {storage for run in graph.runs_inside for storage in run.gone}
         ends = [(run.recorded, run.ran[-1] + 1) for run in graph.runs_inside]
         for node in graph.nodes:
             if node.at_once:
-                self._ran[node.index] = node.index + 1
+                self.ran[node.index] = node.index + 1
                 ends.append((node.index + 1, node.index + 1))
         ends.sort()
         self._at = [index for index, _ in ends]
@@ -192,7 +192,7 @@ class _RunsInside:
 
         What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
         """
-        ran = self._ran.get(maker.index)
+        ran = self.ran.get(maker.index)
         if ran is None:
             return 0
         before = (bisect_left if storage in self._gone else bisect_right)(self._at, dropped)
