@@ -47,6 +47,7 @@ class ResidentMemory:
         self._storages: list[Storage] = list(self._sizes)
         self._bytes: list[int] = list(self._sizes.values())
         self._begins: list[int] = [0]
+        self._between: set[int] = set()  # which of these steps are no node's
         self._freed: list[Storage] = []  # to be noted with the next step
         self._freed_bytes: list[int] = []
         self.now = sum(self._bytes)
@@ -66,7 +67,9 @@ class ResidentMemory:
             self._bytes += self._freed_bytes
             self._freed.clear()
             self._freed_bytes.clear()
-        if node is not None:
+        if node is None:
+            self._between.add(len(self._begins) - 1)
+        else:
             if self._steps:
                 self._marks.append(self._high)
             self._steps.append(node if shown else None)
@@ -78,15 +81,18 @@ class ResidentMemory:
         return [(node, nbytes) for node, nbytes in marks if node is not None]
 
     def timelines(self) -> Timelines:
-        """The timeline of each graph that the nodes belong to."""
+        """The timeline of each graph that the nodes belong to: of the storages that it created or uses."""
         graphs = dict.fromkeys([node.graph for node in self._steps if node is not None])
-        if len(graphs) == 1 and None not in self._steps:
-            positions = [node.index for node in self._steps if node is not None]
-            return {id(graph): Timeline(positions, [*self._marks, self._high]) for graph in graphs}
-        result: dict[int, list[tuple[int, int]]] = {}
-        for node, held in self.timeline():
-            result.setdefault(id(node.graph), []).append((node.index, held))
-        return result
+        if len(graphs) == 1:
+            if None not in self._steps:
+                positions = [node.index for node in self._steps if node is not None]
+                return {id(graph): Timeline(positions, [*self._marks, self._high]) for graph in graphs}
+            whole = [(node.index, held) for node, held in self.timeline()]
+            return {id(graph): whole for graph in graphs}
+        steps = iter(self._steps)
+        nodes = [None if at in self._between else next(steps) for at in range(1, len(self._begins))]
+        ends = [*self._begins[1:], len(self._storages)]
+        return _of_graphs(nodes, self._storages, self._bytes, ends)
 
     def levels(self, storages: Sequence[TrackedStorage]) -> Levels:
         """The allocations and frees, for another run of the same subgraph, whose storages these are."""
@@ -242,10 +248,8 @@ class KnownMemory:
         nodes, marks = self._subgraph.nodes[: self._finished], self._levels.marks
         if len(self._subgraph.graphs) == 1:
             return {id(nodes[0].graph): timeline_of(nodes, marks)}
-        result: dict[int, list[tuple[int, int]]] = {}
-        for node, held in zip(nodes, marks):
-            result.setdefault(id(node.graph), []).append((node.index, held))
-        return result
+        storages = [self._subgraph.storages[place] for place in self._levels.places]
+        return _of_graphs(nodes, storages, self._levels.nbytes, self._levels.ends)
 
     def peak_on(self, device: torch.device, categories: Mapping[Storage, Category]) -> Peak:
         if self._held is not None:
@@ -253,6 +257,41 @@ class KnownMemory:
         levels, storages = self._levels, self._subgraph.storages
         there = [storages[place] for place in levels.places]
         return _highest(device, there, levels.nbytes, levels.ends, categories)
+
+
+def _of_graphs(
+    nodes: Sequence[TrackedNode | None],
+    storages: Sequence[Storage],
+    sizes: Sequence[int],
+    ends: Sequence[int],
+) -> dict[int, list[tuple[int, int]]]:
+    """The timelines of a run of several graphs, which happens where they share a random number generator.
+
+    Each has the storages that its own nodes use, as its plan has.
+
+    Args:
+        nodes: the node of each step; ``None`` for a step whose memory counts for the next node.
+        storages: those allocated and freed, one after another, with their ``sizes``.
+        ends: positions in these lists, before the first step and after each.
+    """
+    result: dict[int, list[tuple[int, int]]] = {}
+    for graph in dict.fromkeys([node.graph for node in nodes if node is not None]):
+        mine = [node for node in nodes if node is not None and node.graph is graph]
+        used = {value.storage.origin for node in mine for value in (*node.inputs, *node.outputs)}
+        own = [size if storage.origin in used else 0 for storage, size in zip(storages, sizes)]
+        now = sum(own[: ends[0]])
+        highest = 0
+        line = result[id(graph)] = []
+        for node, (begin, end) in zip(nodes, pairwise(ends)):
+            now += sum([size for size in own[begin:end] if size < 0])  # freed before
+            highest = max(highest, now)
+            now += sum([size for size in own[begin:end] if size > 0])
+            highest = max(highest, now)
+            if node is not None:
+                if node.graph is graph:
+                    line.append((node.index, highest))
+                highest = 0
+    return result
 
 
 def _highest(

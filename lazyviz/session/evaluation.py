@@ -383,9 +383,8 @@ def notify(
             continue
         lazy.runs.report = report
         lazy.runs.note_timeline(timelines.get(id(lazy.ir), ()))
-        if lazy.ir is not tape.recording.graph and not (
-            len(lazy.nodes) > report.ops_run and lazy.has_pending
-        ):
+        may_have_pending = len(touched) > 1 or len(lazy.nodes) > report.ops_run
+        if lazy.ir is not tape.recording.graph and not (may_have_pending and lazy.has_pending):
             graphs.pop(id(lazy.ir), None)
     for lazy in touched:
         if lazy.runs.has_listeners:

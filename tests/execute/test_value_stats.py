@@ -279,3 +279,25 @@ def test_a_sync_point_looks_at_values_where_that_is_chosen():
     assert y.item() == -math.inf
     assert graph.report.first_inf.node.name == "log_1"
     assert graph.nonfinite["inf"] is graph.report.first_inf
+
+
+def test_a_run_of_two_graphs_gives_each_the_memory_of_its_own_storages():
+    """A draw in the second one runs the draws of the first one before, which are large."""
+    for _ in range(3):  # the last time from the cache
+        with lazyviz.lazy() as first:
+            kept = torch.randn(500, 500) @ torch.randn(500, 500)
+        with lazyviz.lazy() as second:
+            weight = torch.ones(50, 4, requires_grad=True)
+            optimizer = torch.optim.SGD([weight], 0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = (torch.randn(20, 50) @ weight).abs().mean()
+                loss.backward()
+                optimizer.step()
+                loss.item()
+        second.evaluate()
+        assert sorted(position for position, _ in second.measured) == list(range(len(second.nodes)))
+        assert max(held for _, held in second.measured) == second.plan().peak_bytes < 100_000
+        first.evaluate()
+        assert max(held for _, held in first.measured) == first.plan().peak_bytes
+        del kept
