@@ -141,8 +141,10 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
         else:
             lazy_stop = max(last_use.index + 1 if last_use is not None else earliest, earliest)
             eager_stop = lazy_stop if foreign else max(dropped, earliest)
-            if maker is not None and inside.ran:
-                lazy_stop = max(lazy_stop, inside.last_with(maker, storage, dropped))
+            if inside.ran:
+                lazy_stop = max(lazy_stop, inside.last_need(maker, storage))
+                if maker is not None:
+                    lazy_stop = max(lazy_stop, inside.last_with(maker, storage, dropped))
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
@@ -185,6 +187,30 @@ class _RunsInside:
         ends.sort()
         self._at = [index for index, _ in ends]
         self._ends = list(accumulate([end for _, end in ends], max))
+        self._needed = self._last_runs(graph.nodes) if self.ran else {}
+
+    def _last_runs(self, nodes: Sequence[Node]) -> dict[Storage, int]:
+        """The number of the last run in which each storage is used."""
+        found: dict[Storage, int] = {}
+        for node in nodes:
+            run = self._run_of(node)
+            for value in (*node.inputs, *node.outputs):
+                found[value.storage] = max(run, found.get(value.storage, 0))
+        return found
+
+    def _run_of(self, node: Node) -> int:
+        """The number of the run that runs a node; what is pending runs last."""
+        ran = self.ran.get(node.index)
+        return len(self._at) if ran is None else bisect_left(self._at, ran)
+
+    def last_need(self, maker: Node | None, storage: Storage) -> int:
+        """Where the last run ends before the one that uses ``storage`` last, if it exists until then; else 0.
+
+        A node that no value was read of stays pending, such as a backward pass after which only the loss is
+        read, and what it needs exists while later nodes run.
+        """
+        last = self._needed.get(storage, 0)
+        return self._ends[last - 1] if last and (maker is None or self._run_of(maker) < last) else 0
 
     def last_with(self, maker: Node, storage: Storage, dropped: int) -> int:
         """Where the last run ends during which ``storage``, which ``maker`` made, was an ordinary tensor's; 0
