@@ -148,9 +148,8 @@ class _Autocast:
         self._weights: dict[Key, Key] = {}  # a parameter's copy
         self._casts: dict[int, dict[Key, Key]] = {}  # by forward node: the copies that it read
         self._alias: dict[Key, Key] = {}  # replacements of results that were cast
-        self._gradients: dict[
-            tuple[int, Key], Key
-        ] = {}  # copies of gradients, by the forward node they are of
+        # Copies of gradients, by the forward node whose result they are of.
+        self._gradients: dict[tuple[int, Key], Key] = {}
         self._attention, self._attended = _attention_by_hand(program.steps)
         self._position = 0
         self._before: list[Step] = []
