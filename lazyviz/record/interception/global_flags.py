@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from ..dependencies import closure
+from ..dependencies import can_run_without, sequence_of
 from ..storage import TrackedNode
 from ..sync_points import needs_absent
 from ..tape import Tape
@@ -100,9 +100,14 @@ class SettingsPatches:
 
     def _without_failed(self, nodes: list[TrackedNode]) -> list[TrackedNode]:
         """The pending nodes among ``nodes`` that depend on none that has failed."""
-        failed = {node for node in self._tape.pending if node.state == "failed"}
-        left = [node for node in nodes if node.state == "pending"]
-        return [node for node in left if failed.isdisjoint(closure([node]))] if failed else left
+        pending = sorted(self._tape.pending, key=sequence_of)
+        blocked = {node for node in pending if node.state == "failed"}
+        if blocked:
+            for node in pending:  # producers come first, so one pass is enough
+                before = (*[value.node for value in node.inputs], *node.after)
+                if any(other in blocked and not can_run_without(other, node) for other in before if other):
+                    blocked.add(node)
+        return [node for node in nodes if node.state == "pending" and node not in blocked]
 
 
 def _takes_default(node: TrackedNode) -> bool:
