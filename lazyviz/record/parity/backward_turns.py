@@ -34,6 +34,7 @@ class BackwardTurns:
         if self._lock.is_mine or not self._lock.owner:
             return self._lock
         seen, since = self._progress(), time.monotonic()
+        # Polled: only `with` is safe from asynchronous exceptions (see RunLock), and it has no timeout.
         while self._lock.owner and not self._lock.is_lost:
             time.sleep(0.0005)
             if (now := self._progress()) != seen or self._tape.runs.active_thread:
