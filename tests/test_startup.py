@@ -124,14 +124,17 @@ def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
 
 
 @pytest.mark.takes_times
-def test_an_import_takes_less_than_a_fifth_of_a_second_beside_torch(tmp_path: object) -> None:
+def test_an_import_takes_less_than_a_fifth_of_the_import_of_torch(tmp_path: object) -> None:
     """And so does a first block; the least of five, with bytecode, as in an installed package.
 
-    PyTorch's import leaves a full collection due, which takes 0.1 s at the next allocations of whatever
-    code; it is not counted here.
+    Relative, since seconds are of a machine. PyTorch's import leaves a full collection due, which takes
+    0.1 s at the next allocations of whatever code; it is not counted here.
     """
     program = """
-        import gc, time, torch
+        import gc, time
+        begin = time.process_time()
+        import torch
+        of_torch = time.process_time() - begin
         gc.collect()
         begin = time.process_time()
         import lazyviz
@@ -139,7 +142,7 @@ def test_an_import_takes_less_than_a_fifth_of_a_second_beside_torch(tmp_path: ob
         net = torch.nn.Linear(8, 8)
         with lazyviz.lazy() as graph:
             net(torch.randn(4, 8)).sum().backward()
-        print(imported - begin, time.process_time() - imported)
+        print(of_torch, imported - begin, time.process_time() - imported)
     """
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -150,9 +153,9 @@ def test_an_import_takes_less_than_a_fifth_of_a_second_beside_torch(tmp_path: ob
             capture_output=True, text=True, timeout=300, env=env, check=True,
         )  # fmt: skip
         figures.append([float(figure) for figure in done.stdout.split()])
-    imports, blocks = zip(*figures[1:])
-    assert min(imports) < 0.2
-    assert min(blocks) < 0.2
+    of_torch, imports, blocks = zip(*figures[1:])
+    assert min(imports) < 0.2 * min(of_torch)
+    assert min(blocks) < 0.2 * min(of_torch)
 
 
 def test_a_missing_numpy_is_not_warned_of(tmp_path):
