@@ -530,6 +530,8 @@ class Graph:
         self.runs_inside: list[RunInside] = []  # in the order of running
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
+        # Sequence numbers of the autograd nodes that the thread of the block made in it; None: unknown.
+        self.autograd_nodes: range | None = None
         self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}

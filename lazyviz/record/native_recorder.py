@@ -15,7 +15,7 @@ from ..graph.ir import Graph, SourceLine, TensorMeta
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependencies
+from . import backward_nodes, constant_folding, dependencies, unrecorded_ops
 from .constant_folding import is_given
 from .constant_folding import number as known_number
 from .interception import attribute_patches
@@ -62,10 +62,15 @@ IN_PYTHON = (
 _ways: tuple[Any, ...] | None = None
 
 
-def _take(op: OpOverload) -> None:
-    """Let the dispatcher call ``op`` directly if it is one of PyTorch's operators, which do not change."""
-    if op.namespace == "aten" and not private_api.is_defined_in_python(op):
-        _dispatcher.take(op._schema.name, op._schema.overload_name, op)
+def _take(op: OpOverload, records: bool) -> None:
+    """Let the dispatcher call ``op`` directly if it is one of PyTorch's operators, which do not change.
+
+    ``records``: the compiled recorder handles it. Outside of blocks its calls may go past Python if
+    :func:`.unrecorded_ops.passes` says so.
+    """
+    passes = unrecorded_ops.passes(tape.shapes.info(op))
+    if op.namespace == "aten" and (records or passes) and not private_api.is_defined_in_python(op):
+        _dispatcher.take(op._schema.name, op._schema.overload_name, op, records, passes)
 
 
 def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:

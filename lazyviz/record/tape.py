@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -30,10 +31,12 @@ class OpRecorder(Protocol):
 class Tape:
     """The parts of the record, one object for each subject; there is one tape per process.
 
-    ``pending`` are the nodes of ``pending_ops``, its most used part by far.
+    ``pending`` are the nodes of ``pending_ops``, its most used part by far. ``retire`` restores PyTorch's
+    state if nothing is recorded or pending, as far as that is possible where it is called.
     """
 
     recorder: OpRecorder
+    retire: Callable[[], None]
 
     def __init__(self) -> None:
         self.recording = RecordingState()

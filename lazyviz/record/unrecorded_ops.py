@@ -195,6 +195,21 @@ def dispatch(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     return result
 
 
+def passes(info: OpInfo) -> bool:
+    """Whether :func:`dispatch` has nothing to do for calls on ordinary tensors whose memory no pending op
+    uses.
+    """
+    return not (
+        info.draws
+        or info.of_parts
+        or info.of_views
+        or info.counts_writes
+        or info.set_like
+        or info.metadata_write
+        or info.metadata_only
+    )
+
+
 def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The recorded content of the tensors that the op is about to write is no longer valid."""
     for tensor in written_tensors(info, args, kwargs):

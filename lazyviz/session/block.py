@@ -36,7 +36,7 @@ from ..record.provenance.variable_names import name_earlier, name_tensors, varia
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.storage import TrackedStorage, TrackedValue, Unreachable
 from ..record.tape import tape
-from ..torch_internals import op_stream
+from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
@@ -269,6 +269,7 @@ class LazyBlock(Transaction, Generic[G]):
             world.__enter__()
         outer = _open[-1] if _open else None
         self.undo_by(self._unpublish)
+        self._first_node = private_api.sequence_number()
         _open.append(self)
         _publish()
         if outer is not None and outer.graph is not None and self.graph is not None:
@@ -346,8 +347,10 @@ class LazyBlock(Transaction, Generic[G]):
         if self in _open:
             _open.remove(self)
         _publish()
-        if not _open and self.graph is not None:
-            tape.scopes.keep_forward_nodes(self.graph.ir)
+        if self.graph is not None:
+            self.graph.ir.autograd_nodes = range(self._first_node, private_api.sequence_number())
+            if not _open:
+                tape.scopes.keep_forward_nodes(self.graph.ir)
 
     def _withdraw(self) -> None:
         if self in _claims:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 import lazyviz
+from lazyviz.record import native_recorder, unrecorded_ops
+
+from ..bits import difference
 
 
 def dispatch_modes() -> int:
@@ -210,3 +214,186 @@ def test_a_kernel_of_the_users_own_may_read_its_inputs_with_numpy():
     graph.evaluate()
     assert not graph.sync_points
     assert y.tolist() == [0, 2, 4]
+
+
+def train(steps: int = 3) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    x = torch.ones(4, 6)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+@pytest.mark.skipif(native_recorder._dispatcher is None, reason="no compiled dispatcher is installed")
+def test_a_plain_loop_beside_pending_ops_does_not_go_through_python(monkeypatch):
+    expected = train()
+    met = []
+    dispatch = unrecorded_ops.dispatch
+
+    def noted(tape, op, args, kwargs):
+        met.append(op)
+        return dispatch(tape, op, args, kwargs)
+
+    outside = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        kept = outside * 2
+    train()  # the operators are taken when they are met first
+    monkeypatch.setattr(unrecorded_ops, "dispatch", noted)
+    actual = train()
+    assert [op for op in met if torch.Tag.nondeterministic_seeded not in op.tags] == []
+    assert graph.pending == 1
+    assert all(torch.equal(one, other) for one, other in zip(expected, actual))
+    assert kept.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: torch.cat([torch.zeros(1), t[:2]]),
+        lambda t: torch.stack([t, t]),
+        lambda t: torch._foreach_add([t, t], 1),
+        lambda t: torch.zeros(4)[:2].copy_(t[1:3]),
+        lambda t: torch.add(t, 1, out=torch.empty(4)),
+        lambda t: torch.zeros(8).index_put_((torch.tensor([1, 2, 3, 0]),), t),
+        lambda t: torch.where(t > 1, t, -t),
+        lambda t: t.view(2, 2).t().contiguous(),
+        lambda t: torch.einsum("i,i->", t, t),
+    ],
+)
+def test_plain_ops_see_pending_writes_of_their_memory(use):
+    def written(block):
+        torch.manual_seed(0)
+        base = torch.arange(8.0)
+        tensor = base[2:6]
+        torch.ones(4) + 1  # operators are taken when they are met first
+        use(torch.arange(4.0))
+        with block:
+            base.mul_(3).add_(1)
+        return use(tensor), base
+
+    expected, actual = written(contextlib.nullcontext()), written(lazyviz.lazy())
+    assert difference(expected, actual) is None
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: t.add_(1),
+        lambda t: t[1:].zero_(),
+        lambda t: torch._foreach_mul_([t], 5),
+        lambda t: torch.neg(torch.ones(4), out=t),
+        lambda t: t.view(2, 2).t().copy_(torch.ones(2, 2)),
+        lambda t: t.detach().index_fill_(0, torch.tensor([2]), 7),
+        lambda t: t.copy_(torch.zeros(4)),
+    ],
+)
+def test_plain_writes_wait_for_pending_reads(write):
+    x = torch.arange(4.0)
+    write(torch.arange(4.0))
+    for _ in range(2):
+        with lazyviz.lazy():
+            y = x.clone() * 2
+        before = x.clone() * 2
+        write(x)
+        assert torch.equal(y, before)
+
+
+def test_plain_writes_of_an_array_wait_for_pending_reads():
+    array = np.ones(4, dtype=np.float32)
+    x, alias = torch.from_numpy(array), torch.from_numpy(array)
+    torch.ones(4).mul_(1)
+    with lazyviz.lazy():
+        x.add_(1)
+    alias.mul_(10)
+    assert array.tolist() == [20] * 4
+
+
+def test_bits_of_conjugates_reach_plain_kernels():
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    expected = [x.conj() @ x, x.conj().clone(), x.conj().imag + 1, torch.stack([x.conj(), x])]
+    outside = torch.ones(2)
+    for _ in range(2):
+        with lazyviz.lazy() as graph:
+            kept = outside + 1
+        actual = [x.conj() @ x, x.conj().clone(), x.conj().imag + 1, torch.stack([x.conj(), x])]
+        assert graph.pending == 1
+        assert difference(expected, actual) is None
+        del kept
+
+
+@pytest.mark.skipif(native_recorder._dispatcher is None, reason="no compiled dispatcher is installed")
+def test_pytorch_is_plain_after_an_op_that_evaluated_everything():
+    x = torch.ones(3)
+    for _ in range(2):  # the operators are taken when they are met first
+        with lazyviz.lazy():
+            y = x * 2
+        z = y + 1
+    assert z.tolist() == [3, 3, 3]
+    assert dispatch_modes() == 0
+    with lazyviz.lazy():
+        y = x * 2
+    with torch.inference_mode():
+        z = y + 1
+        assert dispatch_modes() == 1  # leaving the context would restore its keys
+    assert (x + z).tolist() == [4, 4, 4]
+    assert dispatch_modes() == 0
+
+
+READ_VALUES = {
+    "max": lambda x: x.max(),
+    "masked_fill": lambda x: x.masked_fill(x > 0, x.sum()).sum(),
+    "median": lambda x: x.median(),
+    "prod": lambda x: (x * torch.tensor([0.0, 1, 1, 1])).prod(),
+    "eigh": lambda x: torch.linalg.eigh(torch.outer(x, x).to(torch.cfloat))[0].sum(),
+}
+
+
+def gradient(function, x):
+    leaf = x.clone().requires_grad_()
+    function(leaf).backward()
+    return leaf.grad
+
+
+@pytest.mark.parametrize("name", READ_VALUES)
+def test_a_plain_backward_pass_that_reads_values_leaves_other_ops_pending(name):
+    x = torch.tensor([0.5, -1.0, 2.0, 2.0])
+    expected = gradient(READ_VALUES[name], x)
+    with lazyviz.lazy() as graph:
+        kept = x * 2
+    for _ in range(2):
+        assert torch.equal(gradient(READ_VALUES[name], x), expected)
+    assert graph.pending == 1
+    assert kept.tolist() == [1, -2, 4, 4]
+    assert dispatch_modes() == 0
+
+
+@pytest.mark.parametrize("name", READ_VALUES)
+def test_pytorch_is_plain_after_a_backward_pass_that_evaluated_everything(name):
+    x = torch.tensor([0.5, -1.0, 2.0, 2.0])
+    expected = gradient(READ_VALUES[name], x)
+    leaf = x.clone().requires_grad_()
+    with lazyviz.lazy() as graph:
+        result = READ_VALUES[name](leaf)
+    result.backward()
+    assert graph.pending == 0
+    assert torch.equal(leaf.grad, expected)
+    if native_recorder.active:  # in Python, a mode cannot be removed while it handles the op that evaluates
+        assert dispatch_modes() == 0
+
+
+def test_a_pending_write_comes_before_a_backward_pass_that_was_recorded_before_it():
+    x = torch.tensor([1.0, 2, 3, 0])
+
+    def program(block):
+        leaf = x.clone().requires_grad_()
+        result = leaf.prod()
+        with block:
+            leaf.data.add_(1)
+        result.backward()
+        return leaf.grad
+
+    assert torch.equal(program(contextlib.nullcontext()), program(lazyviz.lazy()))

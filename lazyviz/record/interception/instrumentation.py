@@ -61,6 +61,7 @@ class Watch:
         )  # Dynamo's, once a compiled function has been called that can only be planned
         self.away = False  # while compiled code runs
         self.stays = False  # between two graphs of one block
+        tape.retire = self._retire
 
     def begin_recording(self) -> None:
         if not private_api.has_mode(self._mode):
@@ -335,6 +336,11 @@ class Watch:
                 private_api.remove_mode(self._mode)
                 self._patches.restore()
                 dynamo.drop_rules_of(is_ours)
+
+    def _retire(self) -> None:
+        """:meth:`release`, unless this thread's mode has to stay: it may be called at every op."""
+        if getattr(self._thread, "entered", 0) <= 0:
+            self.release()
 
     def _is_needed(self) -> bool:
         return self._tape.recording.graph is not None or bool(self._tape.pending) or self.stays

@@ -135,6 +135,8 @@ class FormulaPatches:
                     return self._recorded(original, outputs, args, kwargs)
             finally:
                 tape.scopes.sources.leave(sys._getframe())
+                if not tape.pending:
+                    tape.retire()  # what a node evaluated could not be released while the engine ran
 
         return run_backward
 
@@ -264,9 +266,29 @@ def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
-    # Everything that is pending: which saved tensors the node uses cannot be read, because reading a saved
-    # tensor runs its hooks, and those of checkpointing may run only once.
-    plain.begin(f"{node.name()} reads values", list(tape.pending), tensors_in(gradients))
+    given = list(tensors_in(gradients))
+    if _may_use_pending(tape, node):
+        # Everything that is pending: which saved tensors the node uses cannot be read, because reading a
+        # saved tensor runs its hooks, and those of checkpointing may run only once.
+        needed = list(tape.pending)
+    else:
+        needed = [before for tensor in given for before in nodes_before_access(tape, tensor, write=False)]
+    plain.begin(f"{node.name()} reads values", needed, given)
+
+
+def _may_use_pending(tape: Tape, node: Any) -> bool:
+    """Whether a tensor that ``node`` has saved may be pending, or its memory may have a pending write.
+
+    An op after all blocks has evaluated what it reads, so what its node has saved is real.
+    """
+    if tape.recording.graph is not None:
+        return True
+    sequence = node._sequence_nr()
+    for graph in {id(pending.graph): pending.graph for pending in list(tape.pending)}.values():
+        made = graph.autograd_nodes
+        if made is None or sequence < made.stop or sequence in graph.by_sequence:
+            return True
+    return False
 
 
 def _after(tape: Tape, node: Any) -> None:

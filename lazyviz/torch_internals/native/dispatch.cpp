@@ -55,9 +55,17 @@ using torch::jit::Stack;
 // From the compiled recorder: whether it is recording, and the handler of a call (`MISSED`: it does not handle it).
 using Ready = int (*)();
 using Record = PyObject* (*)(PyObject* op, PyObject* args, PyObject* kwargs);
+// Whether no block is open, and whether pending ops use a tensor or the storage at this address.
+using Outside = int (*)();
+using Used = int (*)(PyObject* tensor, size_t storage);
+// Removes the mode if nothing is recorded or pending; whether it may have been removed, or -1 with an exception.
+using Retire = int (*)();
 
 Ready ready = nullptr;
 Record record = nullptr;
+Outside outside = nullptr;
+Used used = nullptr;
+Retire retire = nullptr;
 PyObject* MISSED = nullptr;
 PyTypeObject* mode_type = nullptr;
 bool active = false;
@@ -144,10 +152,48 @@ PyObject* to_python(const c10::IValue& value, Kind kind) {
   return torch::jit::toPyObject(value).release().ptr();
 }
 
+bool is_symbolic(const at::Tensor& tensor);
+
+// Whether it has memory of its own allocator, so that no other storage overlaps it, and no bit or layout that needs more
+// than its kernel.
+bool is_plain(const at::Tensor& tensor) {
+  constexpr DispatchKeySet SPECIAL({
+      DispatchKey::Python,
+      DispatchKey::Conjugate,
+      DispatchKey::Negative,
+      DispatchKey::ZeroTensor,
+      DispatchKey::Quantized,
+      DispatchKey::NestedTensor,
+  });
+  if (tensor.key_set().has_any(SPECIAL) || tensor.layout() != c10::kStrided) return false;
+  if (!(tensor.is_cpu() || tensor.is_cuda()) || is_symbolic(tensor) || !tensor.has_storage()) return false;
+  const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (storage->sym_nbytes().maybe_as_int().value_or(-1) == 0) return true;
+  const c10::Allocator* allocator = storage->allocator();
+  return allocator != nullptr && storage->data_ptr().get_deleter() == allocator->raw_deleter();
+}
+
+// Whether `test` is true of each tensor in an argument.
+template <typename Test>
+bool all_tensors(const c10::IValue& value, const Test& test) {
+  if (value.isTensor()) return !value.toTensor().defined() || test(value.toTensor());
+  if (value.isTensorList()) {
+    const c10::List<at::Tensor> tensors = value.toTensorList();
+    return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& item) { return !item.defined() || test(item); });
+  }
+  if (!value.isList()) return true;
+  const c10::List<c10::IValue> items = value.toList();
+  return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
+    return !item.isTensor() || !item.toTensor().defined() || test(item.toTensor());
+  });
+}
+
 // The kernel of one operator.
 class Kernel final : public c10::OperatorKernel {
  public:
-  Kernel(const c10::FunctionSchema& schema, PyObject* op) : op_(Py_NewRef(op)) {
+  // `passes`: outside of blocks, its calls concern pending ops only through the memory of their tensors.
+  Kernel(const c10::FunctionSchema& schema, PyObject* op, bool records = true, bool passes = false)
+      : op_(Py_NewRef(op)), records_(records), passes_(passes) {
     for (const c10::Argument& argument : schema.arguments()) {
       arguments_.push_back({
           kind_of(argument),
@@ -168,9 +214,23 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
-    c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
-    if (is_ours() && recorded(stack)) return;
-    if (!dispatched(handle, stack)) handle.redispatchBoxed(keys & BELOW, stack);
+    if (passes_ && is_ours() && passed(handle, keys, stack)) return;
+    {
+      c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+      if (records_ && is_ours() && recorded(stack)) return;
+      if (!dispatched(handle, stack)) handle.redispatchBoxed(keys & BELOW, stack);
+    }
+    retired();
+  }
+
+  // Remove the mode after an op outside of blocks that has evaluated all that was pending: in the handler of the op it is
+  // off the stack, to which PyTorch returns it afterwards. The autograd engine restores the modes of its caller itself.
+  bool retired() {
+    if (!is_ours() || torch::autograd::get_current_node()) return false;
+    Gil gil;
+    const int may_be = retire();
+    if (may_be < 0) raise();
+    return may_be > 0 && !is_ours();
   }
 
   // PyTorch's own path to Python; false: there is no handler, because another thread has made the pending tensor real
@@ -179,6 +239,30 @@ class Kernel final : public c10::OperatorKernel {
     Gil gil;
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && !any_pending(stack)) return false;
     (*getPyInterpreter())->dispatch(handle, stack);
+    return true;
+  }
+
+  // Run a call outside of blocks as if there were no mode; false: a pending op may use the memory of its tensors.
+  bool passed(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
+    {
+      Gil gil;
+      if (!outside()) return false;
+      if (retired()) {
+        handle.redispatchBoxed(keys & BELOW, stack);
+        return true;
+      }
+      const c10::IValue* values = arguments_on(stack);
+      const auto is_unused = [](const at::Tensor& tensor) {
+        if (!is_plain(tensor)) return false;
+        const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+        THPObjectPtr object(checked(THPVariable_Wrap(tensor)));
+        return !used(object.get(), reinterpret_cast<size_t>(storage));
+      };
+      const auto concerns_nothing = [&](const c10::IValue& value) { return all_tensors(value, is_unused); };
+      if (!std::all_of(values, values + arguments_.size(), concerns_nothing)) return false;
+    }
+    torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // for the ops that the kernel calls
+    handle.redispatchBoxed(keys & BELOW, stack);
     return true;
   }
 
@@ -220,20 +304,9 @@ class Kernel final : public c10::OperatorKernel {
 
   bool any_pending(Stack* stack) const {
     const c10::IValue* values = arguments_on(stack);
-    const auto is_pending = [](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.key_set().has(DispatchKey::Python);
-    };
-    return std::any_of(values, values + arguments_.size(), [&](const c10::IValue& value) {
-      if (value.isTensor()) return is_pending(value.toTensor());
-      if (value.isTensorList()) {
-        const c10::List<at::Tensor> tensors = value.toTensorList();
-        return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& item) { return is_pending(item); });
-      }
-      if (!value.isList()) return false;
-      const c10::List<c10::IValue> items = value.toList();
-      return std::any_of(items.begin(), items.end(), [&](const c10::IValue& item) {
-        return item.isTensor() && is_pending(item.toTensor());
-      });
+    const auto is_real = [](const at::Tensor& tensor) { return !tensor.key_set().has(DispatchKey::Python); };
+    return !std::all_of(values, values + arguments_.size(), [&](const c10::IValue& value) {
+      return all_tensors(value, is_real);
     });
   }
 
@@ -290,6 +363,7 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   PyObject* op_;
+  bool records_, passes_;
   size_t positional_ = 0;
   std::vector<Argument> arguments_;
   std::vector<c10::TypePtr> types_;
@@ -714,18 +788,32 @@ PyObject* watch_calls(PyObject*, PyObject* args) {
 
 constexpr const char* READY = "lazyviz.ready";
 constexpr const char* RECORD = "lazyviz.record";
+constexpr const char* OUTSIDE = "lazyviz.outside";
+constexpr const char* USED = "lazyviz.used";
+constexpr const char* RETIRE = "lazyviz.retire";
 constexpr const char* QUICKLY = "lazyviz.quick";
 constexpr const char* OVERRIDE = "lazyviz.override";
 
 PyObject* connect(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *ready_capsule, *record_capsule, *missed, *type;
-  if (!PyArg_ParseTuple(args, "OOOO!", &ready_capsule, &record_capsule, &missed, &PyType_Type, &type)) return nullptr;
+  PyObject *ready_capsule, *record_capsule, *outside_capsule, *used_capsule, *retire_capsule, *missed, *type;
+  if (!PyArg_ParseTuple(args, "OOOOOOO!", &ready_capsule, &record_capsule, &outside_capsule, &used_capsule, &retire_capsule,
+                        &missed, &PyType_Type, &type)) {
+    return nullptr;
+  }
   void* is_ready = PyCapsule_GetPointer(ready_capsule, READY);
   void* function = PyCapsule_GetPointer(record_capsule, RECORD);
-  if (is_ready == nullptr || function == nullptr) return nullptr;
+  void* is_outside = PyCapsule_GetPointer(outside_capsule, OUTSIDE);
+  void* is_used = PyCapsule_GetPointer(used_capsule, USED);
+  void* to_retire = PyCapsule_GetPointer(retire_capsule, RETIRE);
+  for (void* pointer : {is_ready, function, is_outside, is_used, to_retire}) {
+    if (pointer == nullptr) return nullptr;
+  }
   ready = reinterpret_cast<Ready>(is_ready);
   record = reinterpret_cast<Record>(function);
+  outside = reinterpret_cast<Outside>(is_outside);
+  used = reinterpret_cast<Used>(is_used);
+  retire = reinterpret_cast<Retire>(to_retire);
   MISSED = Py_NewRef(missed);
   mode_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
   return PyCapsule_New(const_cast<Quick*>(&QUICK), QUICKLY, nullptr);
@@ -736,11 +824,12 @@ PyObject* take(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   const char *name, *overload;
   PyObject* op;
-  if (!PyArg_ParseTuple(args, "ssO", &name, &overload, &op)) return nullptr;
+  int records, passes;
+  if (!PyArg_ParseTuple(args, "ssOpp", &name, &overload, &op, &records, &passes)) return nullptr;
   static torch::Library& at_the_mode = library("aten", DispatchKey::Python);
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
   const std::string full = c10::toString(handle.operator_name());
-  auto kernel = std::make_unique<Kernel>(handle.schema(), op);
+  auto kernel = std::make_unique<Kernel>(handle.schema(), op, records, passes);
   if (full == "aten::detach") detach = kernel.get();
   at_the_mode.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
   Py_RETURN_NONE;
@@ -800,8 +889,11 @@ PyObject* use(PyObject*, PyObject* on) {
 
 PyMethodDef METHODS[] = {
     {"connect", connect, METH_VARARGS,
-     "connect(ready, record, missed, mode_type): the compiled recorder's functions; returns what it asks of tensors."},
-    {"take", take, METH_VARARGS, "take(name, overload_name, op): calls of this ATen operator are offered to the recorder."},
+     "connect(ready, record, outside, used, retire, missed, mode_type): the compiled recorder's functions; returns what it "
+     "asks of tensors."},
+    {"take", take, METH_VARARGS,
+     "take(name, overload_name, op, records, passes): calls of this ATen operator are offered to the recorder, and outside "
+     "of blocks go directly to their kernel where no pending op uses their tensors."},
     {"pass_marks", pass_marks, METH_VARARGS, "pass_marks(name, overload_name): calls of this operator are none of the recorder's."},
     {"override_composite", override_composite, METH_VARARGS,
      "override_composite(name, kernel): `kernel(keys, ...)` is called for the calls of the composite that are special, "

@@ -329,6 +329,9 @@ def connect(**parts):
             parts["dispatcher"].connect(
                 PyCapsule_New(<void *> is_recording, "lazyviz.ready", NULL),
                 PyCapsule_New(<void *> record_call, "lazyviz.record", NULL),
+                PyCapsule_New(<void *> is_outside, "lazyviz.outside", NULL),
+                PyCapsule_New(<void *> is_used, "lazyviz.used", NULL),
+                PyCapsule_New(<void *> retire, "lazyviz.retire", NULL),
                 MISS,
                 parts["mode"],
             ),
@@ -575,8 +578,8 @@ cdef Op op_of(object func):
     if found is NULL:
         info = infos.get(<size_t> <void *> func) or info_of(func)
         op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None and (op.ordinary or op.reads_number):
-            take(func)
+        if take is not None:
+            take(func, op.ordinary or op.reads_number)
     else:
         op = <Op> found
     met.func, met.op = <PyObject *> func, <PyObject *> op
@@ -755,14 +758,51 @@ cdef inline bint is_pending(object tensor):
 def dispatch(mode, func, types, args=(), kwargs=None):
     """``RecorderMode.__torch_dispatch__``."""
     for cls in types:
-        if cls is not LazyTensor and cls is not LazyParameter:
+        if cls is not LazyTensor and cls is not LazyParameter and cls is not Tensor:
             return slow(mode, func, types, args, kwargs)
     result = MISS
     if type(func) is OpOverload and type(args) is tuple and is_recording() and not dispatch_depth():
         result = record(func, args, kwargs)
     if result is MISS:
-        return slow(mode, func, types, args, kwargs)
+        if type(func) is OpOverload and type(args) is tuple and take is not None and is_outside():
+            result = passed(op_of(func), args)
+        if result is MISS:
+            return slow(mode, func, types, args, kwargs)
     return result
+
+
+cdef object passed(Op op, tuple args):
+    """A call outside of blocks that does not come from `dispatch.cpp`: autograd detaches what it saves."""
+    if not op.detaches or len(args) != 1 or dispatch_depth():
+        return MISS
+    tensor = args[0]
+    if is_pending(tensor) or quick.fixed_nbytes(<PyObject *> tensor) < 0:
+        return MISS
+    if is_used(tensor, quick.storage_address(<PyObject *> tensor)):
+        return MISS
+    return taken(quick.alias(<PyObject *> tensor))
+
+
+cdef int is_outside() noexcept:
+    """Whether no block is open, and no pending node may have become unreachable."""
+    return (
+        get(recording_state, RS_graph) is None
+        and get(recording_state, RS_viewed) is None
+        and not Unreachable.possible
+    )
+
+
+cdef int retire() except -1:
+    """Remove the mode if nothing is recorded or pending; whether it may have been removed."""
+    if pending_nodes or get(recording_state, RS_graph) is not None:
+        return False
+    tape.retire()
+    return True
+
+
+cdef int is_used(object tensor, size_t address) noexcept:
+    """Whether a pending node reads or writes the tensor's storage, or has made the tensor."""
+    return address in <dict> get(table, T_storages) or "_lazyviz" in tensor.__dict__
 
 
 cdef int is_recording() noexcept:
