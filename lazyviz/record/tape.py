@@ -31,8 +31,8 @@ class OpRecorder(Protocol):
 class Tape:
     """The parts of the record, one object for each subject; there is one tape per process.
 
-    ``pending`` are the nodes of ``pending_ops``, its most used part by far. ``retire`` restores PyTorch's
-    state if nothing is recorded or pending, as far as that is possible where it is called.
+    ``pending`` are the nodes of ``pending_ops``, its most used part by far. ``retire`` removes this thread's
+    mode if it could not be removed when the last pending op had run.
     """
 
     recorder: OpRecorder

@@ -268,8 +268,8 @@ class LazyBlock(Transaction, Generic[G]):
             self.undo_by(world.abandoned)
             world.__enter__()
         outer = _open[-1] if _open else None
-        self.undo_by(self._unpublish)
         self._first_node = private_api.sequence_number()
+        self.undo_by(self._unpublish)
         _open.append(self)
         _publish()
         if outer is not None and outer.graph is not None and self.graph is not None:

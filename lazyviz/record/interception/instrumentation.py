@@ -338,8 +338,8 @@ class Watch:
                 dynamo.drop_rules_of(is_ours)
 
     def _retire(self) -> None:
-        """:meth:`release`, unless this thread's mode has to stay: it may be called at every op."""
-        if getattr(self._thread, "entered", 0) <= 0:
+        """Remove this thread's mode, if :meth:`release` could not: it may be called at every op."""
+        if not self._reads.installed and getattr(self._thread, "entered", 0) <= 0:
             self.release()
 
     def _is_needed(self) -> bool:
