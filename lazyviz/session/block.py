@@ -441,8 +441,15 @@ def finish_at_exit() -> None:
 
 
 def forget_in_child() -> None:
-    """A forked child is not inside its parent's blocks."""
+    """A forked child is not inside its parent's blocks, and PyTorch is as it is outside of them."""
     forget_holder()
     op_stream.end()
+    if not _claims:
+        return
+    for block in reversed(_claims.copy()):
+        with suppress(Exception):  # another thread may have been about to enter or to leave it
+            block.undo()
     _open.clear()
     _claims.clear()
+    _publish()
+    _stop_watching()
