@@ -840,6 +840,28 @@ def test_a_failed_op_names_its_cell_and_fails_no_other_evaluation(run):
     assert "Nothing is pending" in run.output
 
 
+MIDWAY = """%%lazy
+bad = torch.zeros(1_000_000)
+positions = torch.arange(900_000)
+positions[-1] = 2_000_000
+bad.index_put_((positions,), torch.ones(900_000))
+worse = bad + 1
+"""
+
+
+@pytest.mark.parametrize("cell", [FAILS, MIDWAY])
+def test_an_op_that_fails_stops_no_cell_but_those_that_need_it(run, cell):
+    run(cell)
+    run("%%lazy\nneeds_it = worse + 1\ngood = torch.ones(2) * 2")
+    run("%%lazy\nlast = torch.ones(2) * 3")
+    assert isinstance(run("%lazy evaluate").error_in_exec, IndexError)
+    assert not lazyviz.is_lazy(run["good"]) and not lazyviz.is_lazy(run["last"])
+    assert lazyviz.is_lazy(run["needs_it"])
+    for again in ("%lazy evaluate", "%lazy status"):
+        assert run(again).success
+        assert "failed" in run.output and "out of bounds" in run.output and "cell [2], line" in run.output
+
+
 @pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
 @pytest.mark.parametrize("cell", ["print(worse)", "%lazy evaluate", "%%lazy --now\nw = worse * 2"])
 def test_every_mode_of_tracebacks_shows_the_user_s_line_and_at_most_one_frame_of_ours(run, mode, cell):

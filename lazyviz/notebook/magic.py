@@ -37,10 +37,12 @@ from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
+from ..execute.failures import STAYS
 from ..plan.explain import summary
 from ..plan.runtime.gpu_comparison import on_cards, read_prices
 from ..process.gc_pause import paused
 from ..process.signals import deferred
+from ..process.tracebacks import shortened
 from ..process.transaction import complete
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
@@ -50,7 +52,7 @@ from ..session.asynchronous.steps import Rounds
 from ..session.block import LazyBlock
 from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
-from ..session.evaluate_all import REFUSED, evaluate_graphs, run_all
+from ..session.evaluate_all import REFUSED, evaluate_graphs, failures, left_to_run, run_all
 from . import list_tables
 from .cell import compile_cell, text_below_magics, without_own_frames
 from .magic_options import OPTIONS as OPTIONS
@@ -432,6 +434,9 @@ class LazyMagics(Magics):
             text = f"{where}: {report}" if several else str(report)
             # Only the errors in `left`.
             print(text if report.ops_run or not several else text.partition("\n")[2])
+        left = set(failures()).difference(*[report.left for _, report in reports])
+        for text in sorted(left):
+            print(f"  failed: {text}")
         sentences = "\n".join(str(reason) for reason in refused)
         if refused and not all(isinstance(reason, AbsentDeviceError) and reports for reason in refused):
             raise UsageError(f"%lazy evaluate: {sentences}")
@@ -561,20 +566,52 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Undo everything that loading the extension did.
 
     Pending ops are evaluated first, so that all tensors get their values, and no hook of lazyviz is left in
-    PyTorch. If that is interrupted, the extension stays loaded, and no op is lost.
+    PyTorch. If that is stopped before everything has run that can, by an interrupt or by an exception of a
+    signal handler, the extension stays loaded, and no op is lost.
     """
     magics = _loaded.get(ipython)
     if magics is None:
         return
     try:
-        with tape.runs.lock:
-            run_all("unloading lazyviz")
-    except Exception:  # of an op, which never gets a value
+        _evaluate_before_unloading()
+    except Exception as error:
+        if left_to_run():  # it is not the error of an op
+            raise
+        if error.args and isinstance(error.args[0], str):
+            message = error.args[0].replace(f"\n{STAYS}", "")
+            error.args = (f"{message}\n{_what_is_lost()}", *error.args[1:])
+        else:
+            print(_what_is_lost())
         complete(partial(_withdraw, ipython, magics))
         if ipython.extension_manager is not None:  # it would refuse to load it again
             ipython.extension_manager.loaded.discard("lazyviz")
         raise
+    if failures():  # their errors have been raised before
+        print(_what_is_lost())
     complete(partial(_withdraw, ipython, magics))
+
+
+@shortened
+def _evaluate_before_unloading() -> None:
+    cause = "unloading lazyviz"
+    with tape.runs.lock:
+        failure: Exception | None = None
+        try:
+            evaluate_graphs(cause)
+        except Exception as error:
+            if not failures():
+                raise
+            failure = error
+        run_all(cause)  # also what is refused with the options of its block
+        if failure is not None:
+            raise failure
+
+
+def _what_is_lost() -> str:
+    """Which pending ops have failed, for good now, and how many others need them."""
+    count = len(tape.pending)
+    what = f"{count:,} pending op{' has' if count == 1 else 's have'} no result and never will"
+    return "\n  ".join([f"lazyviz is unloaded; {what}. Failed:", *failures()])
 
 
 def _withdraw(ipython: InteractiveShell, magics: LazyMagics) -> None:

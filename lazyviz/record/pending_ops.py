@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..graph.ir import Graph, NodeError
+from ..graph.ir import Failure, Graph, NodeError, failure_of
 from . import observable_work
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
@@ -95,8 +95,9 @@ class PendingOps:
         if self.nodes:
             refuse_reads()
         graphs = {id(node.graph): node.graph for node in list(self.nodes)}.values()
+        reasons = self._reasons(error)
         for node in list(self.nodes):
-            node.state, node.error = "failed", error
+            node.state, node.error = "failed", reasons.get(node, error)
             self._withdraw(node)
             # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
             node.cut()
@@ -107,6 +108,22 @@ class PendingOps:
         self._generators.forget()
         self.overdue = []
         self.release_unused()
+
+    def _reasons(self, error: NodeError) -> dict[TrackedNode, NodeError]:
+        """``error`` for nodes that have failed or depend on one, with what that raised."""
+        found: dict[TrackedNode, NodeError] = {}
+        for node in list(self.nodes):
+            if failure_of(node.error) is Failure.FORGOTTEN:  # an interrupted call has come to it
+                continue
+            if node.state == "failed" and node.error is not None:
+                what = node.error.partition("\n")[0]
+                found[node] = NodeError(error.failure, f"{error}, after {node.name} had failed: {what}")
+            else:
+                needed = (*(value.node for value in node.inputs), *node.after)
+                failed = next((each for each in needed if each in found), None)
+                if failed is not None:
+                    found[node] = found[failed]
+        return found
 
     def release_unused(self, ran: Sequence[TrackedNode] | None = None) -> None:
         """After an evaluation: forget real memory that no pending node uses any more.

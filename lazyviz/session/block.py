@@ -110,6 +110,7 @@ class LazyBlock(Transaction, Generic[G]):
         self.options = options
         self.graph: G | None = None
         self.thread = 0
+        self._entered_by: threading.Thread | None = None
         self.named: NamedBatch | None = None
         self._outer: LazyBlock[Any] | None = None  # in the same task
         # The frames of user code where it begins and ends, if other code enters and exits it; or the
@@ -134,7 +135,8 @@ class LazyBlock(Transaction, Generic[G]):
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
         device, card = planned_device.resolved(options.device, size, options.rank, options.torch_version)
-        self.thread = threading.get_ident()
+        self.thread, self._entered_by = threading.get_ident(), threading.current_thread()
+        _finish_orphans()
         self._refuse_others()
         tape.runs.refuse_nested()
         shutdown.uses()
@@ -242,6 +244,11 @@ class LazyBlock(Transaction, Generic[G]):
             evaluation.watch.begin_recording()
             tape.scopes.sources.block = self._code
             patience.begin()
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the thread that has entered it has ended; nothing is recorded in it any more."""
+        return self._entered_by is not None and not self._entered_by.is_alive()
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
         """The outer block; raises ``RuntimeError`` if it belongs to another thread or task."""
@@ -421,6 +428,13 @@ def close_all() -> None:
         _claims.clear()
 
 
+def _finish_orphans() -> None:
+    """Exit the blocks of threads that have ended without exiting them; exiting them later has no effect."""
+    for block in reversed(_claims.copy()):
+        if block.is_orphaned:
+            block.finish()
+
+
 def finish_at_exit() -> None:
     """The process ends: exit the blocks of suspended generators, which Python closes later."""
     running = sys._current_frames().keys() - {threading.get_ident()}
@@ -430,8 +444,15 @@ def finish_at_exit() -> None:
 
 
 def forget_in_child() -> None:
-    """A forked child is not inside its parent's blocks."""
+    """A forked child is not inside its parent's blocks, and PyTorch is as it is outside of them."""
     forget_holder()
     op_stream.end()
+    if not _claims:
+        return
+    for block in reversed(_claims.copy()):
+        with suppress(Exception):  # another thread may have been about to enter or to leave it
+            block.undo()
     _open.clear()
     _claims.clear()
+    _publish()
+    _stop_watching()

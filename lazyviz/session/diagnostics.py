@@ -17,7 +17,7 @@ from ..record import native_recorder
 from ..record.tape import tape
 from ..torch_internals import native_modules
 from . import evaluation
-from .evaluate_all import failed_nodes, what_failed
+from .evaluate_all import failures
 from .recorded_graph import RecordedGraph
 
 
@@ -27,7 +27,7 @@ def status_of(graph: RecordedGraph, where: str = "") -> str:
     if graph.state not in ("pending", "done"):
         lines[0] += f", {graph.state}"
     lines += [f"  {line}" for line in listed(graph.sync_points)]
-    lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(graph.nodes)]
+    lines += [f"  failed: {what}" for what in failures(graph.nodes)]
     if graph.runs.report is not None:
         lines.append(f"{'  ' if where else ''}last run: {graph.runs.report}")
     return "\n".join(lines)
@@ -45,7 +45,7 @@ def status_of_all(latest: RecordedGraph | None) -> str:
         else:  # the graph was deleted, but tensors that it creates or writes still exist
             lines.append(f"{ir.where}: {count:,} pending of {len(ir):,} ops recorded")
             own = [node for node in list(tape.pending) if node.graph is ir]
-            lines += [f"  failed: {what_failed(node)}" for node in failed_nodes(own)]
+            lines += [f"  failed: {what}" for what in failures(own)]
     if latest is not None and latest.ir not in pending:
         lines.append(status_of(latest, f"{latest.ir.where}: "))
     return "\n".join(lines)

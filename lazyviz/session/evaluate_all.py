@@ -31,10 +31,23 @@ def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode
     return [node for node in found if node.state == "failed" and not is_partial_write(node)]
 
 
+def failures(nodes: Iterable[TrackedNode] | None = None) -> list[str]:
+    """:func:`what_failed` for all failed nodes among ``nodes``, or among all pending nodes."""
+    found = list(tape.pending) if nodes is None else nodes
+    return [what_failed(node) for node in found if node.state == "failed"]
+
+
 def what_failed(node: TrackedNode) -> str:
     """``"index_3 at cell [8], line 4: b = a[i]: index 6 is out of bounds"``."""
+    if is_partial_write(node) and node.error is not None:
+        return node.error  # names the op and its line
     where = f" at {line_with_text(node.source)}" if node.source is not None else ""
     return f"{node.name}{where}: {(node.error or 'failed').partition(chr(10))[0]}"
+
+
+def left_to_run() -> list[TrackedNode]:
+    """The pending nodes that could still run here: the others have failed, or depend on failed ones."""
+    return _runnable({node for node in list(tape.pending) if node.state == "failed"})
 
 
 def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
@@ -50,16 +63,14 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
     apart = set(apart)
     before = {node: node.error for node in failed_nodes() if node not in apart}
     skipped = {*before, *apart}
-    error = _run(lambda: _without(planned_device.runnable(), skipped), cause, reports, skipped)
+    error = _run(lambda: _runnable(skipped), cause, reports, skipped)
     for node in before:
         if node not in tape.pending:
             continue
         skipped.discard(node)
         again = _run(lambda: _without(closure([node]), skipped), cause, reports, skipped)  # noqa: B023
         if node not in tape.pending:
-            again = (
-                _run(lambda: _without(planned_device.runnable(), skipped), cause, reports, skipped) or again
-            )
+            again = _run(lambda: _runnable(skipped), cause, reports, skipped) or again
         elif node.error == before[node]:
             again = None
         error = error or again
@@ -95,7 +106,8 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
             tape.runs.refuse_nested()
         tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         for graph in pending_graphs():
-            before = {node: node.error for node in failed_nodes(graph.nodes)}
+            pending = closure(graph.unfinished())  # also ops of earlier graphs
+            before = {node: node.error for node in pending if node.state == "failed"}
             if not graph.pending or (before and not graph.choices.saves_memory):
                 continue  # nodes that do not depend on failed ones run below
             try:
@@ -104,13 +116,13 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
                 refused.append(reason)
                 apart.update(node for node in graph.nodes if node.state != "done")
             except Exception as failure:
-                new = [node for node in failed_nodes(graph.nodes) if before.get(node) != node.error]
-                if not new and not before:
-                    raise
+                new = [node for node in pending if node.state == "failed" and before.get(node) != node.error]
+                if not new and not any(str(text) in str(failure) for text in before.values()):
+                    raise  # not the error of an op
                 error = error or (failure if new else None)
                 if graph.choices.saves_memory:  # the rest of these graphs must not run as a whole
                     apart.update(node for node in graph.nodes if node.state != "done")
-        if any(node not in apart for node in planned_device.runnable()):
+        if any(node not in apart for node in _runnable(set())):
             try:
                 reports.append((None, run_all(cause, apart)))
             except Exception as failure:
@@ -140,6 +152,16 @@ def _run(
                 raise
             failed.update(new)
             first = first or error
+
+
+def _runnable(failed: set[TrackedNode]) -> list[TrackedNode]:
+    """The pending nodes that can run without ``failed`` ones, in program order.
+
+    A split run that an op has stopped midway cannot go on, and none of its ops can run apart from it.
+    """
+    splits = [lazy.runs.split_run for lazy in list(evaluation.graphs.values())]
+    stuck = (split.nodes for split in splits if split is not None and any(map(is_partial_write, split.nodes)))
+    return _without(planned_device.runnable(), failed.union(*stuck))
 
 
 def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[TrackedNode]:

@@ -31,6 +31,7 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
+from ..record.partial_writes import is_partial_write
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
 from ..record.sync_points import RunLock, note_run
 from ..record.tape import tape
@@ -376,7 +377,8 @@ def notify(
 ) -> None:
     """Notify the graphs of a run of their nodes, after all state has been updated."""
     for lazy in touched:
-        if lazy.runs.split_run is not None and lazy.runs.split_run.complete:
+        split = lazy.runs.split_run
+        if split is not None and (split.complete or _must_start_over(split)):
             lazy.runs.split_run = None
         lazy.runs.live, lazy.runs.state = None, outcome
         if report is None:
@@ -389,6 +391,11 @@ def notify(
     for lazy in touched:
         if lazy.runs.has_listeners:
             lazy.runs.notify()
+
+
+def _must_start_over(split: SplitRun) -> bool:
+    """Whether an op that never runs again stops this run, and its other ops can run without it."""
+    return split.has_begun_no_pass and any(map(is_partial_write, split.nodes))
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:

@@ -6,6 +6,7 @@ import gc
 import signal
 import threading
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -380,3 +381,23 @@ def test_what_a_run_calls_knows_that_it_is_called_by_one():
     assert known and all(known)
     assert not evaluation.is_running_here()
     assert y.tolist() == [2, 2, 2]
+
+
+def test_a_profile_of_an_evaluation_lists_each_op_once():
+    def counts(function):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            function()
+        names = Counter(event.name for event in profile.events())
+        return [names[f"aten::{name}"] for name in ("addmm", "relu", "sum", "mm", "threshold_backward")]
+
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+
+    def step():
+        layer(x).relu().sum().backward()
+
+    step()
+    expected = counts(step)
+    for _ in range(3):  # also generated code
+        with lazyviz.lazy() as graph:
+            step()
+        assert counts(graph.evaluate) == expected

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import traceback
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -153,6 +154,38 @@ def test_another_child_is_told_what_to_do_and_the_parent_goes_on(state):
         assert "evaluate it before the fork, for example with lazyviz.sync()" in said
     assert value.tolist() == [2, 2]
     lazyviz.sync()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"device": "A100-40GB"}, {"device": "A100-40GB", "mesh": (2,)}],
+    ids=["here", "absent GPU", "one of two ranks"],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_pytorch_is_plain_in_a_child_that_is_forked_in_a_block(depth, options, state):
+    def look():
+        diagnosis = lazyviz.doctor()
+        return is_plain(), str(diagnosis), torch.cuda.is_available(), torch.distributed.is_initialized()
+
+    outside = in_a_fork(look)
+    with ExitStack() as blocks:
+        for _ in range(depth):
+            blocks.enter_context(lazyviz.lazy(**options))
+        value = torch.ones(2) + 1
+        assert in_a_fork(look) == outside
+        assert lazyviz.is_lazy(torch.ones(2) + 1)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            torch.ones(2) + 3  # it goes on in the block, and leaves it
+    if not child:
+        os.write(write, repr(look()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read().decode() == outside
+    os.waitpid(child, 0)
+    assert value.tolist() == [2, 2]
 
 
 def test_a_child_that_a_progress_callback_forks_is_a_process_like_others(state):

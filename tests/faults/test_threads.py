@@ -17,6 +17,8 @@ from lazyviz.record import observable_work, sync_points
 from lazyviz.record.tape import tape
 from lazyviz.session.evaluation import ActiveRun
 
+from .inject import is_plain
+
 ONE_CLEAR_ERROR = ("another thread is recording", "a cell is recording on another thread")
 
 
@@ -77,10 +79,16 @@ def test_threads_that_open_blocks_get_the_right_answer_or_one_clear_error(count,
     assert outcomes["recorded"] and outcomes.total() == 40 * count
 
 
-def test_a_thread_that_never_leaves_its_block_blocks_no_other_after_it_has_ended(state):
+@pytest.mark.parametrize("device", [None, "A100-40GB"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_thread_that_never_leaves_its_block_blocks_no_other_after_it_has_ended(depth, device, state):
+    left, values = [], []
+
     def record():
-        block = lazyviz.lazy()
-        block.__enter__()  # and that is that
+        for _ in range(depth):
+            left.append(lazyviz.lazy(device=device))
+            left[-1].__enter__()  # and that is that
+        values.append(torch.ones(2) + 1)
 
     def abandon():
         generator = recorded()
@@ -94,11 +102,14 @@ def test_a_thread_that_never_leaves_its_block_blocks_no_other_after_it_has_ended
     with lazyviz.lazy():
         pass
     assert not run_together(record)
-    with pytest.raises(RuntimeError, match="another thread is recording"), lazyviz.lazy():
-        pass
-    lazyviz.reset()  # nobody else can end it
     with lazyviz.lazy():
-        pass
+        other = torch.ones(2) + 2
+    for block in reversed(left):
+        block.__exit__(None, None, None)
+    assert is_plain() and values[0].tolist() == [2, 2] and other.tolist() == [3, 3]
+    assert not run_together(record)
+    assert not run_together(record)  # its number may be that of the thread that has ended
+    lazyviz.reset()
 
 
 def test_readers_of_pending_tensors_are_many(state):

@@ -98,6 +98,12 @@ class SplitRun:
         """The nodes that pieces run."""
         return {node for each in self._programs for node in each.nodes}
 
+    @property
+    def has_begun_no_pass(self) -> bool:
+        """Whether only whole nodes have run, as in a run without pieces, and none that draws."""
+        draws = [node for node in self._whole[0] if node.draws is not None]
+        return self._begun < 0 and all(node.state == "pending" for node in draws)
+
     def run(
         self,
         memory: ResidentMemory,

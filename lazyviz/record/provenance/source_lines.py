@@ -189,6 +189,8 @@ class SourceFinder:
             cell = self.cell
         if cell is not None:
             self._of_magics[id(code)], kind = cell, True
+        elif kind is True:
+            linecache.checkcache(code.co_filename)  # it may be an edited module that was reloaded
         self._kinds[id(code)] = kind
         self._codes.append(code)
         return kind

@@ -54,7 +54,7 @@ def _within_module(fold: Box) -> str:
         lines = _lines(node)
         loops = [place for line in lines[: len(lines) - called] for place in _loops_around(line)]
         common = loops if common is None else [place for place in common if place in loops]
-    return _words(linecache.getlines(common[0][0])[common[0][1] - 1]) if common else ""
+    return _words(linecache.getline(*common[0])) if common else ""
 
 
 def _lines(node: Node) -> list[SourceLine]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -211,3 +214,48 @@ def test_gradients_of_what_autograd_copies_before_it_is_written_sit_in_their_for
         for node in found:
             assert node.forward is not None and node.forward.op._schema.name in ("aten::silu_", "aten::mul_")
             assert node.module == ("act" if "silu" in name else "") and node.root
+
+
+LOOPING = """import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x = x.relu()
+        return x
+"""
+SHORTER = """import torch
+class Net(torch.nn.Module):
+    def forward(self, x): return x.exp()
+"""
+
+
+def test_a_module_that_was_edited_and_reloaded_has_its_new_lines(tmp_path, monkeypatch):
+    file = tmp_path / "edited_module.py"
+
+    def write(text, seconds):
+        file.write_text(text)
+        os.utime(file, (seconds, seconds))
+
+    write(LOOPING, 10**9)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("edited_module")
+    with lazyviz.lazy() as before:
+        module.Net()(torch.ones(2, 3))
+    drawn = before.text()
+    assert before.nodes[-1].source.text == "x = x.relu()"
+    write(SHORTER, 10**9 + 100)
+    importlib.reload(module)
+    with lazyviz.lazy() as after:
+        module.Net()(torch.ones(2, 3))
+    assert after.nodes[-1].source.text == "def forward(self, x): return x.exp()"
+    assert before.nodes[-1].source.text == "x = x.relu()"
+    for name in ("page.html", "picture.svg", "graph.dot"):  # the lines of the first are not in the file
+        before.save(tmp_path / name)
+    assert drawn and before.text()
