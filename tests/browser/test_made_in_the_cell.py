@@ -129,7 +129,7 @@ def test_the_small_map_does_not_lie_over_the_first_picture(drawn):
     assert minimap.is_visible()
 
 
-def test_the_line_that_holds_most_is_in_sight_and_a_column_without_times_gives_its_room(drawn):
+def test_the_line_that_holds_most_is_in_sight(drawn):
     page, _ = drawn(step, 1320)
     shares = page.evaluate("""() => {
       const body = document.querySelector(".lz-code-body").getBoundingClientRect();
@@ -140,8 +140,6 @@ def test_the_line_that_holds_most_is_in_sight_and_a_column_without_times_gives_i
       });
     }""")
     assert max(shares)[1], "the line with the largest share"
-    timed = page.locator(".lz-code thead th").nth(4).is_visible()
-    assert timed == (page.locator(".lz-untimed").count() == 0)
 
 
 def test_titles_of_open_groups_stand_over_lines_and_the_peak_s_flag_over_no_words(drawn):

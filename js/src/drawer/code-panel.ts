@@ -150,7 +150,6 @@ export class CodePanel {
     const ran = Object.values(lines).some((fact) => fact.seconds !== undefined);
     const head = this.#table.tHead?.rows[0]?.cells[4];
     if (head) head.textContent = ran ? "Time" : "≈ Time";
-    this.#table.classList.toggle("lz-untimed", !Object.values(lines).some((fact) => fact.seconds ?? fact.projected));
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};
