@@ -101,18 +101,21 @@ def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
 
 def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[int]:
     """The same if steps repeat; several that differ, as those of two alternately trained models, count as
-    one.
+    one, but not several rounds of an inner loop, whose backward passes are of one line.
 
     Ops of an optimizer are ignored, because it creates its state in the first step.
     """
     content: dict[int, list[object]] = {}
+    lines: dict[int, object] = {}  # of the backward pass
     for node, step, lane in zip(graph.nodes, steps, lanes, strict=True):
         if lane in ("forward", "backward"):
             content.setdefault(step, []).append(node.op)
+        if lane == "backward" and node.source is not None:
+            lines.setdefault(step, (node.source, node.callers))
     kinds = [hash(tuple(content.get(step, ()))) for step in range(steps[-1] + 1 if steps else 0)]
-    if len(set(kinds)) == 1:
-        return steps
     count = len(kinds)
+    if len(set(kinds)) == 1 or (len(lines) == count and len(set(lines.values())) == 1):
+        return steps
     period = next(
         (
             period

@@ -53,6 +53,8 @@ def show_one_step(root: Box) -> None:
     fold = max(root.children, key=lambda box: box.ops / box.repeats)
     if fold.repeats < 3 or any(member.kind != "step" for member in fold.children):
         return
+    if len(fold.children) < fold.repeats:  # its first step is separate already
+        return
     first, *others = fold.children
     rest = Box("step", _range([member.label for member in others]), fold.phase, fold)
     rest.children, rest.repeats, rest.key = others, len(others), ("fold", others[0].key)
@@ -130,6 +132,8 @@ def _fold_sequences(parent: Box, members: list[Box], period: int, repeats: int) 
         step.children = members[number * period : (number + 1) * period]
         for member in step.children:
             member.parent = step
+        if all(member.kind == "step" for member in step.children):
+            step.children = fold_repeats(step)  # rounds of an inner loop
         if named:
             step.label = _range([step.children[named[0]].label, step.children[named[-1]].label])
         count(step)
