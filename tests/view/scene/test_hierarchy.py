@@ -324,6 +324,20 @@ def test_tensors_of_other_lines_do_not_get_the_name_of_a_variable():
     assert sorted(names) == ["input", "x"]
 
 
+def test_what_an_optimizer_makes_when_it_is_made_is_titled_by_the_variable_and_the_class():
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        net = nn.Linear(8, 8)
+        my_opt = torch.optim.Adagrad(  # over more than one line
+            net.parameters(),
+            lr=0.1,
+        )
+        net(x).sum().backward()
+        my_opt.step()
+    lanes = lanes_of(graph.graph)
+    assert "my_opt Adagrad" in [box.label for box in lanes["optimizer"].children]
+
+
 def test_updates_with_what_autograd_grad_returns_are_an_optimizer_s_work_and_its_penalties_are_not():
     weight = torch.randn(8, 8, requires_grad=True)
     x = torch.randn(4, 8)
