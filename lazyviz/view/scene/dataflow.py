@@ -13,7 +13,7 @@ Reads = list[list[tuple["int | None", Value]]]
 
 KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
-# A line that assigns an object of a class: the variable, the class.  Only a statement's first line is recorded.
+# A line that makes an object: the variable, the class.  Only a statement's first line is recorded.
 _MADE = re.compile(r"([\w.]+)\s*(?::[^=]+)?=\s*(?:\w+\.)*([A-Z]\w*)\(")
 # These only change metadata, although the schema does not declare them as views.
 LIKE_VIEWS = {
