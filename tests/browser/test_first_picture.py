@@ -96,3 +96,33 @@ def test_the_device_is_named_in_full_where_the_toolbar_has_room(browser):
     page.close()
     assert wide[0] == wide[1], "the whole of its text is in sight"
     assert chip <= 0, "and of the verdict"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unet", "gan"])
+def test_the_largest_layer_and_its_line_are_legible_beside_the_closed_drawer(browser, name):
+    graph, _ = pictures.recorded(name)
+    page = browser.new_page(viewport={"width": 916, "height": 1000})
+    with Stage(page, graph, width=900):
+        first = page.locator(".lz-first")
+        label = page.locator(".lz-layers .lz-link").first
+        words = first.inner_text()
+        assert first.is_visible() and words.startswith(label.text_content()), words
+        assert re.search(r"→.* · line \d+ · [\d.,]+ [KMG]iB$", words), words
+        assert first.evaluate("e => e.scrollWidth <= e.clientWidth"), "nothing of it is cut off"
+        tabs = page.locator(".lz-tab:visible").last.bounding_box()
+        assert tabs["x"] + tabs["width"] < first.bounding_box()["x"]
+        page.locator('.lz-tab[data-tab="code"]').click()
+        assert not first.is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1480, 1320, 1180])
+def test_the_search_field_has_the_width_of_the_design(browser, width):
+    graph, _ = pictures.recorded("moe")  # with a batch
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width):
+        assert page.locator(".lz-search").bounding_box()["width"] == 168
+        icons = page.locator(".lz-icons").bounding_box()
+        bar = page.locator(".lz-toolbar").bounding_box()
+        assert icons["x"] + icons["width"] <= bar["x"] + bar["width"]
+    page.close()

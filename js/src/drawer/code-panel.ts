@@ -20,6 +20,8 @@ export class CodePanel {
   readonly #rows = new Map<string, Row>();
   readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
   readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
+  /** The largest layer in one line, beside the tabs of a closed drawer. */
+  readonly first = html("p", { class: "lz-first" });
   #table = html("table", {});
   #asking = false;
   #again = false;
@@ -76,6 +78,8 @@ export class CodePanel {
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });
+    const [most] = layers;
+    this.first.replaceChildren(...(most ? [html("b", {}, most.label), [` ${most.cls}`, most.through, most.line, most.bytes].filter(Boolean).join(" · ")] : []));
     this.#layers.replaceChildren(...(rows.length ? [html("h3", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
