@@ -6,7 +6,10 @@ import re
 from collections import Counter
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import lazyviz
 from lazyviz.graph.modules import module_path
 
 from . import pictures
@@ -125,4 +128,16 @@ def test_the_search_field_has_the_width_of_the_design(browser, width):
         icons = page.locator(".lz-icons").bounding_box()
         bar = page.locator(".lz-toolbar").bounding_box()
         assert icons["x"] + icons["width"] <= bar["x"] + bar["width"]
+    page.close()
+
+
+def test_the_names_of_ops_are_whole_where_a_lane_has_room(browser):
+    x = torch.randn(4, 3, 64, 64, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        F.max_pool2d(x * 2, 2).sum().backward()
+    page = browser.new_page(viewport={"width": 1336, "height": 1000})
+    with Stage(page, graph, width=1320):
+        names = page.locator(".lz-op .lz-label").all_text_contents()
+        assert {"max_pool2d_with_indices", "max_pool2d_with_indices_backward"} <= set(names)
+        assert not any("…" in name for name in names)
     page.close()

@@ -81,18 +81,29 @@ def show_one_step(root: Box) -> None:
     if not any(child.kind == "step" for child in root.children):
         return
     fold = max(root.children, key=lambda box: box.ops / box.repeats)
-    if fold.repeats < 3 or any(member.kind != "step" for member in fold.children):
+    if any(member.kind != "step" for member in fold.children):
         return
-    if len(fold.children) < fold.repeats:  # its first step is separate already
-        return
+    if len(fold.children) < fold.repeats:  # a frame around steps that differ
+        most = max(fold.children, key=lambda box: box.ops / box.repeats)
+        at = fold.children.index(most)
+        fold.children[at : at + 1] = _first_and_rest(most, fold)
+    else:
+        fold.children = _first_and_rest(fold, fold)
+
+
+def _first_and_rest(fold: Box, parent: Box) -> list[Box]:
+    """The first step of a fold, and the others as one box, as children of ``parent``."""
+    if fold.repeats < 3 or len(fold.children) < fold.repeats:
+        return fold.children if fold is parent else [fold]
     first, *others = fold.children
-    rest = Box("step", _range([member.label for member in others]), fold.phase, fold)
+    rest = Box("step", _range([member.label for member in others]), fold.phase, parent)
     rest.children, rest.repeats, rest.key = others, len(others), ("fold", others[0].key)
+    first.parent = parent
     for member in others:
         member.parent = rest
     count(rest)
     rest.shape_hash = fold.shape_hash
-    fold.children = [first, rest]
+    return [first, rest]
 
 
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:

@@ -189,6 +189,20 @@ def test_rounds_of_an_outer_loop_that_its_own_op_tells_apart_are_around_those_of
     assert rounds[4] == (2, "step 2–3", 2)
 
 
+def test_the_largest_step_of_a_frame_is_shown_alone(trained):
+    net, _, x = trained
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with lazyviz.lazy() as graph:
+        for _ in range(9):  # the first step, which makes the momentum, has fewer ops
+            step(net, optimizer, x)
+    assert shown_steps(graph) == [
+        (1, "for _ in range(9)", 9),
+        (2, "step 1", 1),
+        (2, "step 2", 1),
+        (2, "step 3–9", 7),
+    ]
+
+
 def test_what_an_outer_loop_adds_after_the_inner_one_leaves_them_one_frame(trained):
     with lazyviz.lazy() as graph:
         for _ in range(3):
