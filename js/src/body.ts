@@ -183,6 +183,7 @@ export class Body {
     );
     const details = html("div", { class: "lz-details-panel" }, html("div", { class: "lz-details-head" }, run.upTo), this.#details.element);
     this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
+    this.#drawer.element.append(this.#code.first);
     const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
     const strip = html("div", { class: "lz-strip", "data-part": "strip" }, ...(this.#chart ? [this.#chart.element] : []));
     const size = (name: string) => (pixels: number): void => {

@@ -6,7 +6,10 @@ import re
 from collections import Counter
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import lazyviz
 from lazyviz.graph.modules import module_path
 
 from . import pictures
@@ -96,3 +99,45 @@ def test_the_device_is_named_in_full_where_the_toolbar_has_room(browser):
     page.close()
     assert wide[0] == wide[1], "the whole of its text is in sight"
     assert chip <= 0, "and of the verdict"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unet", "gan"])
+def test_the_largest_layer_and_its_line_are_legible_beside_the_closed_drawer(browser, name):
+    graph, _ = pictures.recorded(name)
+    page = browser.new_page(viewport={"width": 916, "height": 1000})
+    with Stage(page, graph, width=900):
+        first = page.locator(".lz-first")
+        label = page.locator(".lz-layers .lz-link").first
+        words = first.inner_text()
+        assert first.is_visible() and words.startswith(label.text_content()), words
+        assert re.search(r"→.* · line \d+ · [\d.,]+ [KMG]iB$", words), words
+        assert first.evaluate("e => e.scrollWidth <= e.clientWidth"), "nothing of it is cut off"
+        tabs = page.locator(".lz-tab:visible").last.bounding_box()
+        assert tabs["x"] + tabs["width"] < first.bounding_box()["x"]
+        page.locator('.lz-tab[data-tab="code"]').click()
+        assert not first.is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize(("name", "width"), [("gan", 1480), ("gan", 1320), ("moe", 1480), ("moe", 1180)])
+def test_the_search_field_has_the_width_of_the_design(browser, name, width):
+    graph, _ = pictures.recorded(name)  # "moe" has a batch; at 1320 px its size needs the room
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width):
+        assert page.locator(".lz-search").bounding_box()["width"] == 168
+        icons = page.locator(".lz-icons").bounding_box()
+        bar = page.locator(".lz-toolbar").bounding_box()
+        assert icons["x"] + icons["width"] <= bar["x"] + bar["width"]
+    page.close()
+
+
+def test_the_names_of_ops_are_whole_where_a_lane_has_room(browser):
+    x = torch.randn(4, 3, 64, 64, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        F.max_pool2d(x * 2, 2).sum().backward()
+    page = browser.new_page(viewport={"width": 1336, "height": 1000})
+    with Stage(page, graph, width=1320):
+        names = page.locator(".lz-op .lz-label").all_text_contents()
+        assert {"max_pool2d_with_indices", "max_pool2d_with_indices_backward"} <= set(names)
+        assert not any("…" in name for name in names)
+    page.close()

@@ -102,4 +102,16 @@ def test_lists_of_allocations_and_sync_points_are_a_short_line_each(show):
         assert show(items)["text/plain"] == pretty(items)
     assert "item, test_list_tables.py:" in repr(graph.sync_points[0])
     weight = next(each for each in graph.plan().alive_at_peak if each.category == "parameters")
-    assert "128 B, parameters, weight" in repr(weight)
+    assert "128 B, parameters, net.weight>" in repr(weight)
+
+
+def test_allocations_are_told_by_the_variables_of_their_models():
+    G, D = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 4)
+    with lazyviz.lazy() as graph:
+        D(G(torch.ones(4, 8))).sum().backward()
+    texts = [
+        repr(each) for each in graph.plan().alive_at_peak if each.category in ("parameters", "gradients")
+    ]
+    names = [text.split(", ")[2].rstrip(">") for text in texts]
+    assert {"G.0.weight", "G.0.bias", "D.weight", "D.bias", "D.weight.grad"} <= set(names)
+    assert len(names) == len(set(names))

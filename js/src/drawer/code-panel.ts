@@ -20,6 +20,8 @@ export class CodePanel {
   readonly #rows = new Map<string, Row>();
   readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
   readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
+  /** The largest layer in one line, beside the tabs of a closed drawer. */
+  readonly first = html("p", { class: "lz-first" });
   #table = html("table", {});
   #asking = false;
   #again = false;
@@ -76,6 +78,8 @@ export class CodePanel {
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });
+    const [most] = layers;
+    this.first.replaceChildren(...(most ? [html("b", {}, most.label), [` ${most.cls}`, most.through, most.line, most.bytes].filter(Boolean).join(" · ")] : []));
     this.#layers.replaceChildren(...(rows.length ? [html("h3", {}, "Largest layers at the peak"), html("ul", {}, ...rows)] : []));
   }
 
@@ -150,7 +154,6 @@ export class CodePanel {
     const ran = Object.values(lines).some((fact) => fact.seconds !== undefined);
     const head = this.#table.tHead?.rows[0]?.cells[4];
     if (head) head.textContent = ran ? "Time" : "≈ Time";
-    this.#table.classList.toggle("lz-untimed", !Object.values(lines).some((fact) => fact.seconds ?? fact.projected));
     const most = Math.max(1, ...Object.values(lines).map((fact) => (fact.held ?? 0) + (fact.gradientHeld ?? 0)));
     for (const [id, { row, cells, button }] of this.#rows) {
       const fact = lines[id] ?? {};

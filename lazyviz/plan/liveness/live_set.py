@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
-from ...graph.modules import ModuleNames, OwnedName, root_of
+from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
 from ..formatting import where
 from ..tables import Table, Tabular
 from ..tables import sizes as rows_of_sizes
@@ -44,7 +44,8 @@ class Allocation:
 
     ``nbytes`` is its size in bytes. ``node`` created it at the line ``source`` (both ``None`` if it is from
     outside the graph). ``module`` is where it was created, or first used if it is from outside. ``name`` is
-    the recorder's name for it (a parameter's), or "".
+    the recorder's name for it (a parameter's), or "". Both are paths in the model; the text of an allocation
+    begins them with the user's variable for it (``"net.weight"``).
 
     What keeps it alive: ``last_use`` is the last node that uses it (``None``: no node does). ``variables``
     are the user's expressions (``"out.logits"``) that referred to it when the block ended; they are empty if
@@ -62,8 +63,9 @@ class Allocation:
     variables: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        what = self.name or (self.node.name if self.node is not None else "from outside the graph")
-        module = f", {self.module}" if self.module else ""
+        what = full_name(self.name) or (self.node.name if self.node is not None else "from outside the graph")
+        path = full_name(self.module)
+        module = f", {path}" if path and not what.startswith(f"{path}.") else ""
         line = f", {self.source.short}" if self.source is not None else ""
         return f"<Allocation {format_bytes(self.nbytes)}, {self.category}, {what}{module}{line}>"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from ...graph.ir import Graph, Node, Phase, Value
+from ...graph.ir import Graph, Node, Phase, SourceLine, Value
 from ...graph.modules import full_name
 
 # For each node, the values that it reads, each with the position of the node that created it.
@@ -12,6 +13,8 @@ Reads = list[list[tuple["int | None", Value]]]
 
 KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
+# A line that makes an object: the variable, the class.  Only a statement's first line is recorded.
+_MADE = re.compile(r"([\w.]+)\s*(?::[^=]+)?=\s*(?:\w+\.)*([A-Z]\w*)\(")
 # These only change metadata, although the schema does not declare them as views.
 LIKE_VIEWS = {
     "aten::_conj",
@@ -101,18 +104,21 @@ def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
 
 def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[int]:
     """The same if steps repeat; several that differ, as those of two alternately trained models, count as
-    one.
+    one, but not several rounds of an inner loop, whose backward passes are of one line.
 
     Ops of an optimizer are ignored, because it creates its state in the first step.
     """
     content: dict[int, list[object]] = {}
+    lines: dict[int, object] = {}  # of the backward pass
     for node, step, lane in zip(graph.nodes, steps, lanes, strict=True):
         if lane in ("forward", "backward"):
             content.setdefault(step, []).append(node.op)
+        if lane == "backward" and node.source is not None:
+            lines.setdefault(step, (node.source, node.callers))
     kinds = [hash(tuple(content.get(step, ()))) for step in range(steps[-1] + 1 if steps else 0)]
-    if len(set(kinds)) == 1:
-        return steps
     count = len(kinds)
+    if len(set(kinds)) == 1 or (len(lines) == count and len(set(lines.values())) == 1):
+        return steps
     period = next(
         (
             period
@@ -278,6 +284,13 @@ def crowded_lanes(
     return {lane for lane, count in loose.items() if count > LOOSE_OPS}
 
 
+def _made_there(source: SourceLine) -> str:
+    """``"opt Adagrad"`` for ``opt = torch.optim.Adagrad(...)``, else the code of the line."""
+    text = source.text.strip()
+    made = _MADE.match(text)
+    return f"{made[1]} {made[2]}" if made is not None else text
+
+
 def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object, str]]:
     """For each optimizer op, the key and label of the update it is part of.
 
@@ -307,7 +320,7 @@ def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object
             result[node.index] = update[0], update[1]
         else:
             source = node.source
-            result[node.index] = ("line", source), source.text.strip() if source is not None else "optimizer"
+            result[node.index] = ("line", source), _made_there(source) if source is not None else "optimizer"
         for storage in {value.storage for value in node.inputs}:
             if storage.role == "parameter" or (storage.id in serves and serves[storage.id] != update):
                 serves[storage.id] = None if storage.role != "parameter" else serves.get(storage.id)

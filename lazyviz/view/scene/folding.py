@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from .boxes import Box
 
+MOST_SUMS = 2  # sums of gradients that belong to the box before them
+_SUMS = ("aten::add", "aten::add_")
 MAX_PERIOD = 32  # longest sequence of boxes that is searched for a repetition right after itself
+
+
+def is_gradient_sum(box: Box) -> bool:
+    """Whether autograd adds up two gradients here.
+
+    The first of several layers that read a tensor has nothing to add to, and later ones add in place. So
+    these ops do not tell layers, or rounds of a loop, apart.
+    """
+    node = box.node
+    return node is not None and node.phase == box.phase == "backward" and node.op._schema.name in _SUMS
 
 
 def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
@@ -15,21 +28,20 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
     Two or more consecutive equal groups become one box that represents them (``x 12``). A sequence of several
     boxes, or of single ops, must occur three times, as in a loop. When opened, the box shows its members.
     """
-    children = parent.children
     if parent.repeats > 1:  # already folded
-        return children
-    hashes = [child.shape_hash for child in children]
-    total = len(children)
+        return parent.children
+    parts = _with_sums(parent.children)
+    firsts = [part[0] for part in parts]
+    hashes = [first.shape_hash for first in firsts]
     result: list[Box] = []
     at = 0
-    while at < total:
-        period, repeats = _best(hashes, children, at)
+    while at < len(parts):
+        period, repeats = _best(hashes, firsts, at)
         if repeats == 1:
-            result.append(children[at])
+            result += parts[at]
             at += 1
             continue
-        members = children[at : at + period * repeats]
-        result.append(_fold(parent, members, period, repeats))
+        result.append(_fold(parent, parts[at : at + period * repeats], period, repeats))
         at += period * repeats
     if len(result) == 1 and result[0].repeats > 1 and parent.kind == "module" and parent.parent is not None:
         # The whole group is one repetition, so it becomes the fold.
@@ -44,6 +56,24 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
     return result
 
 
+def _with_sums(children: Sequence[Box]) -> list[list[Box]]:
+    """Each child, together with the one or two sums of gradients that follow it."""
+    parts: list[list[Box]] = []
+    sums: list[Box] = []
+    for child in [*children, None]:
+        if child is not None and is_gradient_sum(child):
+            sums.append(child)
+            continue
+        if parts and len(sums) <= MOST_SUMS:
+            parts[-1] += sums
+        else:  # a repetition by themselves
+            parts += [[each] for each in sums]
+        sums = []
+        if child is not None:
+            parts.append([child])
+    return parts
+
+
 def show_one_step(root: Box) -> None:
     """The first of a loop's folded steps is separate from the others, which are one box: it is opened
     first.
@@ -51,16 +81,29 @@ def show_one_step(root: Box) -> None:
     if not any(child.kind == "step" for child in root.children):
         return
     fold = max(root.children, key=lambda box: box.ops / box.repeats)
-    if fold.repeats < 3 or any(member.kind != "step" for member in fold.children):
+    if any(member.kind != "step" for member in fold.children):
         return
+    if len(fold.children) < fold.repeats:  # a frame around steps that differ
+        most = max(fold.children, key=lambda box: box.ops / box.repeats)
+        at = fold.children.index(most)
+        fold.children[at : at + 1] = _first_and_rest(most, fold)
+    else:
+        fold.children = _first_and_rest(fold, fold)
+
+
+def _first_and_rest(fold: Box, parent: Box) -> list[Box]:
+    """The first step of a fold, and the others as one box, as children of ``parent``."""
+    if fold.repeats < 3 or len(fold.children) < fold.repeats:
+        return fold.children if fold is parent else [fold]
     first, *others = fold.children
-    rest = Box("step", _range([member.label for member in others]), fold.phase, fold)
+    rest = Box("step", _range([member.label for member in others]), fold.phase, parent)
     rest.children, rest.repeats, rest.key = others, len(others), ("fold", others[0].key)
+    first.parent = parent
     for member in others:
         member.parent = rest
     count(rest)
     rest.shape_hash = fold.shape_hash
-    fold.children = [first, rest]
+    return [first, rest]
 
 
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
@@ -101,16 +144,18 @@ def _best(hashes: list[int], children: list[Box], at: int) -> tuple[int, int]:
     return best
 
 
-def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
-    if period == 1 and members[0].is_group:
+def _fold(parent: Box, parts: Sequence[list[Box]], period: int, repeats: int) -> Box:
+    members = [part[0] for part in parts]
+    alone = period == 1 and all(len(part) == 1 for part in parts)
+    if alone and members[0].is_group:
         fold = Box(members[0].kind, _range([member.label for member in members]), members[0].phase, parent)
         fold.children = members
         _name_range(fold, members[0], members[-1])
-    elif period == 1:
+    elif alone:
         fold = Box("module", members[0].label, members[0].phase, parent)
         fold.children = members
     else:
-        fold = _fold_sequences(parent, members, period, repeats)
+        fold = _fold_sequences(parent, parts, period, repeats)
     for member in fold.children:
         member.parent = fold
     fold.repeats = repeats
@@ -120,18 +165,22 @@ def _fold(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
     return fold
 
 
-def _fold_sequences(parent: Box, members: list[Box], period: int, repeats: int) -> Box:
+def _fold_sequences(parent: Box, parts: Sequence[list[Box]], period: int, repeats: int) -> Box:
     """A repeated sequence: named after the modules in it, if these differ each time."""
+    members = [part[0] for part in parts]
     phase = members[0].phase
     fold = Box("step", "step", phase, parent)
     named = [at for at in range(period) if members[at].name and members[at].name != members[at + period].name]
     for number in range(repeats):
         step = Box("step", f"step {number + 1}", phase, fold)
-        step.children = members[number * period : (number + 1) * period]
+        own = slice(number * period, (number + 1) * period)
+        step.children = [box for part in parts[own] for box in part]
         for member in step.children:
             member.parent = step
+        if all(member.kind == "step" for member in step.children):
+            step.children = fold_repeats(step)  # rounds of an inner loop
         if named:
-            step.label = _range([step.children[named[0]].label, step.children[named[-1]].label])
+            step.label = _range([members[own][at].label for at in (named[0], named[-1])])
         count(step)
         fold.children.append(step)
     if named:

@@ -34,7 +34,7 @@ from .dataflow import (
     updates,
 )
 from .errors import find_error, makers_of, open_error
-from .folding import chunk, count, fold_repeats, join, path_label, show_one_step
+from .folding import chunk, count, fold_repeats, is_gradient_sum, join, path_label, show_one_step
 from .loops import name_loops
 from .names import Result, add_results, lane_of, names_by_round, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
@@ -279,7 +279,8 @@ def _simplify(root: Box) -> None:
         else:
             # Layers of one list are equal, two models of one class are not.
             alike = _NUMBER.sub("*", box.name)
-            box.shape_hash = hash((alike, *(child.shape_hash for child in box.children)))
+            own = (child.shape_hash for child in box.children if not is_gradient_sum(child))
+            box.shape_hash = hash((alike, *own))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box, only_model=box.parent in one_model)
         count(box)

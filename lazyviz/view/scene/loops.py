@@ -3,38 +3,117 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box
+from .folding import count
 
+Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60
 _LOOP = re.compile(r"\s*((?:async\s+)?for\s.+|while\s.+)")
 _OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
 
 
 def name_loops(root: Box, graph: Graph) -> None:
-    """Name folds of steps after the loop around their lines: ``"for i in range(12)"``.
+    """Name folds of steps after the loops around their lines: ``"for i in range(12)"``, or, with another
+    around it, ``"for epoch in range(3) › for x in data"``.
 
-    Its steps that differ, such as the first and the last, have the name in addition to their number.
+    Steps of one loop that differ, as the first one of an optimizer and those after it, are in one frame.
+    A single step has the name in addition to its number.
     """
-    file = graph.place.file if graph.place is not None else ""
-    for step in root.children:
-        if step.kind == "step" and step.repeats == 1:
-            # Ops before and after the loop count to its first and last step, but no backward pass does.
-            lane = next((child for child in step.children if child.phase == "backward"), step)
-            if text := _statement(lane, file):
-                step.label = f"{step.label} · {text}"
+    outside: Sequence[Place] = _loops_around(graph.place) if graph.place is not None else ()
+    loops: dict[Box, tuple[Place, ...]] = {}  # around steps, innermost first
+    root.children = _framed(root, outside, loops)
     stack = [root]
     while stack:
         box = stack.pop()
+        if box.kind == "step" and box not in loops:
+            _name_steps(box, outside, loops)
+        if box.kind == "step" and box.repeats == 1 and box.children[0].kind == "step":
+            box.children = _framed(box, loops[box], loops)
         stack.extend(box.children)
-        if box.kind != "step" or box.repeats == 1:
-            continue
-        if text := _within_module(box) if _is_in_module(box) else _statement(box.children[0], file):
-            box.label = text
+
+
+def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> None:
+    """Note the loops of a step that is inside of another or of a lane, and name it, if it stands for
+    several.
+    """
+    around = box.parent
+    if around is not None and around.repeats > 1 and around in loops:  # one of its rounds
+        loops[box] = loops[around]
+        return
+    while around is not None and around.kind != "step":
+        around = around.parent
+    known: Sequence[Place] = loops.get(around, ()) if around is not None else outside
+    inside = _is_in_module(box)
+    loops[box] = tuple(known) if inside else _loops_of(box, known)
+    if box.repeats > 1 and (text := _within_module(box) if inside else _title(loops[box], known)):
+        box.label = text
+
+
+def _framed(group: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> list[Box]:
+    """The children of ``group`` with the steps of each loop as one box."""
+    for step in group.children:
+        if step.kind == "step":
+            loops[step] = _loops_of(step, outside)
+    result: list[Box] = []
+    for own, run in itertools.groupby(group.children, key=lambda step: loops.get(step, ())):
+        steps = list(run)
+        text = _title(own, outside)
+        if text and len(steps) > 1:
+            frame = Box("step", text, steps[0].phase, group, ("loop", own))
+            frame.children, frame.repeats = steps, sum(step.repeats for step in steps)
+            for step in steps:
+                step.parent = frame
+            count(frame)
+            loops[frame] = own
+            steps = [frame]
+        elif text:
+            steps[0].label = text if steps[0].repeats > 1 else f"{steps[0].label} · {text}"
+        result += steps
+    return result
+
+
+def _loops_of(step: Box, known: Sequence[Place]) -> tuple[Place, ...]:
+    """The loops that all ops of a step, or of the first and last of several, are in, those ``known``
+    included.
+    """
+    if step.repeats > 1 and step.children[0].kind == "step":
+        first, last = (_loops_of(step.children[at], known) for at in (0, -1))
+        return tuple(place for place in first if place in last)
+    # Ops before and after the loop count to its first and last step, but no backward pass does.
+    lanes = [child for child in step.children if child.kind == "lane"]
+    lane = next((lane for lane in lanes if lane.phase == "backward"), step)
+    return _common_loops(_lines(node, own=bool(lanes)) for node in _nodes(lane)) or tuple(known)
+
+
+def _common_loops(chains: Iterable[Sequence[SourceLine]]) -> tuple[Place, ...]:
+    """The loops around lines of every chain, innermost first; chains without lines are left out."""
+    common: dict[Place, None] | None = None
+    for chain in dict.fromkeys(tuple(chain) for chain in chains if chain):
+        loops = dict.fromkeys(place for line in chain for place in _loops_around(line))
+        common = loops if common is None else {place: None for place in common if place in loops}
+        if not common:
+            break
+    return tuple(common or ())
+
+
+def _title(loops: Sequence[Place], known: Collection[Place]) -> str:
+    """The statements of loops other than those known, the outermost first; of many the innermost."""
+    inner, *outer = [
+        words
+        for file, line in loops
+        if (file, line) not in known and (words := _words(linecache.getline(file, line)))
+    ] or [""]
+    for words in outer:
+        if len(inner) + len(words) + 3 > MOST_CHARS:
+            return f"… › {inner}"
+        inner = f"{words} › {inner}"
+    return inner
 
 
 def _is_in_module(box: Box) -> bool:
@@ -49,17 +128,16 @@ def _within_module(fold: Box) -> str:
     if outer is None or outer.kind != "module" or not outer.name:
         return ""
     called = _common_end([_lines(node) for node in _nodes(outer)])
-    common: list[tuple[str, int]] | None = None
-    for node in _nodes(fold.children[0]):
-        lines = _lines(node)
-        loops = [place for line in lines[: len(lines) - called] for place in _loops_around(line)]
-        common = loops if common is None else [place for place in common if place in loops]
+    chains = [lines[: len(lines) - called] for node in _nodes(fold.children[0]) if (lines := _lines(node))]
+    common = _common_loops(chains) if all(chains) else ()
     return _words(linecache.getline(*common[0])) if common else ""
 
 
-def _lines(node: Node) -> list[SourceLine]:
-    """The op's line and its callers', the innermost first; for a gradient, those of its forward op."""
-    of = node.forward if node.phase == "backward" and node.forward is not None else node
+def _lines(node: Node, *, own: bool = False) -> list[SourceLine]:
+    """The op's line and its callers', the innermost first; for a gradient those of its forward op, unless
+    its ``own`` are asked for.
+    """
+    of = node.forward if node.phase == "backward" and node.forward is not None and not own else node
     return [*([of.source] if of.source is not None else []), *of.callers]
 
 
@@ -74,8 +152,8 @@ def _common_end(chains: Sequence[Sequence[SourceLine]]) -> int:
 
 
 @functools.lru_cache(maxsize=1000)
-def _loops_around(line: SourceLine) -> tuple[tuple[str, int], ...]:
-    """The loops of the line's function that it is in, the innermost first, as file and line."""
+def _loops_around(line: SourceLine) -> tuple[Place, ...]:
+    """The loops of the line's function that it is in, the innermost first."""
     text = linecache.getlines(line.file)
     if line.line > len(text):
         return ()
@@ -100,27 +178,6 @@ def _words(line: str) -> str:
     return words if len(words) <= MOST_CHARS else f"{words[: MOST_CHARS - 1]}…"
 
 
-def _statement(first: Box, file: str) -> str:
-    """The loop around the first line of a box, without its colon; "" if there is none."""
-    lines = [source for node in _nodes(first) if (source := _line_in(node, file)) is not None]
-    if not lines:
-        return ""
-    text = linecache.getlines(file)
-    top = min(source.line for source in lines)
-    if top > len(text):
-        return ""
-    indent = _indent(text[top - 1])
-    for line in reversed(text[: top - 1]):
-        if not line.strip() or _indent(line) >= indent or line.lstrip().startswith("#"):
-            continue
-        indent = _indent(line)
-        if _OUTSIDE.match(line):
-            return ""
-        if words := _words(line):
-            return words
-    return ""
-
-
 def _nodes(box: Box) -> Iterator[Node]:
     stack = [box]
     while stack:
@@ -128,12 +185,6 @@ def _nodes(box: Box) -> Iterator[Node]:
         stack.extend(current.children)
         if current.node is not None:
             yield current.node
-
-
-def _line_in(node: Node, file: str) -> SourceLine | None:
-    """The line in ``file`` that ran the node: its own, or the outermost caller."""
-    sources: Sequence[SourceLine] = [*([node.source] if node.source is not None else []), *node.callers]
-    return next((source for source in reversed(sources) if source.file == file), None)
 
 
 def _indent(line: str) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -322,6 +324,64 @@ def test_tensors_of_other_lines_do_not_get_the_name_of_a_variable():
     hierarchy = build_hierarchy(graph.ir)
     names = [box.label for box in hierarchy.boxes.values() if box.kind == "input" and box.key == "input"]
     assert sorted(names) == ["input", "x"]
+
+
+class Mixture(nn.Module):
+    """Experts that read one tensor, each with its weight; with them around it, a residual block."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(width), nn.Linear(width, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 32), nn.GELU()) for _ in range(4))
+        self.out = nn.Linear(32, width)
+
+    def forward(self, x):
+        h = self.norm(x)
+        weights = self.gate(h).softmax(-1)
+        total = torch.zeros(32)
+        for n, expert in enumerate(self.experts):
+            total = total + weights[..., n : n + 1] * expert(h)
+        return x + self.out(total)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_whose_gradients_are_added_up_are_folded_as_in_the_forward_pass(layers):
+    net = nn.Sequential(*(Mixture() for _ in range(layers)))
+    x = torch.randn(4, 8, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        net(x).sum().backward()
+    ranges = {}
+    for box in build_hierarchy(graph.graph).boxes.values():
+        if box.kind == "module" and box.name and box.repeats > 1:
+            ranges.setdefault(box.phase, set()).add((frozenset(re.findall(r"\d+", box.label)), box.repeats))
+    found = {(frozenset("03"), 4)} | ({(frozenset("02"), 3)} if layers == 3 else set())
+    assert ranges == {"forward": found, "backward": found}
+
+
+def test_many_sums_of_gradients_in_a_row_are_one_box():
+    x = torch.randn(4, 8, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        torch.stack([x] * 9).sum().backward()
+    sums = [
+        box.repeats
+        for box in lanes_of(graph.graph)["backward"].children
+        if box.label in ("add", "add_") or (box.repeats > 1 and box.children[0].label in ("add", "add_"))
+    ]
+    assert sums and len(sums) <= 2 and max(sums) >= 3
+
+
+def test_what_an_optimizer_makes_when_it_is_made_is_titled_by_the_variable_and_the_class():
+    x = torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        net = nn.Linear(8, 8)
+        my_opt = torch.optim.Adagrad(  # over more than one line
+            net.parameters(),
+            lr=0.1,
+        )
+        net(x).sum().backward()
+        my_opt.step()
+    lanes = lanes_of(graph.graph)
+    assert "my_opt Adagrad" in [box.label for box in lanes["optimizer"].children]
 
 
 def test_updates_with_what_autograd_grad_returns_are_an_optimizer_s_work_and_its_penalties_are_not():

@@ -112,19 +112,126 @@ def test_a_loop_inside_of_a_library_is_not_called_by_the_users_loop_around_it():
     assert inside and set(inside) == {"step"}
 
 
-def test_steps_of_a_loop_that_differ_have_its_statement_beside_their_number(trained):
+def shown_steps(graph, depth=2):
+    """Label and number of the outermost steps, and of those inside."""
+    found = []
+    stack = [(box, 1) for box in Scene(graph.graph, make_plan(graph.graph)).hierarchy.root.children[::-1]]
+    while stack:
+        box, at = stack.pop()
+        if box.kind == "step":
+            found.append((at, box.label, box.repeats))
+            stack += [(child, at + 1) for child in box.children[::-1] if at < depth]
+    return found
+
+
+def test_steps_of_a_loop_that_differ_are_in_one_frame(trained):
     net, optimizer, x = trained
     with lazyviz.lazy() as graph:
         for micro in x.repeat(2, 1).chunk(4):  # the first makes gradients, the last step follows
             F.mse_loss(net(micro), micro).backward()
         optimizer.step()
-    root = Scene(graph.graph, make_plan(graph.graph)).hierarchy.root
-    statement = "for micro in x.repeat(2, 1).chunk(4)"
-    assert [(box.label, box.repeats) for box in root.children if box.kind == "step"] == [
-        (f"step 1 · {statement}", 1),
-        (statement, 2),
-        (f"step 4 · {statement}", 1),
+    assert shown_steps(graph) == [
+        (1, "for micro in x.repeat(2, 1).chunk(4)", 4),
+        (2, "step 1", 1),
+        (2, "step 2–3", 2),
+        (2, "step 4", 1),
     ]
+
+
+def test_steps_of_two_loops_are_not_all_named_after_the_first(trained):
+    net, optimizer, x = trained
+    adam = torch.optim.Adam(net.parameters())
+    with lazyviz.lazy() as graph:
+        for _ in "x":  # makes Adam's states
+            step(net, adam, x)
+        for _ in range(3):
+            step(net, adam, x)
+    assert shown_steps(graph, 1) == [(1, 'step 1 · for _ in "x"', 1), (1, "for _ in range(3)", 3)]
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            step(net, optimizer, x)
+        for _ in range(4):
+            step(net, optimizer, x)
+    assert shown_steps(graph, 1) == [(1, "step 1–7", 7)]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_nested_loops_are_one_frame_with_both_statements_that_counts_all_steps(optimizer):
+    net = nn.Linear(8, 8)
+    batches = [torch.ones(4, 8) for _ in range(5)]
+    optimizer = getattr(torch.optim, optimizer)(net.parameters())  # Adam makes its states in the first step
+    with lazyviz.lazy() as graph:
+        for _epoch in range(3):
+            for x in batches:
+                step(net, optimizer, x)
+    assert shown_steps(graph) == [
+        (1, "for _epoch in range(3) › for x in batches", 15),
+        (2, "step 1", 1),
+        (2, "step 2–15", 14),
+    ]
+
+
+def test_rounds_of_an_outer_loop_that_its_own_op_tells_apart_are_around_those_of_the_inner_one(trained):
+    net, optimizer, x = trained
+    step(net, optimizer, x)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            for x in torch.ones(5, 4, 8):  # one op for all five
+                step(net, optimizer, x)
+    outer, *rounds = shown_steps(graph, 4)
+    assert outer == (1, "for _ in range(3)", 3)
+    assert rounds[:4] == [
+        (2, "step 1", 1),
+        (3, "for x in torch.ones(5, 4, 8)", 5),
+        (4, "step 1", 1),
+        (4, "step 2–5", 4),
+    ]
+    assert rounds[4] == (2, "step 2–3", 2)
+
+
+def test_the_largest_step_of_a_frame_is_shown_alone(trained):
+    net, _, x = trained
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with lazyviz.lazy() as graph:
+        for _ in range(9):  # the first step, which makes the momentum, has fewer ops
+            step(net, optimizer, x)
+    assert shown_steps(graph) == [
+        (1, "for _ in range(9)", 9),
+        (2, "step 1", 1),
+        (2, "step 2", 1),
+        (2, "step 3–9", 7),
+    ]
+
+
+def test_what_an_outer_loop_adds_after_the_inner_one_leaves_them_one_frame(trained):
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            for _ in range(5):
+                step(*trained)
+            with torch.no_grad():
+                trained[0](trained[2]).abs().mean()
+    assert shown_steps(graph, 1) == [(1, "for _ in range(3) › for _ in range(5)", 15)]
+
+
+def epoch(trained):
+    for _batch in range(4):
+        step(*trained)
+
+
+def test_a_loop_in_a_function_that_a_loop_calls_is_named_too(trained):
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            epoch(trained)
+    assert shown_steps(graph, 1) == [(1, "for _ in range(3) › for _batch in range(4)", 12)]
+
+
+def test_a_loop_around_the_block_names_no_steps_in_it(trained):
+    for _ in range(1):
+        with lazyviz.lazy() as graph:
+            step(*trained)
+            step(*trained)
+            step(*trained)
+    assert shown_steps(graph, 1) == [(1, "step 1–3", 3)]
 
 
 def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
