@@ -65,7 +65,8 @@ class Account:
             f"{self.ops:,} operators recorded, {self.seconds:.1f} s in evaluations after steps"
         )
         if self.eager:
-            first += f"; {self.eager:,} steps like those before them ran in eager mode"
+            like = "step like those before it" if self.eager == 1 else "steps like those before them"
+            first += f"; {self.eager:,} {like} ran in eager mode"
         if self.largest is not None:
             first += f"; peak {format_bytes(self.peak_bytes)}"
             if self.largest.comparison:

@@ -48,8 +48,6 @@ def show_plan(data: Data, to: Console) -> None:
     """Print a plan in the form that :func:`lazyviz.cli.result.described` returns."""
     to.print(Text(_heading(data), style="bold"))
     to.print(f"Peak of eager PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
-    if data["peak_bytes"] != data["eager_peak_bytes"]:
-        to.print(f"Evaluated by lazyviz: {_peak(data['peak_bytes'], data['peak_range'])}")
     for sentence in data["release"]:
         to.print(sentence)
     if data["peak_at"]:

@@ -81,8 +81,8 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
         net = nn.Sequential(*layers, nn.Linear(256, 10))
         optimizer = torch.optim.AdamW(net.parameters())
         for _ in range(4):
-            x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
-            loss = nn.functional.cross_entropy(net(x), y)
+            x, y = torch.randn(1024, 256), torch.randint(0, 10, (128,))
+            loss = nn.functional.cross_entropy(net(x.view(8, 128, 256).mean(0)), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -93,6 +93,35 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
     """
     done = lazyviz_command("plan", write(text), cwd=tmp_path)
     assert "del x after its last use at train.py:11 " in done.stdout, done.stdout
+
+
+READING = """
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        for part in range(4):
+            loss = net(torch.randn(256, 64)).pow(2).mean()
+            loss.backward()
+            print(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_tables_and_remedies_are_of_the_run_that_the_budget_is_about(write, tmp_path):
+    done = lazyviz_command("plan", write(READING), "--json", "plan.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    # Reading the losses runs the forward passes only, whose activations an evaluation then has at once.
+    assert plan["lazyviz_peak_bytes"] > plan["eager_peak_bytes"]
+    assert sum(plan["by_category"].values()) == plan["peak_bytes"] == plan["needed_bytes"]
+    assert plan["remedies"]
+    for remedy in plan["remedies"]:
+        assert remedy["peak_bytes"] + remedy["saves_bytes"] == plan["needed_bytes"], remedy
+    assert "evaluated by lazyviz, it needs " in " ".join(done.stdout.split())
 
 
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
