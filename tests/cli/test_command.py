@@ -412,6 +412,7 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
         (("plan", "train.py", "--assume", "x"), "LINE=VALUE"),
         (("plan", "train.py", "--steps", "0"), "--steps"),
         (("view", "train.py", "-o", "a.gif"), "a.gif"),
+        (("view", "train.py", "-o", "graph"), ".pickle, and there is none"),
         (("run", "train.py", "--backend", "none"), "unknown backend 'none'"),
         (("plan", "."), "is a directory"),
         (("plan", "a.ipynb"), "is a notebook"),
@@ -470,7 +471,7 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert "<title>train.py</title>" in (tmp_path / "graph.html").read_text()
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
     assert done.stdout == ""  # the loop's first line comes after its first step
-    assert "graph.svg: " in done.stderr
+    assert re.search(r"^graph\.svg: [\d,]+ operators, 1 optimizer step$", done.stderr, re.MULTILINE)
 
 
 SHOWN = """
@@ -611,6 +612,20 @@ def test_plans_are_compared(write, tmp_path):
     assert "parameters" in done.stdout
     done = lazyviz_command("compare", "small.py.json", "small.py.json", cwd=tmp_path)
     assert "Alive at the peak: no change." in done.stdout
+
+
+def test_a_plan_that_is_not_complete_is_one_sentence(write, tmp_path):
+    assert lazyviz_command("plan", write(TRAINING), "--json", "plan.json", cwd=tmp_path).returncode == 0
+    whole = json.loads((tmp_path / "plan.json").read_text())
+    first = whole["by_line"][0]
+    broken = [{name: item for name, item in whole.items() if name != each} for each in ("device", "by_line")]
+    broken += [{"format": 1, "needed_bytes": 3}, {**whole, "ops": "many"}, {**whole, "by_category": [1]}]
+    broken += [{**whole, "by_line": [{"bytes": first["bytes"]}]}, {**whole, "by_category": {"inputs": None}}]
+    for data in broken:
+        (tmp_path / "broken.json").write_text(json.dumps(data))
+        done = lazyviz_command("compare", "plan.json", "broken.json", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("lazyviz: broken.json contains only a part of a plan"), done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
