@@ -71,6 +71,7 @@ class FirstSteps:
         self._graph: LazyGraph | None = None
         self._need: tuple[int, Plan] | None = None  # the most that a step has needed
         self._largest: Report | None = None  # of the runs
+        self._last: LazyGraph | None = None  # of the last step, as long as others are to be recorded
 
     @property
     def waits(self) -> bool:
@@ -94,6 +95,7 @@ class FirstSteps:
         if self._block is None:
             return None
         self._left -= 1
+        self._last = None
         graph = self._leave()
         if graph is None or not graph.nodes:
             return None
@@ -111,7 +113,23 @@ class FirstSteps:
         report = graph.evaluate()
         if self._largest is None or (report.peak_bytes or 0) > (self._largest.peak_bytes or 0):
             self._largest = report
-        return self._found(Path(folder)) if not self._left else None
+        if not self._left:
+            return self._found(Path(folder))
+        self._last = graph
+        return None
+
+    def ended(self, folder: str | Path = ".") -> Findings | None:
+        """Handle the end of training; return the findings if it had fewer steps than were to be recorded."""
+        last, self._last = self._last, None
+        self._leave()  # of a step that was not finished
+        if last is None:
+            self._left = 0
+            return None
+        if self._picture is not None:
+            self._draw(last, Path(folder) / self._picture)
+        found = self._found(Path(folder))
+        self._left = 0
+        return found
 
     def _draw(self, graph: LazyGraph, path: Path) -> None:
         """Write the picture; a Trainer's folder may not exist yet."""
@@ -123,8 +141,8 @@ class FirstSteps:
             self._picture = None
 
     def abandon(self) -> None:
-        """Handle the end or failure of training: recorded ops stay pending."""
-        self._left = 0
+        """Handle the failure of training: recorded ops stay pending."""
+        self._left, self._last = 0, None
         self._leave()
 
     def _leave(self) -> LazyGraph | None:
@@ -137,7 +155,8 @@ class FirstSteps:
     def _found(self, folder: Path) -> Findings:
         assert self._need is not None
         need, plan = self._need
-        steps = "the first step" if self._steps == 1 else f"the first {self._steps:,} steps"
+        recorded = self._steps - self._left
+        steps = "the first step" if recorded == 1 else f"the first {recorded:,} steps"
         numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
         text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
         report = self._largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import types
@@ -251,6 +252,23 @@ def test_a_picture_makes_its_folder_and_is_no_reason_to_end_a_training(tmp_path,
     assert callback.findings.picture is None and "picture is in" not in callback.findings.text
     assert "The picture was not written: " in caplog.text
     assert lazyviz.doctor().ok
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_with_fewer_steps_is_planned_as_far_as_it_goes(tmp_path, caplog, library):
+    pytest.importorskip(library)
+    callbacks = importlib.import_module(f"lazyviz.integrations.{library}")
+    train = trained_by_transformers if library == "transformers" else trained_by_lightning
+    for planned in (2, 3):
+        callback = callbacks.LazyvizCallback(steps=3, picture="graph.svg")
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "lazyviz"):
+            train(tmp_path / str(planned), [callback], max_steps=planned)
+        assert caplog.text.count(f"needed by the first {planned} steps") == 1
+        numbers_are_right(callback.findings.numbers)
+        assert callback.findings.picture.read_text().startswith("<svg")
+        assert lazyviz.doctor().ok
 
 
 def test_an_error_above_the_budget_is_about_one_run(tmp_path):
