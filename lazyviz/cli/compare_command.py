@@ -39,7 +39,24 @@ def read(path: str) -> Data:
         raise UsageError(f"{path} does not contain a plan: write plans with lazyviz plan --json FILE")
     if data["format"] != FORMAT:
         raise UsageError(f"{path} was written by another version of lazyviz (format {data['format']})")
+    if not _is_complete(data):
+        raise UsageError(
+            f"{path} contains only a part of a plan: write it again with lazyviz plan --json FILE"
+        )
     return data
+
+
+def _is_complete(data: Data) -> bool:
+    """Whether ``data`` has all that is compared, of the right types: a file can be edited, or cut off."""
+    sizes, lines = data.get("by_category"), data.get("by_line")
+    return (
+        all(key in data and isinstance(data[key], (int, type(None))) for key in _FIGURES)
+        and all(isinstance(data.get(key), str) for key in ("device", "verdict"))
+        and isinstance(sizes, dict)
+        and all(isinstance(size, int) for size in sizes.values())
+        and isinstance(lines, list)
+        and all(isinstance(line, dict) and line.keys() >= {"file", "line", "text", "bytes"} for line in lines)
+    )
 
 
 def compare(first: str, second: str) -> int:

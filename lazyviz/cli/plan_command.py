@@ -18,12 +18,11 @@ from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
 from .recording import Recorded, UnknownDevice, record
-from .result import HERE, Data, described, relative
+from .result import HERE, PICTURES, Data, described, relative
 from .script import NoScript, Script, show
-from .show import console, github_lines, show_plan, table
+from .show import console, github_lines, show_plan, steps_taken, table
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
-_SUFFIXES = ("html", "svg", "png", "pdf", "dot", "json", "pickle")
 
 
 @dataclass(frozen=True)
@@ -247,8 +246,9 @@ def view(
 ) -> int:
     """Record a script and write pictures of its graph; return the exit code."""
     for path in outputs:
-        if (suffix := Path(path).suffix.removeprefix(".")) not in _SUFFIXES:
-            raise UsageError(f"{path}: the suffix must be one of .{', .'.join(_SUFFIXES)}, not .{suffix}")
+        if (suffix := Path(path).suffix.removeprefix(".")) not in PICTURES:
+            found = f", not .{suffix}" if suffix else ", and there is none"
+            raise UsageError(f"{path}: the suffix must be one of .{', .'.join(PICTURES)}{found}")
         check_output(path)
     if not loaded(script):
         return FAILED
@@ -279,5 +279,5 @@ def view(
             f"The picture shows only what was recorded before this: {_of_command_line(str(recorded.error))}"
         )
     for path in outputs:
-        to.print(f"{visible(path)}: {recorded.result:,} operators, {recorded.steps:,} optimizer steps")
+        to.print(f"{visible(path)}: {recorded.result:,} operators, {steps_taken(recorded.steps)}")
     return code

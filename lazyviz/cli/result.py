@@ -11,6 +11,7 @@ import torch
 from ..graph.ir import SourceLine
 from ..graph.nested import flattened
 from ..graph.sync_points import listed
+from ..plan.devices.devices import DeviceLike
 from ..plan.explain import keeper, of_release, time_of_a_step, what
 from ..plan.formatting import where
 from ..plan.plan import Plan
@@ -19,15 +20,19 @@ from ..session.lazy_graph import LazyGraph
 
 FORMAT = 1
 HERE = os.getcwd()  # where the command was started; a script may change its directory
+PICTURES = ("html", "svg", "png", "pdf", "dot", "json", "pickle")  # suffixes of a graph's files
 MOST_LINES, MOST_TENSORS, MOST_REMEDIES = 20, 10, 20
 
 Data = dict[str, Any]
 
 
-def plan_of(graph: LazyGraph) -> Plan:
-    """The plan of a script's graph, including lazy blocks that the script opens itself."""
-    whole = flattened(graph.ir)
-    return graph.plan() if whole is graph.ir else make_plan(whole, device=graph.device)
+def plan_of(graph: LazyGraph, device: DeviceLike | None = None) -> Plan:
+    """The plan of a script's graph, including lazy blocks that the script opens itself.
+
+    ``device`` defaults to the graph's. Always of eager PyTorch, because that will run the script: an
+    evaluation by lazyviz may peak elsewhere, and other changes may lower it.
+    """
+    return make_plan(flattened(graph.ir), device=graph.device if device is None else device, of="eager")
 
 
 def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
@@ -44,8 +49,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "device": plan.device,
         "capacity_bytes": plan.capacity_bytes,
         "ops": len(graph.nodes),
-        # Of eager PyTorch, because that will run the script: on a GPU, the allocator's memory and the
-        # context.
+        # Of eager PyTorch: on a GPU, the allocator's memory and the context.
         "needed_bytes": plan.eager_peak_bytes if held is None else held + context,
         "eager_peak_bytes": plan.eager_peak_bytes,
         "eager_peak_range": list(plan.eager_peak_range),
@@ -53,6 +57,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "context_bytes": context,
         "peak_bytes": plan.peak_bytes,
         "peak_range": list(plan.peak_range),
+        "lazyviz_peak_bytes": plan.lazyviz_peak_bytes,
         "reserved_bytes": plan.reserved_bytes,
         "fits": plan.fits,
         "verdict": plan.verdict(),

@@ -25,6 +25,7 @@ from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, UsageError, is_silent, loaded
 from .recording import StepCount
 from .script import Script, exit_code, show
+from .show import steps_taken
 
 _MOST_SITES = 5
 
@@ -61,11 +62,12 @@ class Account:
         """The summary that is printed when the script has ended."""
         took = time.perf_counter() - self.begin
         first = (
-            f"lazyviz: {script.name}: {steps:,} optimizer step{'' if steps == 1 else 's'} in {took:.1f} s, "
+            f"lazyviz: {script.name}: {steps_taken(steps)} in {took:.1f} s, "
             f"{self.ops:,} operators recorded, {self.seconds:.1f} s in evaluations after steps"
         )
         if self.eager:
-            first += f"; {self.eager:,} steps like those before them ran in eager mode"
+            like = "step like those before it" if self.eager == 1 else "steps like those before them"
+            first += f"; {self.eager:,} {like} ran in eager mode"
         if self.largest is not None:
             first += f"; peak {format_bytes(self.peak_bytes)}"
             if self.largest.comparison:

@@ -48,8 +48,6 @@ def show_plan(data: Data, to: Console) -> None:
     """Print a plan in the form that :func:`lazyviz.cli.result.described` returns."""
     to.print(Text(_heading(data), style="bold"))
     to.print(f"Peak of eager PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
-    if data["peak_bytes"] != data["eager_peak_bytes"]:
-        to.print(f"Evaluated by lazyviz: {_peak(data['peak_bytes'], data['peak_range'])}")
     for sentence in data["release"]:
         to.print(sentence)
     if data["peak_at"]:
@@ -101,8 +99,13 @@ def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 def _heading(data: Data) -> str:
     steps = data.get("steps")
-    taken = f", {steps:,} optimizer step{'' if steps == 1 else 's'}" if steps is not None else ""
+    taken = f", {steps_taken(steps)}" if steps is not None else ""
     return f"{data.get('script', 'plan')}: {data['ops']:,} operators{taken}, planned for {data['device']}"
+
+
+def steps_taken(steps: int) -> str:
+    """``"1 optimizer step"``, ``"2 optimizer steps"``."""
+    return f"{steps:,} optimizer step{'' if steps == 1 else 's'}"
 
 
 def _print(to: Console, made: Table) -> None:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cli.result import described
+from ..cli.result import PICTURES, described, plan_of
 from ..execute.report import Report
 from ..plan.devices.devices import DeviceLike, planned
 from ..plan.explain import essence
@@ -42,10 +42,11 @@ class FirstSteps:
             :class:`lazyviz.testing.PeakExceeded` before evaluating it.
         device: plan for this GPU, present or not; default: the device that the training runs on.
         steps: number of optimizer steps.  From the second step, the optimizer state exists all the time.
-        picture: file for a picture of the last of these steps; the suffix selects the format.
+        picture: file for a picture of the last of these steps; the suffix selects the format.  If it cannot
+            be written, a warning is logged, and training continues.
 
     Raises:
-        ValueError: an invalid size, or an unknown device.
+        ValueError: an invalid size or number of steps, an unknown device, or an unknown suffix.
     """
 
     def __init__(
@@ -60,6 +61,9 @@ class FirstSteps:
             raise ValueError(f"steps must be at least 1, got {steps}")
         if device is not None:
             planned(device)
+        if picture is not None and (suffix := Path(picture).suffix.removeprefix(".")) not in PICTURES:
+            known = f".{', .'.join(PICTURES)}"
+            raise ValueError(f"picture={str(picture)!r}: the suffix must be one of {known}, not {suffix!r}")
         self._budget = parse_bytes(fail_above) if fail_above is not None else None
         self._device, self._steps, self._picture = device, steps, picture
         self._left = steps if enabled else 0
@@ -67,6 +71,7 @@ class FirstSteps:
         self._graph: LazyGraph | None = None
         self._need: tuple[int, Plan] | None = None  # the most that a step has needed
         self._largest: Report | None = None  # of the runs
+        self._last: LazyGraph | None = None  # of the last step, as long as others are to be recorded
 
     @property
     def waits(self) -> bool:
@@ -90,13 +95,14 @@ class FirstSteps:
         if self._block is None:
             return None
         self._left -= 1
+        self._last = None
         graph = self._leave()
         if graph is None or not graph.nodes:
             return None
-        plan = graph.plan(self._device)
+        plan = plan_of(graph, self._device)
         need = described(graph, plan)["needed_bytes"]
         if self._picture is not None and not self._left:
-            graph.save(Path(folder) / self._picture)
+            self._draw(graph, Path(folder) / self._picture)
         if self._budget is not None and need > self._budget:
             self._left = 0
             over = f"{format_bytes(need - self._budget)} above the limit of {format_bytes(self._budget)}"
@@ -107,11 +113,36 @@ class FirstSteps:
         report = graph.evaluate()
         if self._largest is None or (report.peak_bytes or 0) > (self._largest.peak_bytes or 0):
             self._largest = report
-        return self._found(Path(folder)) if not self._left else None
+        if not self._left:
+            return self._found(Path(folder))
+        self._last = graph
+        return None
+
+    def ended(self, folder: str | Path = ".") -> Findings | None:
+        """Handle the end of training; return the findings if it had fewer steps than were to be recorded."""
+        last, self._last = self._last, None
+        self._leave()  # of a step that was not finished
+        if last is None:
+            self._left = 0
+            return None
+        if self._picture is not None:
+            self._draw(last, Path(folder) / self._picture)
+        found = self._found(Path(folder))
+        self._left = 0
+        return found
+
+    def _draw(self, graph: LazyGraph, path: Path) -> None:
+        """Write the picture; a Trainer's folder may not exist yet."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            graph.save(path)
+        except (OSError, RuntimeError) as error:  # no reason to end a training
+            logger.warning("The picture was not written: %s: %s", type(error).__name__, error)
+            self._picture = None
 
     def abandon(self) -> None:
-        """Handle the end or failure of training: recorded ops stay pending."""
-        self._left = 0
+        """Handle the failure of training: recorded ops stay pending."""
+        self._left, self._last = 0, None
         self._leave()
 
     def _leave(self) -> LazyGraph | None:
@@ -124,7 +155,8 @@ class FirstSteps:
     def _found(self, folder: Path) -> Findings:
         assert self._need is not None
         need, plan = self._need
-        steps = "the first step" if self._steps == 1 else f"the first {self._steps:,} steps"
+        recorded = self._steps - self._left
+        steps = "the first step" if recorded == 1 else f"the first {recorded:,} steps"
         numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
         text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
         report = self._largest

@@ -60,7 +60,12 @@ class LazyvizCallback(Callback):
         if trainer.global_step == self._step:  # gradients are being accumulated
             return
         self._step = trainer.global_step
-        found = self._first.stepped(trainer.default_root_dir)
+        self._publish(self._first.stepped(trainer.default_root_dir), trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._publish(self._first.ended(trainer.default_root_dir), trainer)
+
+    def _publish(self, found: Findings | None, trainer: Any) -> None:
         if found is None:
             return
         self.findings = found
@@ -70,9 +75,6 @@ class LazyvizCallback(Callback):
             each.log_metrics(dict(found.numbers), step=trainer.global_step)
             if trainer.is_global_zero:
                 attempt(_send, each, found, trainer.global_step)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._first.abandon()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._first.abandon()

@@ -49,7 +49,12 @@ class LazyvizCallback(TrainerCallback):
         self._first.begin("the first steps of transformers' Trainer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = self._first.stepped(args.output_dir)
+        self._publish(self._first.stepped(args.output_dir), args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._publish(self._first.ended(args.output_dir), args, state, control)
+
+    def _publish(self, found: Findings | None, args: Any, state: Any, control: Any) -> None:
         if found is None:
             return
         self.findings = found
@@ -62,9 +67,6 @@ class LazyvizCallback(TrainerCallback):
             handler.on_log(args, state, control, logs)
             for each in handler.callbacks if state.is_world_process_zero else ():
                 attempt(_send, each, found, state.global_step)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._first.abandon()
 
 
 def _send(to: Any, found: Findings, step: int) -> None:

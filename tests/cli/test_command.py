@@ -81,8 +81,8 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
         net = nn.Sequential(*layers, nn.Linear(256, 10))
         optimizer = torch.optim.AdamW(net.parameters())
         for _ in range(4):
-            x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
-            loss = nn.functional.cross_entropy(net(x), y)
+            x, y = torch.randn(1024, 256), torch.randint(0, 10, (128,))
+            loss = nn.functional.cross_entropy(net(x.view(8, 128, 256).mean(0)), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -93,6 +93,35 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
     """
     done = lazyviz_command("plan", write(text), cwd=tmp_path)
     assert "del x after its last use at train.py:11 " in done.stdout, done.stdout
+
+
+READING = """
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        for part in range(4):
+            loss = net(torch.randn(256, 64)).pow(2).mean()
+            loss.backward()
+            print(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_tables_and_remedies_are_of_the_run_that_the_budget_is_about(write, tmp_path):
+    done = lazyviz_command("plan", write(READING), "--json", "plan.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    # Reading the losses runs the forward passes only, whose activations an evaluation then has at once.
+    assert plan["lazyviz_peak_bytes"] > plan["eager_peak_bytes"]
+    assert sum(plan["by_category"].values()) == plan["peak_bytes"] == plan["needed_bytes"]
+    assert plan["remedies"]
+    for remedy in plan["remedies"]:
+        assert remedy["peak_bytes"] + remedy["saves_bytes"] == plan["needed_bytes"], remedy
+    assert "evaluated by lazyviz, it needs " in " ".join(done.stdout.split())
 
 
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
@@ -383,6 +412,7 @@ def test_exit_codes_of_scripts_are_passed_on_when_run_and_failures_when_planned(
         (("plan", "train.py", "--assume", "x"), "LINE=VALUE"),
         (("plan", "train.py", "--steps", "0"), "--steps"),
         (("view", "train.py", "-o", "a.gif"), "a.gif"),
+        (("view", "train.py", "-o", "graph"), ".pickle, and there is none"),
         (("run", "train.py", "--backend", "none"), "unknown backend 'none'"),
         (("plan", "."), "is a directory"),
         (("plan", "a.ipynb"), "is a notebook"),
@@ -441,7 +471,7 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert "<title>train.py</title>" in (tmp_path / "graph.html").read_text()
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
     assert done.stdout == ""  # the loop's first line comes after its first step
-    assert "graph.svg: " in done.stderr
+    assert re.search(r"^graph\.svg: [\d,]+ operators, 1 optimizer step$", done.stderr, re.MULTILINE)
 
 
 SHOWN = """
@@ -582,6 +612,20 @@ def test_plans_are_compared(write, tmp_path):
     assert "parameters" in done.stdout
     done = lazyviz_command("compare", "small.py.json", "small.py.json", cwd=tmp_path)
     assert "Alive at the peak: no change." in done.stdout
+
+
+def test_a_plan_that_is_not_complete_is_one_sentence(write, tmp_path):
+    assert lazyviz_command("plan", write(TRAINING), "--json", "plan.json", cwd=tmp_path).returncode == 0
+    whole = json.loads((tmp_path / "plan.json").read_text())
+    first = whole["by_line"][0]
+    broken = [{name: item for name, item in whole.items() if name != each} for each in ("device", "by_line")]
+    broken += [{"format": 1, "needed_bytes": 3}, {**whole, "ops": "many"}, {**whole, "by_category": [1]}]
+    broken += [{**whole, "by_line": [{"bytes": first["bytes"]}]}, {**whole, "by_category": {"inputs": None}}]
+    for data in broken:
+        (tmp_path / "broken.json").write_text(json.dumps(data))
+        done = lazyviz_command("compare", "plan.json", "broken.json", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("lazyviz: broken.json contains only a part of a plan"), done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import types
@@ -237,7 +238,63 @@ def test_lightning_leaves_nothing_open_where_a_step_fails(tmp_path):
     lazyviz.reset()
 
 
-@pytest.mark.parametrize("wrong", [{"fail_above": "much"}, {"device": "A1000"}, {"steps": 0}])
+@pytest.mark.filterwarnings("ignore")
+def test_a_picture_makes_its_folder_and_is_no_reason_to_end_a_training(tmp_path, caplog):
+    pytest.importorskip("lightning")
+    from lazyviz.integrations.lightning import LazyvizCallback
+
+    callback = LazyvizCallback(picture="graph.svg")
+    plain = trained_by_lightning(tmp_path / "new", [callback], logger=False)[0]  # nothing else has made it
+    assert (tmp_path / "new" / "graph.svg").exists() and callback.findings.picture is not None
+    (tmp_path / "file").write_text("")
+    callback = LazyvizCallback(picture=tmp_path / "file" / "graph.svg")
+    assert trained_by_lightning(tmp_path, [callback], logger=False)[0] == plain
+    assert callback.findings.picture is None and "picture is in" not in callback.findings.text
+    assert "The picture was not written: " in caplog.text
+    assert lazyviz.doctor().ok
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_with_fewer_steps_is_planned_as_far_as_it_goes(tmp_path, caplog, library):
+    pytest.importorskip(library)
+    callbacks = importlib.import_module(f"lazyviz.integrations.{library}")
+    train = trained_by_transformers if library == "transformers" else trained_by_lightning
+    for planned in (2, 3):
+        callback = callbacks.LazyvizCallback(steps=3, picture="graph.svg")
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "lazyviz"):
+            train(tmp_path / str(planned), [callback], max_steps=planned)
+        assert caplog.text.count(f"needed by the first {planned} steps") == 1
+        numbers_are_right(callback.findings.numbers)
+        assert callback.findings.picture.read_text().startswith("<svg")
+        assert lazyviz.doctor().ok
+
+
+def test_an_error_above_the_budget_is_about_one_run(tmp_path):
+    from lazyviz.integrations.first_steps import FirstSteps
+
+    first = FirstSteps(fail_above="10KiB", steps=1)
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    first.begin("four micro-batches whose losses are read")
+    for _ in range(4):
+        loss = net(torch.ones(64, 32)).pow(2).mean()
+        loss.backward()
+        loss.item()
+    optimizer.step()
+    with pytest.raises(PeakExceeded) as caught:
+        first.stepped()
+    plan = caught.value.plan
+    assert plan.peak_bytes == plan.eager_peak_bytes != plan.lazyviz_peak_bytes
+    need = str(caught.value).partition("would need ")[2].partition(",")[0]
+    assert f"Projected peak on cpu: {need}" in str(caught.value)
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fail_above": "much"}, {"device": "A1000"}, {"steps": 0}, {"picture": "graph.gif"}]
+)
 def test_what_is_wrong_is_said_before_the_training(wrong):
     pytest.importorskip("lightning")
     from lazyviz.integrations.lightning import LazyvizCallback
