@@ -355,7 +355,8 @@ class LazyBlock(Transaction, Generic[G]):
             _open.remove(self)
         _publish()
         if self.graph is not None:
-            self.graph.ir.autograd_nodes = range(self._first_node, private_api.sequence_number())
+            if threading.get_ident() == self.thread:  # each thread has numbers of its own
+                self.graph.ir.autograd_nodes = range(self._first_node, private_api.sequence_number())
             if not _open:
                 tape.scopes.keep_forward_nodes(self.graph.ir)
 
