@@ -95,6 +95,14 @@ def _variance(node: Node, threads: int) -> Need:
     return exactly(2 * node.outputs[0].nbytes if operand.dtype.is_complex else 0)
 
 
+@on(TABLE, "_sample_dirichlet")
+def _dirichlet(node: Node, threads: int) -> Need:
+    """Gamma variates in double precision, and their sums (``_s_dirichlet_cpu``, Distributions.cpp)."""
+    shape = node.outputs[0].shape
+    count = math.prod(shape)
+    return exactly((count + count // max(shape[-1], 1)) * 8)
+
+
 @on(TABLE, "mvlgamma", "mvlgamma_")
 def _multivariate(node: Node, threads: int) -> Need:
     """One number for each of ``p`` shifted operands (UnaryOps.cpp); in place, also their sum."""

@@ -22,7 +22,7 @@ from .size import NOTHING, Events, Need
 TABLE: dict[str, Rule] = {}
 
 
-def _matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
+def matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
     """The number of matrices, rows, columns, and bytes of an element."""
     *batch, rows, columns = meta.shape
     return math.prod(batch), rows, columns, meta.dtype.itemsize
@@ -32,43 +32,46 @@ def _matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
 def _inverse(node: Node, threads: int) -> Need:
     """LU factors, pivots, checks of them (``linalg_solve_ex_out``, BatchLinearAlgebra.cpp)."""
     matrix = node.args[0].meta
-    count, rows, _, _ = _matrices(matrix)
+    count, rows, _, _ = matrices(matrix)
     return exactly(matrix.nbytes + count * rows * (4 + 1) + 12)
 
 
 @on(TABLE, "_linalg_det", "_linalg_slogdet")
 def _determinant(node: Node, threads: int) -> Need:
     """The parity of the pivots: which of them have moved, as numbers (``lu_det_P``,
-    BatchLinearAlgebra.cpp).
+    BatchLinearAlgebra.cpp); for the determinant itself, also the product of the diagonal.
     """
-    count, rows, _, _ = _matrices(node.args[0].meta)
-    return exactly(rows * 4 + count * rows * (1 + 8) + 12 * count)
+    count, rows, _, item = matrices(node.args[0].meta)
+    product = count * item if node.op._schema.name == "aten::_linalg_det" else 0
+    return exactly(rows * 4 + count * rows * (1 + 8) + 12 * count + product)
 
 
 @on(TABLE, "_linalg_svd")
 def _singular(node: Node, threads: int) -> Need:
     """A copy in Fortran order, which LAPACK overwrites (``_linalg_svd_out``), and its status."""
     matrix = node.args[0].meta
-    return exactly(matrix.nbytes + _transposing(matrix) + 4 * _matrices(matrix)[0])
+    return exactly(matrix.nbytes + transposing_fortran(matrix) + 4 * matrices(matrix)[0])
 
 
 @on(TABLE, "_linalg_eigh")
 def _eigenvalues(node: Node, threads: int) -> Need:
     """LAPACK's ``syevd`` (``apply_lapack_eigh``, BatchLinearAlgebraKernel.cpp)."""
     matrix = node.args[0].meta
-    count, size, _, item = _matrices(matrix)
+    count, size, _, item = matrices(matrix)
     if argument(node, 2, "compute_v", True):
         work = (2 * size * size + 6 * size + 2) * item + (5 * size + 3) * 4
         return Need(work + 4 * count, work - item, work + 32 * size * item + 4 * count)
     known = matrix.nbytes + 4 * count
     work = (22 * size + 1) * item + 4
-    return Need(known + max(work, _transposing(matrix)), known, known + 3 * work + _transposing(matrix))
+    return Need(
+        known + max(work, transposing_fortran(matrix)), known, known + 3 * work + transposing_fortran(matrix)
+    )
 
 
 @on(TABLE, "linalg_qr")
 def _orthogonal(node: Node, threads: int) -> Need:
     """The reflectors' factors, and the workspace of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
-    count, rows, columns, item = _matrices(node.args[0].meta)
+    count, rows, columns, item = matrices(node.args[0].meta)
     order = min(rows, columns)
     factors = count * order * item
     work = 17 * (columns + 1)
@@ -139,8 +142,8 @@ def _matrix_product(node: Node, threads: int) -> Need:
     if name in ("mv", "addmv"):
         return exactly(0 if _leading(left) else left.nbytes)
     if len(left.shape) == 3:
-        if left.shape[1] * left.shape[2] * right.shape[2] < 400 and not (left.flags | right.flags) & 1:
-            return NOTHING  # a kernel of ATen's own (``bmm_out_or_baddbmm_``)
+        if left.shape[1] * left.shape[2] * right.shape[2] < 400:  # ATen's own (``bmm_out_or_baddbmm_``)
+            return exactly(sum(meta.nbytes for meta in (left, right) if meta.flags & 1))
         return exactly(sum(map(_of_a_batch, (left, right))))
     if len(left.shape) != 2 or len(right.shape) != 2:
         return NOTHING
@@ -212,7 +215,8 @@ def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
     return Need(size, 0, 2 * size + packed + sums + threads * (deep * 64 * 2 + 16 * 1024))
 
 
-def _transposing(meta: TensorMeta) -> int:
+def transposing_fortran(meta: TensorMeta) -> int:
+    """Bytes of the tile through which a matrix is copied into Fortran order."""
     return transposing(meta.shape, meta.stride, meta.dtype.itemsize, fortran=True)
 
 

@@ -23,7 +23,7 @@ from ...torch_internals.kernel_selection import (
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
-from . import casts, composites, fourier, gloo, sorting
+from . import casts, composites, fourier, gloo, lapack, sorting, transformer
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -39,7 +39,9 @@ _CPU_TABLE: dict[str, Rule] = {
     **composites.TABLE,
     **fourier.TABLE,
     **gloo.TABLE,
+    **lapack.TABLE,
     **sorting.TABLE,
+    **transformer.TABLE,
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,
 }
@@ -198,11 +200,17 @@ def _hashable(items: Sequence[Any]) -> tuple[Any, ...]:
     "_log_softmax",
     "log_sigmoid_forward",
     "multi_margin_loss",
-    "nll_loss_forward",
 )
 def _of_contiguous(node: Node, threads: int) -> Need:
     """An operand that is not contiguous is copied, a transposed matrix through a tile."""
     return exactly(_contiguous_copy(node.args[0].meta))
+
+
+@on(_CPU_TABLE, "nll_loss_forward")
+def _likelihood(node: Node, threads: int) -> Need:
+    """A contiguous operand and target (LossNLL.cpp)."""
+    target = copied(node.args[1].meta)
+    return exactly(max(target, _contiguous_copy(node.args[0].meta) + target))
 
 
 @on(_CPU_TABLE, "rrelu_with_noise", "rrelu_with_noise_")
@@ -337,6 +345,20 @@ def _batch_norm_backward(node: Node, threads: int) -> Need:
     return exactly(image.shape[1] * max(image.dtype.itemsize, 4))
 
 
+@on(_CPU_TABLE, "_embedding_bag")
+def _embedding_bag(node: Node, threads: int) -> Need:
+    """Each index's bag, counted before the other results are there (``make_offset2bag``, EmbeddingBag.cpp).
+
+    For the mean, sizes of bags that are at least 1, and as numbers; for the maximum, whether a bag is empty.
+    """
+    of_index, sizes, largest = (value.nbytes for value in node.outputs[1:4])
+    if not of_index:
+        return NOTHING  # sums by a kernel that needs none of them
+    mode = argument(node, 4, "mode", 0)
+    after = (0, 2 * sizes + sizes // 8 * node.outputs[0].dtype.itemsize, sizes)[mode]
+    return exactly(max(of_index + 8 - sizes - largest, after))
+
+
 @on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
     """Each index's bag, indices and positions, sorted (EmbeddingBag.cpp); other modes also copy rows.
@@ -347,14 +369,14 @@ def _embedding_bag_backward(node: Node, threads: int) -> Need:
     gradient, indices, mode, is_sparse = node.args[0].meta, node.args[1].meta, node.args[8], node.args[9]
     count = math.prod(indices.shape)
     number = gradient.dtype.itemsize
+    bags = 0 if math.prod(node.args[3].meta.shape) else (count + 1) * 8
     if is_sparse:
-        bags = 0 if math.prod(node.args[3].meta.shape) else (count + 1) * 8
         factors = (2 * gradient.shape[0] + count) * number if mode == 1 else 0
         padding = argument(node, 11, "padding_idx", -1)
         rows = count * (gradient.shape[-1] * number + 9) if padding >= 0 else 0
         return exactly(bags + max(factors, rows))
     weights = count * number if argument(node, 10, "per_sample_weights", None) is not None else 0
-    size = (count + 1) * 8 + copied(gradient) + 3 * count * 8 + weights
+    size = bags + copied(gradient) + 3 * count * 8 + weights
     if mode == 0:
         return exactly(size)
     return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
