@@ -382,3 +382,14 @@ def test_a_formula_that_eager_pytorch_computes_in_place_is_planned_in_place(redu
     assert graph.plan().eager_peak_bytes - before == pytest.approx(measured, abs=64)
     del kept
     lazyviz.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_plan_of_nested_tensors_can_be_explained():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    padding = torch.arange(24) >= torch.tensor([24, 20, 11, 5])[:, None]
+    with torch.no_grad(), lazyviz.lazy() as graph:
+        kept = encoder(torch.randn(4, 24, 32), src_key_padding_mask=padding)
+    assert "_transformer_encoder_layer_fwd" in graph.plan().explain()
+    del kept
+    lazyviz.reset()

@@ -297,6 +297,8 @@ def _rnn(node: Node) -> int:
 
 def _encoder_layer(node: Node) -> int:
     """One layer of ``nn.TransformerEncoder``'s fused inference path: its matrix products and attention."""
+    if len(node.inputs[0].shape) != 3:  # a nested tensor, whose sizes the record does not have
+        return 0
     batch, length, width = node.inputs[0].shape
     weights = [value.shape for value in node.inputs[1:] if len(value.shape) == 2]
     kernels = [shape for shape in weights if width in shape]
