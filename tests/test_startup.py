@@ -124,8 +124,8 @@ def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
 
 
 @pytest.mark.takes_times
-def test_an_import_takes_less_than_a_fifth_of_the_import_of_torch(tmp_path: object) -> None:
-    """And so does a first block; the least of five, with bytecode, as in an installed package.
+def test_an_import_and_a_first_block_take_a_small_part_of_the_import_of_torch(tmp_path: object) -> None:
+    """The least of five, with bytecode, as in an installed package.
 
     Relative, since seconds are of a machine. PyTorch's import leaves a full collection due, which takes
     0.1 s at the next allocations of whatever code; it is not counted here.
@@ -154,8 +154,8 @@ def test_an_import_takes_less_than_a_fifth_of_the_import_of_torch(tmp_path: obje
         )  # fmt: skip
         figures.append([float(figure) for figure in done.stdout.split()])
     of_torch, imports, blocks = zip(*figures[1:])
-    assert min(imports) < 0.2 * min(of_torch)
-    assert min(blocks) < 0.2 * min(of_torch)
+    assert min(imports) < 0.15 * min(of_torch)
+    assert min(blocks) < 0.05 * min(of_torch)
 
 
 def test_a_missing_numpy_is_not_warned_of(tmp_path):
