@@ -152,25 +152,34 @@ PyObject* to_python(const c10::IValue& value, Kind kind) {
   return torch::jit::toPyObject(value).release().ptr();
 }
 
-bool is_symbolic(const at::Tensor& tensor);
+// For a tracer's tensor with unknown sizes: reading a size would fix it from then on.
+bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
-// Whether it has memory of its own allocator, so that no other storage overlaps it, and no bit or layout that needs more
-// than its kernel.
-bool is_plain(const at::Tensor& tensor) {
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// The bytes of a strided tensor's storage; -1 if it has none, or needs more than its kernel because of a bit or layout.
+int64_t plain_nbytes(const at::Tensor& tensor) {
   constexpr DispatchKeySet SPECIAL({
-      DispatchKey::Python,
       DispatchKey::Conjugate,
       DispatchKey::Negative,
       DispatchKey::ZeroTensor,
       DispatchKey::Quantized,
       DispatchKey::NestedTensor,
   });
-  if (tensor.key_set().has_any(SPECIAL) || tensor.layout() != c10::kStrided) return false;
-  if (!(tensor.is_cpu() || tensor.is_cuda()) || is_symbolic(tensor) || !tensor.has_storage()) return false;
-  const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (storage->sym_nbytes().maybe_as_int().value_or(-1) == 0) return true;
-  const c10::Allocator* allocator = storage->allocator();
-  return allocator != nullptr && storage->data_ptr().get_deleter() == allocator->raw_deleter();
+  if (tensor.layout() != c10::kStrided || !tensor.has_storage()) return -1;
+  if (is_symbolic(tensor) || tensor.key_set().has_any(SPECIAL)) return -1;
+  return storage_of(tensor)->sym_nbytes().maybe_as_int().value_or(-1);
+}
+
+// Whether only its kernel needs to see the tensor, and no other storage overlaps its memory: its allocator made that.
+bool is_plain(const at::Tensor& tensor) {
+  if (tensor.key_set().has(DispatchKey::Python) || !(tensor.is_cpu() || tensor.is_cuda())) return false;
+  const int64_t nbytes = plain_nbytes(tensor);
+  if (nbytes <= 0) return nbytes == 0;
+  const c10::Allocator* allocator = storage_of(tensor)->allocator();
+  return allocator != nullptr && storage_of(tensor)->data_ptr().get_deleter() == allocator->raw_deleter();
 }
 
 // Whether `test` is true of each tensor in an argument.
@@ -214,10 +223,20 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
-    if (passes_ && is_ours() && passed(handle, keys, stack)) return;
+    if (is_ours()) {
+      switch (handled(stack)) {
+        case Way::recorded: return;
+        case Way::passed: {
+          torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // for the ops that the kernel calls
+          handle.redispatchBoxed(keys & BELOW, stack);
+          return;
+        }
+        case Way::retired: handle.redispatchBoxed(keys & BELOW, stack); return;
+        case Way::python: break;
+      }
+    }
     {
       c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
-      if (records_ && is_ours() && recorded(stack)) return;
       if (!dispatched(handle, stack)) handle.redispatchBoxed(keys & BELOW, stack);
     }
     retired();
@@ -239,30 +258,6 @@ class Kernel final : public c10::OperatorKernel {
     Gil gil;
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && !any_pending(stack)) return false;
     (*getPyInterpreter())->dispatch(handle, stack);
-    return true;
-  }
-
-  // Run a call outside of blocks as if there were no mode; false: a pending op may use the memory of its tensors.
-  bool passed(const c10::OperatorHandle& handle, DispatchKeySet keys, Stack* stack) {
-    {
-      Gil gil;
-      if (!outside()) return false;
-      if (retired()) {
-        handle.redispatchBoxed(keys & BELOW, stack);
-        return true;
-      }
-      const c10::IValue* values = arguments_on(stack);
-      const auto is_unused = [](const at::Tensor& tensor) {
-        if (!is_plain(tensor)) return false;
-        const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-        THPObjectPtr object(checked(THPVariable_Wrap(tensor)));
-        return !used(object.get(), reinterpret_cast<size_t>(storage));
-      };
-      const auto concerns_nothing = [&](const c10::IValue& value) { return all_tensors(value, is_unused); };
-      if (!std::all_of(values, values + arguments_.size(), concerns_nothing)) return false;
-    }
-    torch::torch_dispatch_mode::StashTorchDispatchModeGuard stash;  // for the ops that the kernel calls
-    handle.redispatchBoxed(keys & BELOW, stack);
     return true;
   }
 
@@ -294,6 +289,33 @@ class Kernel final : public c10::OperatorKernel {
   }
 
  private:
+  // What becomes of a call: it is recorded; it runs as if there were no mode, or the mode is gone; Python decides.
+  enum class Way { recorded, passed, retired, python };
+
+  Way handled(Stack* stack) {
+    Gil gil;
+    if (ready()) {
+      c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+      return records_ && recorded(stack) ? Way::recorded : Way::python;
+    }
+    if (!passes_ || !outside()) return Way::python;
+    if (retired()) return Way::retired;
+    return concerns_nothing(stack) ? Way::passed : Way::python;
+  }
+
+  // Whether no pending op uses the memory of the call's tensors.
+  bool concerns_nothing(Stack* stack) const {
+    const c10::IValue* values = arguments_on(stack);
+    const auto is_unused = [](const at::Tensor& tensor) {
+      if (!is_plain(tensor)) return false;
+      THPObjectPtr object(checked(THPVariable_Wrap(tensor)));
+      return !used(object.get(), reinterpret_cast<size_t>(storage_of(tensor)));
+    };
+    return std::all_of(values, values + arguments_.size(), [&](const c10::IValue& value) {
+      return all_tensors(value, is_unused);
+    });
+  }
+
   struct Argument {
     Kind kind;
     std::optional<c10::IValue> default_value;
@@ -404,9 +426,6 @@ class Composite final : public c10::OperatorKernel {
   Kernel caller_;
   Test is_special_;
 };
-
-// For a tracer's tensor with unknown sizes: reading a size would fix it from then on.
-bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
 bool adds_a_bias_in_place(const c10::IValue* arguments) {
   const at::Tensor& image = arguments[0].toTensor();
@@ -606,20 +625,12 @@ int is_inference(PyObject* tensor) { return unpack(tensor).is_inference(); }
 // The bytes of the storage, if the tensor is a strided tensor that owns plain CPU memory, without conjugate or negative
 // bit; -1 otherwise.
 int64_t fixed_nbytes(PyObject* tensor) {
-  constexpr DispatchKeySet SPECIAL({
-      DispatchKey::Conjugate,
-      DispatchKey::Negative,
-      DispatchKey::ZeroTensor,
-      DispatchKey::Quantized,
-      DispatchKey::NestedTensor,
-  });
   const at::Tensor& asked = unpack(tensor);
-  if (asked.layout() != c10::kStrided || !asked.device().is_cpu() || !asked.has_storage()) return -1;
-  if (is_symbolic(asked) || asked.key_set().has_any(SPECIAL)) return -1;
-  const c10::StorageImpl* storage = asked.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  const int64_t nbytes = storage->sym_nbytes().maybe_as_int().value_or(-1);
+  const int64_t nbytes = asked.device().is_cpu() ? plain_nbytes(asked) : -1;
+  if (nbytes <= 0) return nbytes;
+  const c10::StorageImpl* storage = storage_of(asked);
   const bool own = storage->resizable() && storage->data_ptr().get_deleter() == c10::GetAllocator(c10::kCPU)->raw_deleter();
-  return nbytes == 0 || own ? nbytes : -1;
+  return own ? nbytes : -1;
 }
 
 // Whether an autograd node is calling, and its sequence number.

@@ -802,7 +802,10 @@ cdef int retire() except -1:
 
 cdef int is_used(object tensor, size_t address) noexcept:
     """Whether a pending node reads or writes the tensor's storage, or has made the tensor."""
-    return address in <dict> get(table, T_storages) or "_lazyviz" in tensor.__dict__
+    try:
+        return address in <dict> get(table, T_storages) or "_lazyviz" in tensor.__dict__
+    except Exception:  # of a class that has its own `__dict__`
+        return True
 
 
 cdef int is_recording() noexcept:
