@@ -374,9 +374,13 @@ class Recorder:
         device = kwargs.get("device")
         if device is not None and device.type in private_api.DEVICES_WITHOUT_STORAGE:
             return None, self.run_now(op, info, args, kwargs, no_storage(device))
+        reason = shapes.dependent.get(cache_key)
         try:
-            inferred = self._inferred(op, info, recorded, values)
-        except DataDependent as reason:
+            inferred = self._inferred(op, info, recorded, values) if reason is None else None
+        except DataDependent as error:
+            inferred, reason = None, shapes.remember_dependent(cache_key, error)
+        if inferred is None:
+            assert reason is not None
             inferred = constant_folding.infer_from_values(shapes, op, info, new_args, new_kwargs, values)
             if inferred is None:
                 if self._recording.absent is not None:

@@ -397,3 +397,67 @@ def test_a_pending_write_comes_before_a_backward_pass_that_was_recorded_before_i
         return leaf.grad
 
     assert torch.equal(program(contextlib.nullcontext()), program(lazyviz.lazy()))
+
+
+def batches(data: torch.Tensor) -> list[torch.Tensor]:
+    """The batches of a data set whose items are computed from ``data``, in a random order."""
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4, shuffle=True)
+    return [batch.clone() for (batch,) in loader]
+
+
+@pytest.mark.skipif(native_recorder._dispatcher is None, reason="no compiled dispatcher is installed")
+def test_ops_of_a_data_loader_in_a_block_do_not_go_through_python(monkeypatch):
+    data = torch.arange(64.0).view(16, 4)
+    expected = batches(data)
+    met = []
+    dispatch = unrecorded_ops.dispatch
+
+    def noted(tape, op, args, kwargs):
+        met.append(op)
+        return dispatch(tape, op, args, kwargs)
+
+    with lazyviz.lazy() as graph:
+        outside = torch.ones(3) * 2
+        batches(data)  # the operators are taken when they are met first
+        monkeypatch.setattr(unrecorded_ops, "dispatch", noted)
+        actual = batches(data)
+        assert [op for op in met if torch.Tag.nondeterministic_seeded not in op.tags] == []
+        assert graph.pending
+    assert all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True))
+    assert outside.tolist() == [2, 2, 2]
+
+
+class Changing(torch.utils.data.Dataset):
+    """Items that are read from ``data``, which the block writes, and counted in ``seen``, which it reads."""
+
+    def __init__(self, data: torch.Tensor, seen: torch.Tensor) -> None:
+        self.data, self.seen = data, seen
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        self.seen[at] += 1
+        self.seen.mul_(2)
+        return torch.cat([self.data[at], self.data[at] * 2, self.seen[at : at + 1]])
+
+
+def test_a_data_loader_in_a_block_waits_for_the_pending_ops_of_its_memory():
+    def epochs(block):
+        data, seen = torch.arange(12.0).view(6, 2), torch.zeros(6)
+        loader = torch.utils.data.DataLoader(Changing(data, seen), batch_size=2)
+        found = list(loader)
+        with block:
+            for number in range(3):
+                data.mul_(1.5)
+                data[number].neg_()
+                before = seen * 3
+                for batch in loader:
+                    found += [batch * 2, before.clone()]
+                    data.add_(batch.sum())
+            found += [data.clone(), seen + 1]
+        lazyviz.sync()
+        return found
+
+    assert difference(epochs(contextlib.nullcontext()), epochs(lazyviz.lazy())) is None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save, save_file, save_model
 from torch import nn
 
 import lazyviz
+from lazyviz.record.interception import checkpoint_saving
 
 
 def trained():
@@ -160,3 +161,22 @@ def test_a_number_of_a_storage_is_read_after_its_pending_writes():
         memory = x.untyped_storage()
         x += 3
         assert memory[1] == 3 and list(memory) == [3] * 4
+
+
+def test_reads_in_the_users_code_examine_no_callers(monkeypatch):
+    examined = []
+    arguments = checkpoint_saving._arguments
+
+    def noted(frame):
+        examined.append(frame.f_code.co_name)
+        return arguments(frame)
+
+    monkeypatch.setattr(checkpoint_saving, "_arguments", noted)
+    with lazyviz.lazy() as graph:
+        doubled = torch.arange(3.0) * 2
+        other = torch.ones(2) + 1
+        assert doubled.numpy().tolist() == [0, 2, 4]
+        assert examined == []
+        assert graph.pending
+        torch.save([other, doubled], io.BytesIO())
+    assert "save" in examined

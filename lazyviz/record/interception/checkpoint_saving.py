@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...process.paths import PACKAGE
 from ...torch_internals import private_api
 from ..lazy_tensor import is_pending
 from ..provenance.source_lines import is_user_file
@@ -34,6 +35,10 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
 
     ``write``: code that gets the memory may write it.
     """
+    while frame is not None and _is_wrapper(frame.f_code):
+        frame = frame.f_back
+    if frame is None or not _is_library(frame.f_code):  # the user's own code reads it
+        return []
     place = _place(tensor)
     nodes: dict[TrackedNode, None] = {}
     with tape.recording.paused(), private_api.no_function_modes():
@@ -56,6 +61,11 @@ def seen(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(obj, *args, **kwargs)
 
     return function
+
+
+def _is_wrapper(code: CodeType) -> bool:
+    """Whether it is one of lazyviz's functions between a read and its caller, which have no other tensors."""
+    return code.co_filename.startswith(PACKAGE) and code.co_filename != seen.__code__.co_filename
 
 
 def _is_library(code: CodeType) -> bool:

@@ -2,8 +2,8 @@
 
 FakeTensor knows every op but takes many times as long as a look-up, because many of its rules are Python
 references.  It is used if :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
-themselves, so results are cached, keyed by everything that they depend on.  Results that depend on tensor
-data are never cached; these ops raise :class:`DataDependent`.
+themselves, so results are cached, keyed by everything that they depend on.  Ops with results that depend on
+tensor data raise :class:`DataDependent`; only that they do is cached.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ _MAKE_SPARSE = {
 }  # fmt: skip
 # Ops that create quantized tensors, whose scheme a shape rule does not show.
 _QUANTIZING = ("quantize_per_", "_make_per_", "_empty_affine", "_empty_per_channel")
+
+_CONSTANTS = (
+    OpInfo, TensorMeta, torch.dtype, torch.device, torch.layout, torch.memory_format, type, type(None), str,
+    bool, int, float, complex, tuple,
+)  # fmt: skip
+"""Types in the keys of calls, apart from those of arguments such as storages and generators."""
 
 
 class _FakeCall:
@@ -93,6 +99,7 @@ class ShapeCache:
     def __init__(self) -> None:
         self.infos: dict[int, OpInfo] = {}  # by id of the operator: OpOverload hashes in Python
         self.entries: dict[Any, Inferred] = {}
+        self.dependent: dict[Any, DataDependent] = {}
         self.metadata = MetadataTable()
         self.meta_of = self.metadata.meta_of
         self.hits = 0
@@ -139,10 +146,25 @@ class ShapeCache:
 
     def remember(self, key: Any, inferred: Inferred) -> None:
         """Store an answer."""
-        if max(len(self.entries), len(self.metadata.entries)) >= MOST_ENTRIES:
-            self.entries.clear()
-            self.metadata.entries.clear()  # users of metadata keep it alive
+        self._make_room()
         self.entries[key] = inferred
+
+    def remember_dependent(self, key: Any, raised: DataDependent) -> DataDependent:
+        """Store that a call's result depends on data; returns the reason, without the frames of ``raised``.
+
+        A call with a storage, or another object that the key would keep alive, is not stored.
+        """
+        reason = DataDependent(str(raised), sparse=raised.sparse)
+        if all(isinstance(item, _CONSTANTS) for item in key):
+            self._make_room()
+            self.dependent[key] = reason
+        return reason
+
+    def _make_room(self) -> None:
+        if max(len(self.entries), len(self.dependent), len(self.metadata.entries)) >= MOST_ENTRIES:
+            self.entries.clear()
+            self.dependent.clear()
+            self.metadata.entries.clear()  # users of metadata keep it alive
 
     def infer(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]

@@ -784,12 +784,12 @@ cdef object passed(Op op, tuple args):
 
 
 cdef int is_outside() noexcept:
-    """Whether no block is open, and no pending node may have become unreachable."""
-    return (
-        get(recording_state, RS_graph) is None
-        and get(recording_state, RS_viewed) is None
-        and not Unreachable.possible
-    )
+    """Whether no block is open, or its recording is paused, and no pending node has to be forgotten first."""
+    if get(recording_state, RS_viewed) is not None:
+        return False
+    if get(recording_state, RS_graph) is None:
+        return not Unreachable.possible
+    return <bint> bool(get(recording_state, RS_pauses))
 
 
 cdef int retire() except -1:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import lazyviz
 from lazyviz.record.shapes import kernel_probes
+from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
 from ...bits import difference
@@ -322,3 +323,35 @@ def test_conversions_to_sparse_layouts_ask_no_shape_rule(layout, monkeypatch):
         sparse = doubled.to_sparse(layout=convert, blocksize=block)
     assert torch.equal(sparse.to_dense(), expected)
     assert len(graph.sync_points) == 1
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x.nonzero(),
+        lambda x: x[x > 2] * 2,
+        lambda x: torch.masked_select(x, x > 1).sum(),
+        lambda x: torch.unique(x, return_counts=True),
+        lambda x: torch.repeat_interleave(x, x.long()),
+        lambda x: torch.where(x > 1)[0] + 1,
+        lambda x: torch.bincount(x.long()),
+    ],
+)
+def test_the_shape_rule_of_a_data_dependent_op_is_asked_once(monkeypatch, use):
+    asked = []
+    rule = ShapeCache._ask
+
+    def noted(self, op, *call):
+        asked.append(op)
+        return rule(self, op, *call)
+
+    data = [torch.tensor(row) for row in ([0.0, 1, 2, 3], [3.0, 3, 3, 3], [0.0, 0, 0, 0], [1.0, 0, 4, 0])]
+    expected = [use(x * 1) for x in data]
+    with lazyviz.lazy():
+        use(data[0] * 1)
+        monkeypatch.setattr(ShapeCache, "_ask", noted)
+        again = use(data[0] * 1)
+        assert asked == []
+        actual = [again, *[use(x * 1) for x in data[1:]]]
+    lazyviz.sync()
+    assert difference(expected, actual) is None
