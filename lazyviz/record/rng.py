@@ -12,6 +12,7 @@ result.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -151,6 +152,30 @@ class Generators:
                 sequence = last if torch.equal(state, last.state) else None
             saved.append((generator, state, sequence))
         return saved
+
+    def drawn_whole(self, nodes: Iterable[TrackedNode]) -> list[int] | None:
+        """The generators from which ``nodes`` draw, by identity, if these are all of their pending draws.
+
+        ``None`` if there are others, or if a generator has been reseeded since.
+        """
+        newest: dict[int, TrackedNode] = {}
+        for node in nodes:
+            assert node.draws is not None
+            key = generators.generator_identity(node.draws.generator)
+            if key in newest and newest[key].draws is not node.draws:
+                return None
+            newest[key] = node
+        for key, node in newest.items():
+            tail, sequence = self._tails.get(key), node.draws
+            if tail is None or sequence is None or tail[1] is not sequence or sequence.last is not node:
+                return None
+            if sequence.awaits is not None or _seed_of(sequence.generator) != tail[0]:
+                return None
+        return list(newest)
+
+    def forgetting(self, keys: Iterable[int]) -> tuple[Callable[[], object], ...]:
+        """Functions that forget the draws of these generators, all of which have run; without Python code."""
+        return tuple([functools.partial(self._tails.pop, key, None) for key in keys])
 
     def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]) -> None:
         """After running draws: set the state that eager PyTorch would have left, or the previous one while

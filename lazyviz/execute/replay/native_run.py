@@ -44,7 +44,7 @@ def is_possible(tape: Tape) -> bool:
 
 def is_suited(subgraph: Subgraph, known: Known) -> bool:
     """Whether it is short and simple enough to run without interruption."""
-    if known.seconds is None or known.seconds > LONGEST or len(subgraph.graphs) != 1 or subgraph.draws:
+    if known.seconds is None or known.seconds > LONGEST or len(subgraph.graphs) != 1:
         return False
     if known.in_one_go is None:
         own = all(step.op.namespace == "aten" for step in known.key.steps)  # no kernel is in Python
@@ -62,6 +62,11 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     :func:`lazyviz.execute.eager.run`.
     """
     nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
+    drawing = [nodes[at] for at in subgraph.draws]
+    drawn_from = tape.generators.drawn_whole(drawing) if drawing else ()
+    if drawn_from is None:
+        return False
+    saved = tape.generators.save(drawing) if drawing else []
     times = array("d", [perf_counter()])
     notes: tuple[Callable[[], Any], ...] = (partial(node_passes.note_done, nodes, times),)
     if subgraph.whole and not later:
@@ -71,18 +76,21 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
             partial(node_passes.note_used, nodes),
             partial(node_passes.release_inputs, nodes, outside, later, tape.pending),
         )
+    if drawn_from:  # its state is already the one after the last draw
+        notes += tape.generators.forgetting(drawn_from)
     # A signal handler may have run them meanwhile.
     take = partial(node_passes.take, outside, subgraph.kept, nodes)
     ran: list[Stopped | None] = []  # the result of the code, as soon as it has run
     stage: list[Any] = []
     go: Callable[..., object] = known.code.in_one_go  # type: ignore[union-attr]
+    end = partial(_end, tape, subgraph, known, times, ran, stage, saved)
     try:
-        lists = subgraph.scalars, subgraph.users, later
+        lists = subgraph.scalars, [node.draws for node in drawing], subgraph.users, later
         if go(tape.runs, threading.get_ident(), take, *lists, times, notes, ran) is NotImplemented:
             return False
-        _end(tape, subgraph, known, times, ran, stage)
+        end()
     except BaseException:
-        complete(partial(_end, tape, subgraph, known, times, ran, stage))
+        complete(end)
         raise
     if ran[0] is not None:
         error, _, has_run, midway = ran.pop()  # type: ignore[misc]
@@ -102,15 +110,19 @@ def _end(
     times: array[float],
     ran: list[Stopped | None],
     stage: list[Any],
+    saved: list[Any],
 ) -> None:
-    """It has run, or was stopped; may be called again."""
+    """It has run, or was stopped; may be called again. ``saved`` are the states of generators before it."""
     nodes = subgraph.nodes
-    if ran and ran[0] is not None:
+    is_stopped = bool(ran) and ran[0] is not None
+    if is_stopped:
         with dispatch_level.kernels_only():
             _replay(subgraph, known).note(tape, times, True, ran, stage)
     elif nodes[-1].state == "done":
         known.seconds = times[-1] - times[0]
         if tape.recording.graph is not None:
             tape.tensors.made_real(subgraph.users)
+    if saved and (is_stopped or nodes[-1].state != "done"):
+        tape.generators.restore(saved)
     tape.runs.running = tape.runs.active_thread = 0
     tape.pending_ops.release_unused(nodes)

@@ -47,7 +47,7 @@ PyObject* Refused = nullptr;  // raised for what cannot be represented here
 PyTypeObject* Memory = nullptr;
 
 struct Names {  // interned
-  PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *active_thread;
+  PyObject *tensor, *memory, *next, *value, *of_class, *is_parameter, *running, *active_thread, *generator, *state;
 } names;
 
 struct Classes {  // set by `connect`
@@ -812,11 +812,12 @@ class Run {
     if (node.draw != NONE) {
       interpreter.take();
       draw = PyList_GetItem(draws, node.draw);
-      if (draw == nullptr || !set_state(draw)) return false;
+      if (draw == nullptr || !(in_one_go ? set_state_directly(draw) : set_state(draw))) return false;
     }
     if (!call(node)) return false;
+    if (draw != nullptr && in_one_go && !note_state_directly(draw)) return false;
     has_run = true;
-    if (draw != nullptr) {
+    if (draw != nullptr && !in_one_go) {
       interpreter.take();
       if (!note_state(draw)) return false;
     }
@@ -975,6 +976,39 @@ class Run {
     return state && PyObject_SetAttrString(draw, "state", state.get()) == 0;
   }
 
+  // The same without methods of Python's, in which a signal handler could run. Their sequence awaits nothing.
+  static at::Generator generator_of(PyObject* draw) {
+    THPObjectPtr generator(PyObject_GetAttr(draw, names.generator));
+    if (!generator) throw python_error();
+    TORCH_CHECK(THPGenerator_Check(generator.get()), "internal error: a draw without a generator");
+    return THPGenerator_Unwrap(generator.get());
+  }
+
+  static bool set_state_directly(PyObject* draw) {
+    HANDLE_TH_ERRORS
+    THPObjectPtr state(PyObject_GetAttr(draw, names.state));
+    if (!state) return false;
+    TORCH_CHECK(THPVariable_Check(state.get()), "internal error: a draw without a state");
+    at::Generator generator = generator_of(draw);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(THPVariable_Unpack(state.get()));
+    return true;
+    END_HANDLE_TH_ERRORS_RET(false)
+  }
+
+  static bool note_state_directly(PyObject* draw) {
+    HANDLE_TH_ERRORS
+    at::Generator generator = generator_of(draw);
+    at::Tensor found;
+    {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      found = generator.get_state();
+    }
+    THPObjectPtr state(THPVariable_Wrap(found));
+    return state && PyObject_SetAttr(draw, names.state, state.get()) == 0;
+    END_HANDLE_TH_ERRORS_RET(false)
+  }
+
   bool tell() {
     interpreter.take();
     return note_times() && THPObjectPtr(PyObject_CallNoArgs(done));
@@ -1092,14 +1126,15 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   Given given;
   PyObject *runs, *thread, *take, *notes, *ran;
   if (!PyArg_ParseTuple(
-          args, "OOOO!O!O!OO!O!", &runs, &thread, &take, &PyList_Type, &given.scalars, &PyList_Type, &given.users,
-          &PyList_Type, &given.later, &given.times, &PyTuple_Type, &notes, &PyList_Type, &ran)) {
+          args, "OOOO!O!O!O!OO!O!", &runs, &thread, &take, &PyList_Type, &given.scalars, &PyList_Type, &given.draws,
+          &PyList_Type, &given.users, &PyList_Type, &given.later, &given.times, &PyTuple_Type, &notes, &PyList_Type,
+          &ran)) {
     return nullptr;
   }
   if (sees_modes()) Py_RETURN_NOTIMPLEMENTED;
   THPObjectPtr empty(PyList_New(0)), nobody(PyLong_FromLong(0));
   if (!empty || !nobody) return nullptr;
-  given.draws = given.arrived = empty.get();
+  given.arrived = empty.get();
   given.done = Py_None;
   given.in_one_go = true;
   THPObjectPtr tensors(PyObject_CallNoArgs(take));
@@ -1479,7 +1514,8 @@ bool intern() {
   std::initializer_list<std::pair<PyObject**, const char*>> all = {
       {&names.tensor, "tensor"}, {&names.next, "next"}, {&names.memory, "memory"}, {&names.value, "_lazyviz"},
       {&names.of_class, "_lazyviz_class"}, {&names.is_parameter, "_is_param"},
-      {&names.running, "running"}, {&names.active_thread, "active_thread"}};
+      {&names.running, "running"}, {&names.active_thread, "active_thread"},
+      {&names.generator, "generator"}, {&names.state, "_state"}};
   for (auto [place, text] : all) {
     if ((*place = PyUnicode_InternFromString(text)) == nullptr) return false;
   }

@@ -41,20 +41,44 @@ class Program:
     """A read in each round, of what was written in place, and of more that stays pending."""
 
     def __init__(self):
+        torch.manual_seed(0)
         self.count, self.x = torch.zeros(4), torch.arange(4.0)
         self.seen, self.kept = [], []
 
-    def round(self, number):
+    def begin(self):
         self.count.add_(1).mul_(1.25)
         self.kept.append(self.x + self.count)
+
+    def round(self, number):
+        self.begin()
         self.seen.append((self.kept[-1] * number).sum().item())
 
     def values(self):
         return self.seen, self.count.tolist(), [each.tolist() for each in self.kept]
 
 
-def eager(rounds=ROUNDS):
-    program = Program()
+class Drawing(Program):
+    """The same with random numbers, among them those of a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = torch.Generator().manual_seed(7)
+
+    def begin(self):
+        self.count.add_(torch.rand(4)).mul_(1.25)
+        noise = torch.randn(4, generator=self.own)
+        self.kept.append(torch.nn.functional.dropout(self.x + self.count, 0.5) + noise)
+
+    def values(self):
+        after = torch.rand(2).tolist(), torch.rand(2, generator=self.own).tolist()
+        return (*super().values(), *after)
+
+
+PROGRAMS = pytest.mark.parametrize("kind", [Program, Drawing])
+
+
+def eager(kind=Program, rounds=ROUNDS):
+    program = kind()
     for number in range(rounds):
         program.round(number)
     return program.values()
@@ -72,7 +96,41 @@ def test_a_read_that_is_known_runs_in_one_go(counted):
     assert [point.ops for point in graph.sync_points[3:ROUNDS]] == [5] * (ROUNDS - 3)
 
 
-def drawing():
+@PROGRAMS
+def test_draws_advance_the_generators_of_the_user(kind, counted):
+    expected = eager(kind)
+    program = kind()
+    with lazyviz.lazy():
+        for number in range(ROUNDS):
+            program.round(number)
+        found = program.values()
+    assert counted == [True] * len(counted) and counted
+    assert found == expected
+
+
+def test_a_generator_with_later_draws_keeps_them(counted):
+    def values():
+        torch.manual_seed(0)
+        found, later = [], []
+        for _ in range(ROUNDS):
+            first = torch.rand(2)
+            later.append(torch.rand(2))
+            found.append(first.sum().item())
+            torch.rand(1)
+        torch.manual_seed(3)
+        found += [torch.rand(2).sum().item() for _ in range(ROUNDS)]
+        return found, [each.tolist() for each in later], torch.get_rng_state().tolist()
+
+    expected = values()
+    with lazyviz.lazy():
+        assert values() == expected
+    assert set(counted) == {True, False}
+
+
+def from_a_state_that_is_pending():
+    torch.rand(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
     return torch.rand(3).sum().item()
 
 
@@ -88,7 +146,7 @@ def slow():
     return x.sum().item()
 
 
-@pytest.mark.parametrize("program", [drawing, in_inference_mode, slow])
+@pytest.mark.parametrize("program", [from_a_state_that_is_pending, in_inference_mode, slow])
 def test_others_do_not(program, counted):
     torch.manual_seed(0)
     expected = [program() for _ in range(ROUNDS)]
@@ -147,6 +205,29 @@ def test_a_kernel_that_fails(counted):
     assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
 
 
+def drawn(x, at):
+    noise = torch.rand(2)
+    return torch.nn.functional.dropout(x[at] * noise).sum().item()
+
+
+def test_a_kernel_that_fails_after_a_draw(counted):
+    x, here, beyond = torch.arange(5.0), torch.tensor([1, 3]), torch.tensor([1, 7])
+
+    def values():
+        torch.manual_seed(0)
+        seen = [drawn(x, here) for _ in range(5)]
+        with pytest.raises(IndexError, match=r"out of range|out of bounds"):
+            drawn(x, beyond)
+        return seen
+
+    expected = values(), torch.rand(2).tolist()
+    with lazyviz.lazy():
+        found = values()
+    assert counted.count(True) >= 2
+    lazyviz.reset()  # the dropout has not been drawn, as in eager PyTorch
+    assert (found, torch.rand(2).tolist()) == expected
+
+
 def test_a_warning_that_is_an_error_comes_after_all_has_run(counted):
     count = torch.zeros(2)
 
@@ -168,29 +249,29 @@ def test_a_warning_that_is_an_error_comes_after_all_has_run(counted):
     assert count.tolist() == [5.0, 5.0]
 
 
-def taken_after(fault):
+def taken_after(fault, kind=Program):
     """What a program comes to in which ``fault`` happens in a read of a known subgraph, then read again."""
-    program = Program()
+    program = kind()
     with lazyviz.lazy():
         for number in range(ROUNDS - 1):
             program.round(number)
-        program.count.add_(1).mul_(1.25)
-        program.kept.append(program.x + program.count)
+        program.begin()
         number = (program.kept[-1] * (ROUNDS - 1)).sum()
         fault(number)
         program.seen.append(number.item())
     return program.values()
 
 
-def test_an_exception_from_elsewhere_at_any_point(counted):
-    expected = eager()
-    assert taken_after(lambda number: None) == expected
+@PROGRAMS
+def test_an_exception_from_elsewhere_at_any_point(kind, counted):
+    expected = eager(kind)
+    assert taken_after(lambda number: None, kind) == expected
     total = []
-    taken_after(lambda number: total.append(_points_of(number.item)))
+    taken_after(lambda number: total.append(_points_of(number.item)), kind)
     for at in range(total[0]):
         raised = []
         found = taken_after(
-            lambda number, at=at, raised=raised: raised.append(inject(number.item, at, Fault))
+            lambda number, at=at, raised=raised: raised.append(inject(number.item, at, Fault)), kind
         )
         assert found == expected, at
         assert raised[0] is None or isinstance(raised[0], Fault), at
@@ -232,11 +313,12 @@ class Caller:
             sys.settrace(before)
 
 
+@PROGRAMS
 @pytest.mark.parametrize("handler", ["reads the same", "evaluates all", "computes"])
-def test_a_handler_that_reads_or_computes_at_any_point(handler, counted):
-    expected = eager()
+def test_a_handler_that_reads_or_computes_at_any_point(handler, kind, counted):
+    expected = eager(kind)
     total = []
-    taken_after(lambda number: total.append(_points_of(number.item)))
+    taken_after(lambda number: total.append(_points_of(number.item)), kind)
 
     def plain():
         return (torch.ones(2) * 3).tolist()
@@ -249,7 +331,7 @@ def test_a_handler_that_reads_or_computes_at_any_point(handler, counted):
             caller = Caller(handlers[handler], at)
             outcomes.append((caller.trace(number.item), caller.outcome))
 
-        assert taken_after(fault) == expected, at
+        assert taken_after(fault, kind) == expected, at
         (value, outcome), last = outcomes[0], expected[0][-1]
         assert value == last, at
         if isinstance(outcome, RuntimeError):
