@@ -62,6 +62,7 @@ PARTS: Mapping[str, Part] = {
     "totals-small": Part("lazy totals of a small training step, eager backend", 60, 30, threads=1),
     "totals-gpt2": Part("lazy totals of a training step of GPT-2, eager backend", 240, 60),
     "reads": Part("blocks in which values are read", 420, 120, threads=1),
+    "cells": Part("ordinary code of notebooks, beside pending ops and in a block", 180, 90, threads=1),
     "asynchronous": Part("loops of lazyviz.steps", 480, 150, threads=1),
     "fused": Part("a loop of tiny operators, compiled", 90, 60, threads=1),
     "compiled-resnet": Part("a compiled training step of ResNet beside torch.compile", 300, 60),
