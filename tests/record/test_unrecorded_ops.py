@@ -399,6 +399,51 @@ def test_a_pending_write_comes_before_a_backward_pass_that_was_recorded_before_i
     assert torch.equal(program(contextlib.nullcontext()), program(lazyviz.lazy()))
 
 
+@pytest.mark.skipif(native_recorder._dispatcher is None, reason="no compiled dispatcher is installed")
+def test_plain_code_on_memory_of_arrays_does_not_go_through_python(monkeypatch):
+    rows, weights = np.arange(32, dtype=np.float32).reshape(8, 4), np.ones((4, 2), dtype=np.float32)
+
+    def scores():
+        data = torch.stack([torch.from_numpy(row) / 2 for row in rows])
+        return torch.from_numpy(weights).mul(3).t() @ data.t()
+
+    expected = scores()
+    met = []
+    dispatch = unrecorded_ops.dispatch
+
+    def noted(tape, op, args, kwargs):
+        met.append(op)
+        return dispatch(tape, op, args, kwargs)
+
+    outside = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        kept = outside * 2
+    scores()  # the operators are taken when they are met first
+    monkeypatch.setattr(unrecorded_ops, "dispatch", noted)
+    actual = scores()
+    assert met == []
+    assert graph.pending == 1
+    assert torch.equal(actual, expected)
+    assert kept.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("write", [lambda t: t.mul_(-1), lambda t: torch._foreach_add_([t], 5)])
+def test_plain_writes_wait_for_pending_reads_of_the_same_array(write):
+    array = np.arange(6, dtype=np.float32)
+    write(torch.from_numpy(array.copy()))
+    for _ in range(2):
+        whole, part = torch.from_numpy(array), torch.from_numpy(array[2:])
+        before = array.copy()
+        with lazyviz.lazy():
+            kept = whole * 2
+        write(part)
+        assert kept.tolist() == (before * 2).tolist()
+        assert array[:2].tolist() == before[:2].tolist()
+        after = torch.from_numpy(before)
+        write(after)
+        assert array[2:].tolist() == after[2:].tolist()
+
+
 def batches(data: torch.Tensor) -> list[torch.Tensor]:
     """The batches of a data set whose items are computed from ``data``, in a random order."""
     torch.manual_seed(0)

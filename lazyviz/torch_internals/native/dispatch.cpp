@@ -57,7 +57,7 @@ using Ready = int (*)();
 using Record = PyObject* (*)(PyObject* op, PyObject* args, PyObject* kwargs);
 // Whether no block is open, and whether pending ops use a tensor or the storage at this address.
 using Outside = int (*)();
-using Used = int (*)(PyObject* tensor, size_t storage);
+using Used = int (*)(PyObject* tensor, size_t storage, int is_foreign);
 // Removes the mode if nothing is recorded or pending; whether it may have been removed, or -1 with an exception.
 using Retire = int (*)();
 
@@ -173,13 +173,16 @@ int64_t plain_nbytes(const at::Tensor& tensor) {
   return storage_of(tensor)->sym_nbytes().maybe_as_int().value_or(-1);
 }
 
-// Whether only its kernel needs to see the tensor, and no other storage overlaps its memory: its allocator made that.
+// Whether only its kernel needs to see the tensor.
 bool is_plain(const at::Tensor& tensor) {
-  if (tensor.key_set().has(DispatchKey::Python) || !(tensor.is_cpu() || tensor.is_cuda())) return false;
-  const int64_t nbytes = plain_nbytes(tensor);
-  if (nbytes <= 0) return nbytes == 0;
+  return !tensor.key_set().has(DispatchKey::Python) && (tensor.is_cpu() || tensor.is_cuda()) && plain_nbytes(tensor) >= 0;
+}
+
+// Whether other storages may overlap the tensor's memory: its allocator has not made it.
+bool is_foreign(const at::Tensor& tensor) {
+  if (plain_nbytes(tensor) == 0) return false;
   const c10::Allocator* allocator = storage_of(tensor)->allocator();
-  return allocator != nullptr && storage_of(tensor)->data_ptr().get_deleter() == allocator->raw_deleter();
+  return allocator == nullptr || storage_of(tensor)->data_ptr().get_deleter() != allocator->raw_deleter();
 }
 
 // Whether `test` is true of each tensor in an argument.
@@ -200,7 +203,7 @@ bool all_tensors(const c10::IValue& value, const Test& test) {
 // The kernel of one operator.
 class Kernel final : public c10::OperatorKernel {
  public:
-  // `passes`: outside of blocks, its calls concern pending ops only through the memory of their tensors.
+  // `passes`: where nothing is recorded, its calls concern pending ops only through the memory of their tensors.
   Kernel(const c10::FunctionSchema& schema, PyObject* op, bool records = true, bool passes = false)
       : op_(Py_NewRef(op)), records_(records), passes_(passes) {
     for (const c10::Argument& argument : schema.arguments()) {
@@ -309,7 +312,7 @@ class Kernel final : public c10::OperatorKernel {
     const auto is_unused = [](const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       THPObjectPtr object(checked(THPVariable_Wrap(tensor)));
-      return !used(object.get(), reinterpret_cast<size_t>(storage_of(tensor)));
+      return !used(object.get(), reinterpret_cast<size_t>(storage_of(tensor)), is_foreign(tensor));
     };
     return std::all_of(values, values + arguments_.size(), [&](const c10::IValue& value) {
       return all_tensors(value, is_unused);

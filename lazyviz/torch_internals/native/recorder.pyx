@@ -233,7 +233,7 @@ cdef class Maker:
 
 cdef object slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
-cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
+cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
 cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external
@@ -277,7 +277,7 @@ def connect(**parts):
     """
     global slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
-    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes
+    global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
@@ -313,6 +313,7 @@ def connect(**parts):
     recording_state, table, runs, external = tape.recording, tape.tensors, tape.runs, tape.external
     pending_nodes = tape.pending
     scopes, shapes = tape.scopes, tape.shapes
+    overlapped = tape.memory_holders.overlapped
     sources = scopes.sources
     above = sources._above
     slow_record = recorder.record
@@ -778,7 +779,7 @@ cdef object passed(Op op, tuple args):
     tensor = args[0]
     if is_pending(tensor) or quick.fixed_nbytes(<PyObject *> tensor) < 0:
         return MISS
-    if is_used(tensor, quick.storage_address(<PyObject *> tensor)):
+    if is_used(tensor, quick.storage_address(<PyObject *> tensor), False):
         return MISS
     return taken(quick.alias(<PyObject *> tensor))
 
@@ -800,10 +801,15 @@ cdef int retire() except -1:
     return True
 
 
-cdef int is_used(object tensor, size_t address) noexcept:
-    """Whether a pending node reads or writes the tensor's storage, or has made the tensor."""
+cdef int is_used(object tensor, size_t address, int is_foreign) noexcept:
+    """Whether a pending node reads or writes the tensor's storage, or has made the tensor.
+
+    ``is_foreign``: or may use another storage on the same memory.
+    """
     try:
-        return address in <dict> get(table, T_storages) or "_lazyviz" in tensor.__dict__
+        if address in <dict> get(table, T_storages) or "_lazyviz" in tensor.__dict__:
+            return True
+        return <bint> bool(is_foreign and overlapped(tensor))
     except Exception:  # of a class that has its own `__dict__`
         return True
 
