@@ -610,6 +610,7 @@ struct Quick {
   PyObject* (*number)(PyObject*);
   int (*add_number)(PyObject*, PyObject*);
   PyObject* (*copy_number)(PyObject*, int64_t);
+  int (*plain_memory)(PyObject*);
 };
 
 const at::Tensor& unpack(PyObject* tensor) { return THPVariable_Unpack(tensor); }
@@ -713,6 +714,12 @@ PyObject* copy_number(PyObject* tensor, int64_t nbytes) {
   END_HANDLE_TH_ERRORS
 }
 
+// 0 for a tensor that needs more than its kernel; 1, or 2 if other storages may overlap its memory.
+int plain_memory(PyObject* tensor) {
+  const at::Tensor& asked = unpack(tensor);
+  return is_plain(asked) ? 1 + is_foreign(asked) : 0;
+}
+
 const Quick QUICK = {
     make_wrapper,
     implementation,
@@ -730,6 +737,7 @@ const Quick QUICK = {
     number,
     add_number,
     copy_number,
+    plain_memory,
 };
 
 // --- functions that read memory -------------------------------------------------------------

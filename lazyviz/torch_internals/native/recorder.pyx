@@ -99,6 +99,7 @@ ctypedef struct Quick:
     PyObject *(*number)(PyObject *) except NULL
     int (*add_number)(PyObject *, PyObject *) except 0
     PyObject *(*copy_number)(PyObject *, int64_t) except NULL
+    int (*plain_memory)(PyObject *) noexcept
 
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is detected
 
@@ -536,6 +537,10 @@ cdef int has_layout_in_python(
     )
 
 
+cdef int plain_memory_in_python(PyObject *tensor) noexcept:
+    return 0  # `slow` decides
+
+
 cdef PyObject *number_in_python(PyObject *tensor) except NULL:
     Py_INCREF(None)
     return <PyObject *> None  # `number_in` decides
@@ -546,6 +551,7 @@ in_python.implementation = implementation_in_python
 in_python.storage_address = storage_address_in_python
 in_python.is_inference = is_inference_in_python
 in_python.fixed_nbytes = fixed_nbytes_in_python
+in_python.plain_memory = plain_memory_in_python
 in_python.calling_node = calling_node_in_python
 in_python.next_sequence = next_sequence_in_python
 in_python.grad_mode = grad_mode_in_python
@@ -777,9 +783,8 @@ cdef object passed(Op op, tuple args):
     if not op.detaches or len(args) != 1 or dispatch_depth():
         return MISS
     tensor = args[0]
-    if is_pending(tensor) or quick.fixed_nbytes(<PyObject *> tensor) < 0:
-        return MISS
-    if is_used(tensor, quick.storage_address(<PyObject *> tensor), False):
+    cdef int memory = quick.plain_memory(<PyObject *> tensor)
+    if not memory or is_used(tensor, quick.storage_address(<PyObject *> tensor), memory == 2):
         return MISS
     return taken(quick.alias(<PyObject *> tensor))
 
