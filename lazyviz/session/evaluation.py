@@ -31,7 +31,6 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
-from ..record.partial_writes import is_partial_write
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
 from ..record.sync_points import RunLock, note_run
 from ..record.tape import tape
@@ -394,8 +393,8 @@ def notify(
 
 
 def _must_start_over(split: SplitRun) -> bool:
-    """Whether an op that never runs again stops this run, and its other ops can run without it."""
-    return split.has_begun_no_pass and any(map(is_partial_write, split.nodes))
+    """Whether a failed op stops this run, and the other ops can run without it and without pieces."""
+    return split.has_begun_no_pass and any(node.state == "failed" for node in split.nodes)
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:

@@ -43,7 +43,7 @@ from .block import LazyBlock, Options, close_all, open_blocks
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
 from .display import Pictures
-from .evaluate_all import run_all
+from .evaluate_all import evaluate_everything, merged
 from .named_batch import BatchLike, NamedBatch
 from .option_checks import Recompute, assumptions
 from .options import options as defaults
@@ -52,6 +52,7 @@ from .recompute_options import levers
 from .run_choices import RunChoices
 from .run_history import Listener, RunHistory
 from .split_options import SplitError as SplitError
+from .sync_evaluation import run_with_options
 
 if TYPE_CHECKING:
     import graphviz
@@ -340,6 +341,10 @@ class LazyGraph:
     ) -> Report | AsyncRun:
         """Run all pending ops, or those that ``tensors`` or ``nodes`` need.
 
+        A part of a step keeps what the rest needs, for the whole batch: to save memory by ``split`` or
+        ``recompute``, run all ops.  Ops of earlier graphs run with the options of their own blocks, if these
+        split the batch or recompute activations.
+
         Args:
             nodes: nodes of this graph; only these and the nodes that they depend on are run.
             summaries: store statistics of every result in ``node.summaries``: minimum, maximum, mean, the
@@ -387,10 +392,11 @@ class LazyGraph:
             elif not tensors:
                 targets = self.unfinished()
             # All pending nodes: they depend on no others.
-            everything = not tensors and targets == list(tape.pending)
+            everything = not tensors and nodes is None and targets == list(tape.pending)
+            cause = evaluation.called("evaluate()")
             done = (evaluation.run if wait else evaluation.start)(
-                targets if everything and nodes is None else closure(targets),
-                evaluation.called("evaluate()"),
+                targets if everything else run_with_options(closure(targets), cause, apart=self),
+                cause,
                 backend=name,
                 progress=progress,
                 cancel=cancel,
@@ -552,8 +558,8 @@ def lazy(
     Args:
         batch: the tensors whose dim 0 is the batch, ``{tensor: dim}``, or variable names (``"x,y:1"``), which
             are looked up when the block first uses their tensors.
-        split: evaluate the batch in this many pieces (also at sync points, which then run everything that is
-            pending); ``"auto"``: in the fewest that fit the device's free memory.
+        split: evaluate the batch in this many pieces (also at sync points and later reads, which then run all
+            pending ops of the block); ``"auto"``: in the fewest that fit the device's free memory.
         whole: operators (ATen names such as ``"cumsum"``) that may run on the whole batch, between two passes
             over the pieces, if they would otherwise prevent a split.
         independent_rng: operators that draw random numbers inside a fused kernel may draw separately for each
@@ -562,8 +568,8 @@ def lazy(
             ``"ipyparallel"``, ``"ray"``, a registered one, or one of an installed package;
             ``None``: ``lazyviz.options.backend``.
         recompute: evaluate with a peak below this size (bytes, or text such as ``"2 GiB"``) by dropping and
-            recomputing activations (also at sync points, which then run everything that is pending);
-            ``"auto"``: below the device's free memory.
+            recomputing activations (also at sync points and later reads, which then run all pending ops of
+            the block); ``"auto"``: below the device's free memory.
         device: the default device for plans (a device, a profile, or its name; ``None``: the device of
             ``lazyviz.options``, if set).  In a process without CUDA, ``torch.cuda`` inside the block behaves
             as if that GPU were present, and the block can only be planned.
@@ -625,24 +631,30 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 def evaluate(*tensors: torch.Tensor) -> Report:
     """Run all pending ops that ``tensors`` need, in any graphs; without arguments, all pending ops.
 
-    Without arguments, ops that were recorded for an absent GPU stay pending.  A failing op stops only the ops
-    that depend on it, and its error is raised when everything else has run.  It stays pending and is tried
-    again by the next call, but an error that was already raised is only listed in ``report.left``.
+    Without arguments, each graph runs with the options of its block (backend, split, recompute), and ops that
+    were recorded for an absent GPU stay pending.  With ``tensors``, a graph that splits the batch or
+    recomputes activations runs as a whole, as at a sync point, and other graphs run op by op.
+
+    A failing op stops only the ops that depend on it, and its error is raised when everything else has run.
+    It stays pending and is tried again by the next call, but an error that was already raised is only listed
+    in ``report.left``.
 
     Raises:
         lazyviz.AbsentDeviceError: one of ``tensors`` needs an absent GPU.
+        lazyviz.SplitError, lazyviz.RecomputeError, lazyviz.NoWorkersError: a block's options cannot be met;
+            everything else has run.
         Exception: a kernel raised it; the message includes the line that recorded the op.
         RuntimeError: a compiled segment failed and left memory partially written; everything else has run.
     """
     with tape.runs.lock:
-        if not tensors:
-            if tape.pending:
-                tape.runs.refuse_nested()
-            tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
-            return evaluation.run(closure(evaluation.needed(tensors)), cause)
-        report = run_all(cause)
+            reports: list[Report] = []
+            needed = run_with_options(closure(evaluation.needed(tensors)), cause, reports=reports)
+            if needed or not reports:
+                reports.append(evaluation.run(needed, cause))
+            return merged(reports)
+        report = evaluate_everything(cause)
         if (error := partial_writes.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
@@ -650,7 +662,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
 
 @shortened
 def sync() -> Report:
-    """Run all pending graphs, except those for absent devices."""
+    """Run all pending graphs, except those for absent devices: :func:`evaluate` without arguments."""
     return evaluate()
 
 
@@ -674,7 +686,8 @@ def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate ``tensor`` and return it as an ordinary tensor."""
     if needed := evaluation.needed([tensor]):
         with tape.runs.lock:
-            evaluation.run(closure(needed), "lazyviz.to_eager()")
+            cause = "lazyviz.to_eager()"
+            evaluation.run(run_with_options(closure(needed), cause), cause)
     return tensor
 
 
