@@ -45,7 +45,15 @@ from .diagnostics import why as why
 from .display import Pictures
 from .evaluate_all import evaluate_everything, merged
 from .named_batch import BatchLike, NamedBatch
-from .option_checks import Recompute, assumptions
+from .option_checks import (
+    Recompute,
+    assumptions,
+    check_evaluate,
+    check_save,
+    check_tensors,
+    check_texts,
+    check_type,
+)
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
@@ -179,6 +187,8 @@ class LazyGraph:
 
         Its exceptions are reported through ``sys.unraisablehook`` and do not stop a run.
         """
+        if not callable(callback):
+            raise TypeError(f"a callback must be a function, not {type(callback).__name__}")
         self.runs.subscribe(callback)
 
     def unsubscribe(self, callback: Listener) -> None:
@@ -188,10 +198,11 @@ class LazyGraph:
     def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
         """``nodes``, checked.
 
-        Raises ``ValueError`` for a node of another graph.
+        Raises ``ValueError`` for a node of another graph, ``TypeError`` for something else.
         """
         mine = self.ir.nodes
         for node in nodes:
+            check_type("a node", node, Node, "a node of this graph")
             if not (0 <= node.index < len(mine) and mine[node.index] is node):
                 raise ValueError(f"{node!r} is not a node of this graph")
         return cast("list[TrackedNode]", list(nodes))
@@ -373,6 +384,7 @@ class LazyGraph:
                 there. Ops that cannot run this way have run when this returns; ``run.waited`` says why.
 
         Raises:
+            TypeError: an argument has a wrong type, for example a list of tensors.
             ValueError: unknown backend, a split without a named batch or with a backend that does not support
                 it, or nodes of another graph.
             lazyviz.SplitError: the batch cannot be split; the message names the nodes.  Nothing has run.
@@ -381,6 +393,7 @@ class LazyGraph:
             lazyviz.NoWorkersError: the cluster has no workers, or all were lost; evaluating again continues.
             Exception: a kernel raised it; the message includes the line that recorded the op.
         """
+        check_evaluate(tensors, progress, cancel, nodes)
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
         if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
@@ -388,7 +401,7 @@ class LazyGraph:
         with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
-                targets += self.own(nodes)
+                targets += self.own(list(nodes))
             elif not tensors:
                 targets = self.unfinished()
             # All pending nodes: they depend on no others.
@@ -469,9 +482,11 @@ class LazyGraph:
 
         Raises:
             OSError: the file cannot be written.
+            TypeError: an argument has a wrong type.
             ValueError: unknown format, unknown part in ``show``, or figure options for another kind of file.
             RuntimeError: no program that writes ``.pdf`` or ``.png`` is installed, or it failed.
         """
+        check_save(path, format, title, show)
         figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
 
@@ -590,6 +605,7 @@ def lazy(
 
     Raises:
         ValueError: an unsupported option, or an unknown device or backend.
+        TypeError: an option of a wrong type.
         RuntimeError: another thread or task is recording; an outer block is for another absent GPU or rank;
             ``torch.distributed`` is initialized as another rank; or the block was already entered.
     """
@@ -646,6 +662,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
         Exception: a kernel raised it; the message includes the line that recorded the op.
         RuntimeError: a compiled segment failed and left memory partially written; everything else has run.
     """
+    check_tensors("lazyviz.evaluate", tensors)
     with tape.runs.lock:
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
@@ -673,6 +690,7 @@ def is_lazy(tensor: Any) -> bool:
 
 def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy view of ``tensor``.  Ops on ordinary tensors inside a lazy block are recorded without it."""
+    check_tensors("lazyviz.to_lazy", [tensor])
     if is_lazy(tensor):
         return tensor
     if tape.recording.graph is not None:
@@ -684,6 +702,7 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 @shortened
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate ``tensor`` and return it as an ordinary tensor."""
+    check_tensors("lazyviz.to_eager", [tensor])
     if needed := evaluation.needed([tensor]):
         with tape.runs.lock:
             cause = "lazyviz.to_eager()"
@@ -703,8 +722,9 @@ def compare(
         names: names of the two in the chart and the tables.
 
     Raises:
-        TypeError: one of them is neither a graph nor a plan.
+        TypeError: one of them is neither a graph nor a plan, or ``names`` are not two names.
     """
+    check_texts("names", names, "('before', 'after')", 2)
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
 
