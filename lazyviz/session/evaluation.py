@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun
 
 watch = Watch(tape)
+with_users_lines = partial(warning_routing.in_python, sources=tape.scopes.sources)
 # Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
@@ -96,7 +97,7 @@ class ActiveRun:
         self._signals.__exit__()
 
 
-@warning_routing.in_python
+@with_users_lines
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order), and notify their graphs.
 
@@ -148,7 +149,7 @@ def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | 
     return strategy
 
 
-@warning_routing.in_python
+@with_users_lines
 def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEvaluation:
     """Like :func:`run`, on another thread if possible; otherwise it has run when this returns.
 

@@ -21,13 +21,12 @@ from ..process import gc_pause
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
-from ..record.interception import warning_routing
 from ..record.storage import TrackedNode
 from ..record.sync_points import SyncError, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
-from .evaluation import ActiveRun, notify, outcome_of, run
+from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph import RecordedGraph
 
 
@@ -100,7 +99,7 @@ def _note_read(
         lazy.runs.note_timeline(timeline)
 
 
-@warning_routing.in_python
+@with_users_lines
 def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     """:func:`run` for a sync point that only needs to run ``nodes``; returns False otherwise.
 
