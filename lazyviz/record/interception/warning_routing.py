@@ -96,7 +96,7 @@ def in_python(
 
         def within() -> Result:  # in a mode's handler, function modes are already done
             with past_torch_function():
-                return outcome()  # type: ignore[no-any-return]
+                return outcome()
 
         if tensor_memory.overrides_are_called():
             neg = functools.partial(torch.neg, _Called(outcome))  # type: ignore[arg-type]
