@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..plan.units import format_bytes, format_change
+from ..view.printable_text import visible_in
 from .plan_command import FINE, UsageError
 from .result import FORMAT, Data, place_of
 from .show import console, table
 
 _MOST_LINES = 10
+_LARGEST = 1 << 63  # more bytes than there can be
 _FIGURES = {
     "needed_bytes": "needed",
     "eager_peak_bytes": "peak of the tensors",
@@ -30,10 +32,10 @@ def read(path: str) -> Data:
         UsageError: the file cannot be read, or is not a plan.
     """
     try:
-        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        data: Any = visible_in(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for lists in lists in lists
         raise UsageError(f"{path} is not a JSON file: write plans with lazyviz plan --json FILE") from None
     if not isinstance(data, dict) or "format" not in data or "needed_bytes" not in data:
         raise UsageError(f"{path} does not contain a plan: write plans with lazyviz plan --json FILE")
@@ -50,12 +52,25 @@ def _is_complete(data: Data) -> bool:
     """Whether ``data`` has all that is compared, of the right types: a file can be edited, or cut off."""
     sizes, lines = data.get("by_category"), data.get("by_line")
     return (
-        all(key in data and isinstance(data[key], (int, type(None))) for key in _FIGURES)
+        all(key in data and (data[key] is None or _is_count(data[key])) for key in _FIGURES)
         and all(isinstance(data.get(key), str) for key in ("device", "verdict"))
+        and isinstance(data.get("script", ""), str)
         and isinstance(sizes, dict)
-        and all(isinstance(size, int) for size in sizes.values())
+        and all(map(_is_count, sizes.values()))
         and isinstance(lines, list)
-        and all(isinstance(line, dict) and line.keys() >= {"file", "line", "text", "bytes"} for line in lines)
+        and all(map(_is_line, lines))
+    )
+
+
+def _is_count(found: Any) -> bool:
+    return isinstance(found, int) and abs(found) < _LARGEST
+
+
+def _is_line(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(isinstance(found.get(key), str) for key in ("file", "text"))
+        and all(_is_count(found.get(key)) for key in ("line", "bytes"))
     )
 
 

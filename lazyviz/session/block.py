@@ -40,7 +40,7 @@ from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .option_checks import Recompute, recompute_option, validate
+from .option_checks import Recompute, check_texts, check_type, recompute_option, validate
 from .recorded_graph import RecordedGraph
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
@@ -73,8 +73,12 @@ class Options:
     def checked(self) -> tuple[int | str, Recompute]:
         """The split and the recompute budget, after checking the combination.
 
-        Raises ``ValueError`` for an invalid combination.
+        Raises ``ValueError`` for an invalid combination, ``TypeError`` for an option of a wrong type.
         """
+        check_type("names", self.names, Mapping, "a mapping of variables", optional=True)
+        check_type("held_bytes_limit", self.held_bytes_limit, (int, float), "a number of bytes")
+        check_type("code", self.code, str, "text")
+        check_texts("whole", self.whole, "['cumsum']")
         split = "off" if self.split is None else self.split
         recompute = recompute_option(self.recompute)
         has_batch = self.batch is not None

@@ -80,7 +80,7 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
             lazy.runs.changed("failed")
     if error is not None:
         raise error
-    return _merged(reports, tuple(what_failed(node) for node in failed))
+    return merged(reports, tuple(what_failed(node) for node in failed))
 
 
 def pending_graphs() -> list[RecordedGraph]:
@@ -132,6 +132,27 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
     return reports, refused
 
 
+def evaluate_everything(cause: str) -> Report:
+    """:func:`evaluate_graphs`, with one report.
+
+    Raises:
+        Exception: the first new error of an op, otherwise the first of a block's options that cannot be met;
+            everything else has run.
+    """
+    if all(graph.choices.is_plain for graph in pending_graphs()):
+        if tape.pending:
+            tape.runs.refuse_nested()
+        tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
+        return run_all(cause)
+    found, refused = evaluate_graphs(cause)
+    for reason in refused:
+        if not isinstance(reason, AbsentDeviceError):
+            raise reason
+    reports = [report for _, report in found]
+    left = tuple(what_failed(node) for node in failed_nodes())
+    return merged(reports, left) if reports else replace(run_all(cause), left=left)
+
+
 def _run(
     nodes: Callable[[], Sequence[TrackedNode]], cause: str, reports: list[Report], failed: set[TrackedNode]
 ) -> Exception | None:
@@ -179,14 +200,19 @@ def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[Tra
     return kept
 
 
-def _merged(reports: Sequence[Report], left: tuple[str, ...]) -> Report:
+def merged(reports: Sequence[Report], left: tuple[str, ...] = ()) -> Report:
+    """One report of several runs in a row: sums, the highest peak, and otherwise that of the last run."""
     last = reports[-1]
     if len(reports) == 1:
         return replace(last, left=left) if left else last
     peaks = [report.peak_bytes for report in reports if report.peak_bytes is not None]
+    ops = sum(report.ops_run for report in reports)
     return replace(
         last,
-        ops_run=sum(report.ops_run for report in reports),
+        ops_run=ops,
+        pieces=max(report.pieces for report in reports),
+        recomputed=sum(report.recomputed for report in reports),
+        share=sum(report.share * report.ops_run for report in reports) / ops if ops else 1.0,
         seconds=sum(report.seconds for report in reports),
         peak_bytes=max(peaks, default=None),
         left=left,

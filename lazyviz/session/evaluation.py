@@ -31,7 +31,6 @@ from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
-from ..record.partial_writes import is_partial_write
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
 from ..record.sync_points import RunLock, note_run
 from ..record.tape import tape
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun
 
 watch = Watch(tape)
+with_users_lines = partial(warning_routing.in_python, sources=tape.scopes.sources)
 # Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()
 latest: weakref.ref[RecordedGraph] | None = None  # of the last block
@@ -97,7 +97,7 @@ class ActiveRun:
         self._signals.__exit__()
 
 
-@warning_routing.in_python
+@with_users_lines
 def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order), and notify their graphs.
 
@@ -149,7 +149,7 @@ def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | 
     return strategy
 
 
-@warning_routing.in_python
+@with_users_lines
 def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEvaluation:
     """Like :func:`run`, on another thread if possible; otherwise it has run when this returns.
 
@@ -394,8 +394,8 @@ def notify(
 
 
 def _must_start_over(split: SplitRun) -> bool:
-    """Whether an op that never runs again stops this run, and its other ops can run without it."""
-    return split.has_begun_no_pass and any(map(is_partial_write, split.nodes))
+    """Whether a failed op stops this run, and the other ops can run without it and without pieces."""
+    return split.has_begun_no_pass and any(node.state == "failed" for node in split.nodes)
 
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:

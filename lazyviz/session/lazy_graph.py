@@ -43,15 +43,24 @@ from .block import LazyBlock, Options, close_all, open_blocks
 from .diagnostics import metrics as metrics
 from .diagnostics import why as why
 from .display import Pictures
-from .evaluate_all import run_all
+from .evaluate_all import evaluate_everything, merged
 from .named_batch import BatchLike, NamedBatch
-from .option_checks import Recompute, assumptions
+from .option_checks import (
+    Recompute,
+    assumptions,
+    check_evaluate,
+    check_save,
+    check_tensors,
+    check_texts,
+    check_type,
+)
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
 from .run_choices import RunChoices
 from .run_history import Listener, RunHistory
 from .split_options import SplitError as SplitError
+from .sync_evaluation import run_with_options
 
 if TYPE_CHECKING:
     import graphviz
@@ -178,6 +187,8 @@ class LazyGraph:
 
         Its exceptions are reported through ``sys.unraisablehook`` and do not stop a run.
         """
+        if not callable(callback):
+            raise TypeError(f"a callback must be a function, not {type(callback).__name__}")
         self.runs.subscribe(callback)
 
     def unsubscribe(self, callback: Listener) -> None:
@@ -187,10 +198,11 @@ class LazyGraph:
     def own(self, nodes: Sequence[Node]) -> list[TrackedNode]:
         """``nodes``, checked.
 
-        Raises ``ValueError`` for a node of another graph.
+        Raises ``ValueError`` for a node of another graph, ``TypeError`` for something else.
         """
         mine = self.ir.nodes
         for node in nodes:
+            check_type("a node", node, Node, "a node of this graph")
             if not (0 <= node.index < len(mine) and mine[node.index] is node):
                 raise ValueError(f"{node!r} is not a node of this graph")
         return cast("list[TrackedNode]", list(nodes))
@@ -340,6 +352,10 @@ class LazyGraph:
     ) -> Report | AsyncRun:
         """Run all pending ops, or those that ``tensors`` or ``nodes`` need.
 
+        A part of a step keeps what the rest needs, for the whole batch: to save memory by ``split`` or
+        ``recompute``, run all ops.  Ops of earlier graphs run with the options of their own blocks, if these
+        split the batch or recompute activations.
+
         Args:
             nodes: nodes of this graph; only these and the nodes that they depend on are run.
             summaries: store statistics of every result in ``node.summaries``: minimum, maximum, mean, the
@@ -368,6 +384,7 @@ class LazyGraph:
                 there. Ops that cannot run this way have run when this returns; ``run.waited`` says why.
 
         Raises:
+            TypeError: an argument has a wrong type, for example a list of tensors.
             ValueError: unknown backend, a split without a named batch or with a backend that does not support
                 it, or nodes of another graph.
             lazyviz.SplitError: the batch cannot be split; the message names the nodes.  Nothing has run.
@@ -376,6 +393,7 @@ class LazyGraph:
             lazyviz.NoWorkersError: the cluster has no workers, or all were lost; evaluating again continues.
             Exception: a kernel raised it; the message includes the line that recorded the op.
         """
+        check_evaluate(tensors, progress, cancel, nodes)
         name = backend or self.backend
         split, recompute = levers(self, split, recompute, name)
         if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
@@ -383,14 +401,15 @@ class LazyGraph:
         with tape.runs.lock:
             targets = evaluation.needed(tensors)
             if nodes is not None:
-                targets += self.own(nodes)
+                targets += self.own(list(nodes))
             elif not tensors:
                 targets = self.unfinished()
             # All pending nodes: they depend on no others.
-            everything = not tensors and targets == list(tape.pending)
+            everything = not tensors and nodes is None and targets == list(tape.pending)
+            cause = evaluation.called("evaluate()")
             done = (evaluation.run if wait else evaluation.start)(
-                targets if everything and nodes is None else closure(targets),
-                evaluation.called("evaluate()"),
+                targets if everything else run_with_options(closure(targets), cause, apart=self),
+                cause,
                 backend=name,
                 progress=progress,
                 cancel=cancel,
@@ -463,9 +482,11 @@ class LazyGraph:
 
         Raises:
             OSError: the file cannot be written.
+            TypeError: an argument has a wrong type.
             ValueError: unknown format, unknown part in ``show``, or figure options for another kind of file.
             RuntimeError: no program that writes ``.pdf`` or ``.png`` is installed, or it failed.
         """
+        check_save(path, format, title, show)
         figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
 
@@ -552,8 +573,8 @@ def lazy(
     Args:
         batch: the tensors whose dim 0 is the batch, ``{tensor: dim}``, or variable names (``"x,y:1"``), which
             are looked up when the block first uses their tensors.
-        split: evaluate the batch in this many pieces (also at sync points, which then run everything that is
-            pending); ``"auto"``: in the fewest that fit the device's free memory.
+        split: evaluate the batch in this many pieces (also at sync points and later reads, which then run all
+            pending ops of the block); ``"auto"``: in the fewest that fit the device's free memory.
         whole: operators (ATen names such as ``"cumsum"``) that may run on the whole batch, between two passes
             over the pieces, if they would otherwise prevent a split.
         independent_rng: operators that draw random numbers inside a fused kernel may draw separately for each
@@ -562,8 +583,8 @@ def lazy(
             ``"ipyparallel"``, ``"ray"``, a registered one, or one of an installed package;
             ``None``: ``lazyviz.options.backend``.
         recompute: evaluate with a peak below this size (bytes, or text such as ``"2 GiB"``) by dropping and
-            recomputing activations (also at sync points, which then run everything that is pending);
-            ``"auto"``: below the device's free memory.
+            recomputing activations (also at sync points and later reads, which then run all pending ops of
+            the block); ``"auto"``: below the device's free memory.
         device: the default device for plans (a device, a profile, or its name; ``None``: the device of
             ``lazyviz.options``, if set).  In a process without CUDA, ``torch.cuda`` inside the block behaves
             as if that GPU were present, and the block can only be planned.
@@ -584,6 +605,7 @@ def lazy(
 
     Raises:
         ValueError: an unsupported option, or an unknown device or backend.
+        TypeError: an option of a wrong type.
         RuntimeError: another thread or task is recording; an outer block is for another absent GPU or rank;
             ``torch.distributed`` is initialized as another rank; or the block was already entered.
     """
@@ -625,24 +647,31 @@ def lazy_function(function: Callable[..., Any]) -> Callable[..., tuple[Any, Lazy
 def evaluate(*tensors: torch.Tensor) -> Report:
     """Run all pending ops that ``tensors`` need, in any graphs; without arguments, all pending ops.
 
-    Without arguments, ops that were recorded for an absent GPU stay pending.  A failing op stops only the ops
-    that depend on it, and its error is raised when everything else has run.  It stays pending and is tried
-    again by the next call, but an error that was already raised is only listed in ``report.left``.
+    Without arguments, each graph runs with the options of its block (backend, split, recompute), and ops that
+    were recorded for an absent GPU stay pending.  With ``tensors``, a graph that splits the batch or
+    recomputes activations runs as a whole, as at a sync point, and other graphs run op by op.
+
+    A failing op stops only the ops that depend on it, and its error is raised when everything else has run.
+    It stays pending and is tried again by the next call, but an error that was already raised is only listed
+    in ``report.left``.
 
     Raises:
         lazyviz.AbsentDeviceError: one of ``tensors`` needs an absent GPU.
+        lazyviz.SplitError, lazyviz.RecomputeError, lazyviz.NoWorkersError: a block's options cannot be met;
+            everything else has run.
         Exception: a kernel raised it; the message includes the line that recorded the op.
         RuntimeError: a compiled segment failed and left memory partially written; everything else has run.
     """
+    check_tensors("lazyviz.evaluate", tensors)
     with tape.runs.lock:
-        if not tensors:
-            if tape.pending:
-                tape.runs.refuse_nested()
-            tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
         cause = evaluation.called("lazyviz.evaluate()")
         if tensors:
-            return evaluation.run(closure(evaluation.needed(tensors)), cause)
-        report = run_all(cause)
+            reports: list[Report] = []
+            needed = run_with_options(closure(evaluation.needed(tensors)), cause, reports=reports)
+            if needed or not reports:
+                reports.append(evaluation.run(needed, cause))
+            return merged(reports)
+        report = evaluate_everything(cause)
         if (error := partial_writes.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
@@ -650,7 +679,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
 
 @shortened
 def sync() -> Report:
-    """Run all pending graphs, except those for absent devices."""
+    """Run all pending graphs, except those for absent devices: :func:`evaluate` without arguments."""
     return evaluate()
 
 
@@ -661,6 +690,7 @@ def is_lazy(tensor: Any) -> bool:
 
 def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy view of ``tensor``.  Ops on ordinary tensors inside a lazy block are recorded without it."""
+    check_tensors("lazyviz.to_lazy", [tensor])
     if is_lazy(tensor):
         return tensor
     if tape.recording.graph is not None:
@@ -672,9 +702,11 @@ def to_lazy(tensor: torch.Tensor) -> torch.Tensor:
 @shortened
 def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     """Evaluate ``tensor`` and return it as an ordinary tensor."""
+    check_tensors("lazyviz.to_eager", [tensor])
     if needed := evaluation.needed([tensor]):
         with tape.runs.lock:
-            evaluation.run(closure(needed), "lazyviz.to_eager()")
+            cause = "lazyviz.to_eager()"
+            evaluation.run(run_with_options(closure(needed), cause), cause)
     return tensor
 
 
@@ -690,8 +722,9 @@ def compare(
         names: names of the two in the chart and the tables.
 
     Raises:
-        TypeError: one of them is neither a graph nor a plan.
+        TypeError: one of them is neither a graph nor a plan, or ``names`` are not two names.
     """
+    check_texts("names", names, "('before', 'after')", 2)
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
 

@@ -27,6 +27,11 @@ class RunChoices:
         """Whether runs split the batch, or drop and recompute activations."""
         return self.split not in ("off", 1) or self.recompute != "off"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether runs call the recorded kernels in program order."""
+        return self.backend == "eager" and not self.saves_memory
+
     def choose(self, *, backend: str | None, split: int | str | None, summaries: bool | None) -> None:
         """Change the given options.
 

@@ -52,10 +52,12 @@ def split_run(
             cuda = any(value.device.type == "cuda" for node in nodes for value in node.outputs)
             pieces = max(pieces, len(cluster.workers(cuda)))
     assert isinstance(pieces, int)
+    own = set(nodes)
+    later = {value for node in list(tape.pending) if node not in own for value in node.inputs}
     batch = Batch(
         nodes,
         roots,
-        lambda value: cast(TrackedValue, value).tensor is not None,
+        lambda value: value in later or cast(TrackedValue, value).tensor is not None,
         whole=graph.ir.whole,
         independent_rng=graph.ir.independent_rng,
     )

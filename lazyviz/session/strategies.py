@@ -47,6 +47,7 @@ class RunOptions:
     progress: Callable[[Any], None] | None = None
     cancel: threading.Event | None = None
     graph: RecordedGraph | None = None
+    owner: RecordedGraph | None = None  # the graph whose batch is split, if ``graph`` is not given
     split: int | str = "off"
     recompute: int | str = "off"
     summaries: bool | None = None
@@ -124,7 +125,7 @@ class Strategy:
             strategy.cluster = runner
         else:
             strategy.compiler = cast(Backend | None, runner)
-        owner = wanted.graph if wanted.graph is not None else touched[-1] if touched else None
+        owner = wanted.graph or wanted.owner or (touched[-1] if touched else None)
         if owner is not None:
             strategy._choose_lever(owner)
         summaries = wanted.summaries
@@ -327,8 +328,12 @@ def cuda_devices(nodes: Sequence[TrackedNode]) -> list[int]:
 
 
 def _projection_of(graph: RecordedGraph, pieces: int, nodes: Sequence[TrackedNode]) -> Projection | None:
-    """The projected peak of a split run of the whole graph; ``None`` for a part of it."""
-    if len(nodes) != len(graph.nodes):
+    """The projected peak of a split run of the whole graph; ``None`` for a part of it, or if later graphs
+    need its results.
+    """
+    own = set(nodes)
+    needed = (value for node in list(tape.pending) if node not in own for value in node.inputs)
+    if len(nodes) != len(graph.nodes) or any(value.node in own for value in needed):
         return None
     plan = graph.plan(device=graph.device, split=pieces)
     categories = {span.storage.origin: categorize(span) for span in plan._lifetimes.values()}

@@ -21,13 +21,12 @@ from ..process import gc_pause
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
-from ..record.interception import warning_routing
 from ..record.storage import TrackedNode
 from ..record.sync_points import SyncError, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
-from .evaluation import ActiveRun, notify, outcome_of, run
+from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph import RecordedGraph
 
 
@@ -100,7 +99,7 @@ def _note_read(
         lazy.runs.note_timeline(timeline)
 
 
-@warning_routing.in_python
+@with_users_lines
 def run_for_values(nodes: Sequence[TrackedNode], cause: str) -> bool:
     """:func:`run` for a sync point that only needs to run ``nodes``; returns False otherwise.
 
@@ -224,17 +223,52 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters[_counter_of(cause)] += 1
     if not nodes:  # all of them have run on another thread
         return
-    current = evaluation.graphs.get(id(tape.recording.graph)) if tape.recording.graph is not None else None
-    if current is None:
-        owners = {id(node.graph): evaluation.graphs.get(id(node.graph)) for node in nodes}
-        current = next(
-            (lazy for lazy in owners.values() if lazy is not None and lazy.choices.recompute != "off"), None
-        )
-    if current is not None and current.choices.saves_memory:
-        choices = current.choices
-        # Splitting a part of a step would keep the activations of the whole batch for the rest.
-        pending = closure({*nodes, *(node for node in current.nodes if node.state != "done")})
+    if (left := run_with_options(nodes, cause)) and not (
+        run_in_one_go(left, cause) or run_for_values(left, cause)
+    ):
+        run(left, cause)
+
+
+def run_with_options(
+    nodes: Sequence[TrackedNode],
+    cause: str,
+    *,
+    apart: RecordedGraph | None = None,
+    reports: list[Report] | None = None,
+) -> Sequence[TrackedNode]:
+    """Run the graphs of ``nodes`` that split the batch or recompute activations, as their blocks say.
+
+    All pending ops of such a graph run: a part of a step would keep the activations of the whole batch for
+    the rest.  An op that has failed stops only the ops that need it, so a graph with such an op is left out
+    unless ``nodes`` need it.  Returns those of ``nodes`` that are still pending.
+
+    Args:
+        apart: a graph that is not run here.
+        reports: the reports of the runs are appended.
+
+    Raises:
+        lazyviz.SplitError, lazyviz.RecomputeError: a block's options cannot be met.
+    """
+    if not any(lazy.choices.saves_memory for lazy in list(evaluation.graphs.values())):
+        return nodes
+    irs = {id(node.graph): node.graph for node in nodes}
+    if tape.recording.graph is not None:
+        irs.setdefault(id(tape.recording.graph), tape.recording.graph)
+    for ir in irs.values():
+        lazy = evaluation.graphs.get(id(ir))
+        if lazy is None or lazy is apart or not lazy.choices.saves_memory:
+            continue
+        own = [node for node in lazy.nodes if node.state != "done"]
+        needed = {*nodes, *own} if ir is tape.recording.graph else own
+        pending = closure(needed)
+        if any(node.state == "failed" for node in set(pending).difference(closure(nodes))):
+            continue
+        choices = lazy.choices
         backend = choices.backend if is_cluster(find_backend(choices.backend)) else "eager"
-        run(pending, cause, split=choices.split, recompute=choices.recompute, backend=backend)
-    elif not run_in_one_go(nodes, cause) and not run_for_values(nodes, cause):
-        run(nodes, cause)
+        report = run(
+            pending, cause, split=choices.split, recompute=choices.recompute, backend=backend, owner=lazy
+        )
+        if reports is not None:
+            reports.append(report)
+        nodes = node_passes.unfinished(nodes)
+    return nodes

@@ -7,6 +7,7 @@ be deferred, because no Python code runs between a kernel and its bookkeeping (`
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 from ...process.signals import Deferred
 from ...process.transaction import complete
+from ...record.interception.warning_routing import at_users_line
 from ...record.tape import Tape
 from ...torch_internals import dispatch_level
 from . import node_passes
@@ -86,7 +88,8 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     end = partial(_end, tape, subgraph, known, times, ran, stage, saved)
     try:
         lists = subgraph.scalars, [node.draws for node in drawing], subgraph.users, later
-        if go(tape.runs, threading.get_ident(), take, *lists, times, notes, ran) is NotImplemented:
+        call = partial(go, tape.runs, threading.get_ident(), take, *lists, times, notes, ran)
+        if at_users_line(tape.scopes.sources, sys._getframe(), call) is NotImplemented:
             return False
         end()
     except BaseException:

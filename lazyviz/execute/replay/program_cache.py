@@ -7,6 +7,7 @@ their arguments, and the times at which memory is freed are the same.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ from ...plan.projection import Peak
 from ...process.gc_pause import paused
 from ...process.signals import Deferred
 from ...process.transaction import complete
+from ...record.interception.warning_routing import at_users_line
 from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
@@ -334,7 +336,8 @@ class Replay:
         note = partial(self.note, tape, times, timed, ran, [])
         try:
             outside.extend(chain.from_iterable(map(partial.__call__, (take,))))
-            ran[:] = map(partial.__call__, (code,))
+            runs = partial(ran.__setitem__, slice(None), map(partial.__call__, (code,)))
+            at_users_line(tape.scopes.sources, sys._getframe(), runs)
             complete(note)
         except BaseException:
             if ran:

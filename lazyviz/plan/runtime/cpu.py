@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
@@ -53,16 +54,31 @@ class CpuRates:
 
 
 def rates_from(text: str) -> CpuRates | None:
-    """Parse the output of :meth:`CpuRates.text`; ``None`` for any other text."""
+    """Parse the output of :meth:`CpuRates.text`; ``None`` for any other text, and for impossible rates."""
     try:
         found = json.loads(text)
         if found.pop("format") != FORMAT:
             return None
         call = float(found.pop("call"))
         curves = {name: tuple((float(a), float(r)) for a, r in curve) for name, curve in found.items()}
-        return CpuRates(call, **curves)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        rates = CpuRates(call, **curves)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+    return rates if _is_positive(call) and all(map(_is_curve, curves.values())) else None
+
+
+def _is_positive(number: float) -> bool:
+    return 0 < number < math.inf
+
+
+def _is_curve(curve: Curve) -> bool:
+    """Whether rates can be interpolated: they and the amounts are positive, and the amounts increase."""
+    amounts = [amount for amount, _ in curve]
+    return (
+        bool(curve)
+        and all(map(_is_positive, chain.from_iterable(curve)))
+        and all(map(operator.lt, amounts, amounts[1:]))
+    )
 
 
 def rate_at(curve: Curve, amount: float) -> float:
@@ -103,7 +119,7 @@ def known_rates() -> CpuRates | None:
     try:
         changed = file.stat().st_mtime_ns
         if file not in _read or _read[file][0] != changed:
-            _read[file] = changed, rates_from(file.read_text(encoding="utf-8"))
+            _read[file] = changed, rates_from(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
     return _read[file][1]

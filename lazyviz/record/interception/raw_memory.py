@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from ..sync_points import needs_absent
 from ..tape import Tape
 from ..unrecorded_ops import refuse_forgotten, tensors_in
 from .attribute_patches import Patches
+from .warning_routing import at_users_line
 
 RAW_ACCESS = "raw memory access"
 # The other methods of a storage call ops, or only read its size.
@@ -75,6 +77,9 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
             try:
                 if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
+                if tensor.requires_grad and tensor.numel() == 1:  # PyTorch warns
+                    sources = tape.scopes.sources
+                    return at_users_line(sources, sys._getframe(1), functools.partial(original, tensor))
                 return original(tensor)
             except BaseException as error:
                 shorten(error)

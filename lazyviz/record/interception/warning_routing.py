@@ -2,12 +2,17 @@
 
 A PyTorch function collects warnings until it returns, and only then passes them to Python's ``warnings``.
 Code that is not called by such a function writes them to standard error.
+
+Python shows a warning with the line of the innermost frame, and once for each line.  That frame would be
+ours, so such functions are called from a frame that has the user's file and line.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +20,7 @@ import torch
 from ...process.transaction import no_warnings
 from ...torch_internals import tensor_memory
 from ...torch_internals.dispatch_handlers import past_torch_function
+from ..provenance.source_lines import SourceFinder
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -31,22 +37,76 @@ class _Called:
         return args[0].function()
 
 
-def in_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``function``; its warnings have been passed to Python when it returns."""
+def _calls(call: Callable[[], Any]) -> Any: return call()  # fmt: skip
+
+
+@functools.lru_cache(1024)
+def _code_at(file: str, line: int) -> CodeType:
+    return _calls.__code__.replace(co_filename=file, co_firstlineno=line)
+
+
+def at_users_line(sources: SourceFinder | None, frame: FrameType, call: Callable[[], Result]) -> Result:
+    """Call the C function ``call`` as if it stood at the user's line above ``frame``."""
+    found = sources.users(frame) if sources is not None else None
+    if found is None:
+        return call()
+    users, line = found
+    result: Result = FunctionType(_code_at(line.file, line.line), users.f_globals)(call)
+    return result
+
+
+class _Outcome:
+    """Calls a function, and keeps its error, whose traceback shall not show the user's line twice."""
+
+    __slots__ = ("error", "function")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.error: BaseException | None = None
+
+    def __call__(self) -> Any:
+        try:
+            return self.function()
+        except BaseException as error:
+            self.error = error
+            return None
+
+    def leave(self) -> None:
+        """Raise the error, if there was one."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # else it refers to this frame, which refers to it
+
+
+def in_python(
+    function: Callable[Parameters, Result], sources: SourceFinder | None = None
+) -> Callable[Parameters, Result]:
+    """``function``; its warnings have been passed to Python when it returns, with the user's line if
+    ``sources`` are given.
+    """
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         if not tensor_memory.plain_overrides():  # the override would not be called, or a mode would see it
             return function(*args, **kwargs)
-        if tensor_memory.overrides_are_called():
-            return torch.neg(_Called(lambda: function(*args, **kwargs)))  # type: ignore[arg-type, return-value]
+        outcome = _Outcome(functools.partial(function, *args, **kwargs))
 
         def within() -> Result:  # in a mode's handler, function modes are already done
             with past_torch_function():
-                return function(*args, **kwargs)
+                return outcome()
 
-        with tensor_memory.calling_overrides():
-            return torch.neg(_Called(within))  # type: ignore[arg-type, return-value]
+        if tensor_memory.overrides_are_called():
+            neg = functools.partial(torch.neg, _Called(outcome))  # type: ignore[arg-type]
+            result = at_users_line(sources, sys._getframe(1), neg)
+        else:
+            neg = functools.partial(torch.neg, _Called(within))  # type: ignore[arg-type]
+            with tensor_memory.calling_overrides():
+                result = at_users_line(sources, sys._getframe(1), neg)
+        outcome.leave()
+        return result  # type: ignore[return-value]
 
     return called
 

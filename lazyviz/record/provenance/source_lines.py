@@ -111,6 +111,18 @@ class SourceFinder:
             frame = frame.f_back
         return None, phase
 
+    def users(self, frame: FrameType | None) -> tuple[FrameType, SourceLine] | None:
+        """The user's innermost frame above ``frame``, with its line."""
+        kinds = self._kinds
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if (self._learn(code) if kind is None else kind) is True:
+                line = self._line(frame, code)
+                return (frame, line) if line is not None else None
+            frame = frame.f_back
+        return None
+
     def opened_at(self, frame: FrameType | None, *, whole_cell: bool) -> SourceLine | None:
         """The user's line above ``frame``, which opens a block; of a ``whole_cell`` the code that its lines
         are in, not the call of the magic.

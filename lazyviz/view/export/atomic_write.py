@@ -27,8 +27,6 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         _write(Path(os.path.realpath(path)), data)
     except OSError as error:  # name the file that was asked for, not the temporary one
-        if error.filename is None and error.filename2 is None:
-            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

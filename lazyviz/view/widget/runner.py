@@ -19,6 +19,7 @@ import torch
 from ...graph.ir import Graph, Node
 from ...plan.devices.devices import memory_in_use
 from ...plan.units import format_bytes
+from ...process.signals import deferred
 from ...process.tracebacks import report_ignored
 
 INTERVAL = 0.1  # seconds between two updates of a run's progress
@@ -138,7 +139,8 @@ class Running:
 
         If a worker is already running, it is returned.
         """
-        with self._lock:
+        # An interrupt in between would leave a run that is shown but does not exist.
+        with deferred(), self._lock:
             if self._busy and self.worker is not None and self.worker.is_alive():
                 return self.worker
             self._busy = True

@@ -1,0 +1,115 @@
+"""Warnings of PyTorch's kernels have the user's file and line: of the evaluation, or of the read."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+
+import pytest
+import torch
+
+import lazyviz
+
+
+@pytest.fixture
+def seen():
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+    torch.set_warn_always(always)
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(at for at, line in enumerate(lines) if text in line)
+
+
+def places(caught):
+    return [(warning.filename, warning.lineno) for warning in caught]
+
+
+def read():
+    with lazyviz.lazy():
+        y = torch.rand(1).std()
+    y.item()  # here
+
+
+def read_inside():
+    with lazyviz.lazy():
+        torch.rand(1).std().item()  # here
+
+
+def graph_evaluated():
+    with lazyviz.lazy() as graph:
+        torch.rand(1).std()
+    graph.evaluate()  # here
+
+
+def synchronized():
+    with lazyviz.lazy():
+        y = torch.rand(1).std()
+    lazyviz.sync()  # here
+    del y
+
+
+def several_ops():
+    with lazyviz.lazy():
+        y = torch.rand(1).std() + torch.ones(1, 1).std(1)
+    lazyviz.evaluate(y)  # here
+
+
+def number():
+    with lazyviz.lazy():
+        y = torch.ones(2, requires_grad=True).sum()
+        float(y)  # here
+
+
+def number_outside():
+    x = torch.ones(2, requires_grad=True).sum()
+    with lazyviz.lazy():
+        y = torch.ones(2) * 2
+    float(x)  # here
+    del y
+
+
+@pytest.mark.parametrize(
+    "program", [read, read_inside, graph_evaluated, synchronized, several_ops, number, number_outside]
+)
+def test_the_line_is_the_users(program, seen):
+    for _ in range(4):  # op by op, and then by code that is made for repeated programs
+        program()
+    assert len(seen) >= 4
+    assert set(places(seen)) == {(__file__, line_of(program, "# here"))}
+
+
+def test_a_warning_is_shown_once_for_each_line(seen):
+    warnings.simplefilter("default")
+    for _ in range(3):
+        with lazyviz.lazy() as graph:
+            torch.rand(1).std()
+        graph.evaluate()  # first
+    with lazyviz.lazy() as graph:
+        torch.rand(1).std()
+    graph.evaluate()  # second
+    here = test_a_warning_is_shown_once_for_each_line
+    assert places(seen) == [(__file__, line_of(here, "# first")), (__file__, line_of(here, "# second"))]
+
+
+def test_a_warning_that_is_an_error_and_an_error_leave_the_usual_traceback(seen):
+    warnings.simplefilter("error")
+    with lazyviz.lazy() as graph:
+        torch.rand(1).std()
+    with pytest.raises(UserWarning, match="degrees of freedom"):
+        graph.evaluate()
+    lazyviz.reset()
+    rows = torch.tensor([7])
+    with lazyviz.lazy() as graph:
+        torch.ones(3)[rows]
+    with pytest.raises(IndexError) as caught:
+        graph.evaluate()
+    mine = [frame.name for frame in traceback.extract_tb(caught.tb) if frame.filename == __file__]
+    assert len(mine) == 1
+    lazyviz.reset()
