@@ -176,7 +176,7 @@ def _not_known(plan: Plan) -> str:
     """Ops whose scratch memory is not counted: kernels at sync points, and compiled functions."""
     places: dict[str, None] = {}
     for node in plan._nodes:
-        if node.at_once and node.index not in plan.scratch:
+        if node.at_once and node.scratch_bytes is None and node.index not in plan.scratch:
             name = node.name.rpartition("_")[0]
             places[f"{name} at {line_text(node.source)}" if node.source is not None else name] = None
     rest = len(places) - LINES

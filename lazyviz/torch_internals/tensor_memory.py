@@ -1,4 +1,10 @@
-"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher."""
+"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher, and the allocator's events.
+
+Private:
+
+- ``c10::MemoryReportingInfoBase``: the allocator reports to it what a thread allocates and frees; of the
+  public functions only a profiler reads that (``allocations.cpp``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import native_modules
 from .private_api import make_wrapper_subclass
 
 # If there is no memory yet, reading an address is an error, as for PyTorch's own fake tensors, and not null.
@@ -63,3 +70,25 @@ def plain_overrides() -> bool:
 def overrides_are_called() -> bool:
     """Whether an argument's ``__torch_function__`` is called."""
     return torch._C._is_torch_function_enabled()
+
+
+_native: Any = native_modules.load("allocations.cpp")
+
+
+def begin_measuring() -> bool:
+    """Note what this thread allocates on the CPU, until :func:`end_measuring`.
+
+    False without the compiled module, or if a profiler is active.  Until the end no profiler may be started,
+    and no memory freed that was there before, because the allocator warns of that.
+    """
+    return _native is not None and bool(_native.begin())
+
+
+def end_measuring() -> int | None:
+    """Bytes held at most since :func:`begin_measuring`, in addition to what was there; ``None``: not
+    measured.
+    """
+    if _native is None:
+        return None
+    peak: int | None = _native.end()
+    return peak

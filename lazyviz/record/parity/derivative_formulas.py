@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, private_api
+from ...torch_internals import composite_ops, private_api, tensor_memory
 from .. import backward_nodes
 from ..fallback import note_region
 from ..interception.attribute_patches import Patches
@@ -213,6 +213,7 @@ class PlainTensors:
         self._tape = tape
         self._mode = mode
         self._off = False
+        self._is_measuring = False
         self._cause = ""
 
     def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
@@ -220,12 +221,14 @@ class PlainTensors:
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.runs.sync(cause, needed, nbytes)
         self._off = private_api.remove_mode(self._mode)
+        self._is_measuring = self._off and tensor_memory.begin_measuring()
 
     def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
+            held = tensor_memory.end_measuring() if self._is_measuring else None
             private_api.insert_mode_at_bottom(self._mode)
             self._off = False
-            note_region(self._tape, self._cause, read, result)
+            note_region(self._tape, self._cause, read, result, held=held)
 
     def call(
         self,
