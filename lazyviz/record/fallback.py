@@ -136,9 +136,9 @@ def note_region(
         _append(tape, node, cause, outputs, sys._getframe(2), False)
 
 
-def _note_scratch(node: TrackedNode, outputs: Iterable[TrackedValue], held: int | None) -> None:
-    """The node's kernels held these bytes at most, those of its results included."""
-    if held is not None:
+def _note_scratch(node: TrackedNode, outputs: Sequence[TrackedValue], held: int | None) -> None:
+    """The node's kernels held these bytes of the CPU at most, those of its results included."""
+    if held is not None and all(found.storage.device.type == "cpu" for found in outputs):
         results = {found.storage: None for found in outputs if found.storage.created == node.index}
         node.scratch_bytes = max(held - sum(storage.nbytes for storage in results), 0)
 

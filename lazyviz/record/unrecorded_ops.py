@@ -228,13 +228,7 @@ def call_measured(
     may_free = info.resizes or info.set_like or info.mutable_kwargs
     if op.namespace != "aten" or may_free or any(map(parts_of, written_tensors(info, args, kwargs))):
         return call(op, info, args, kwargs), None
-    is_measuring, held = tensor_memory.begin_measuring(), None
-    try:
-        result = call(op, info, args, kwargs)
-    finally:
-        if is_measuring:
-            held = tensor_memory.end_measuring()
-    return result, held
+    return tensor_memory.measured(call, (op, info, args, kwargs), {})
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -213,7 +213,6 @@ class PlainTensors:
         self._tape = tape
         self._mode = mode
         self._off = False
-        self._is_measuring = False
         self._cause = ""
 
     def begin(self, cause: str, needed: Iterable[TrackedNode], read: Iterable[torch.Tensor]) -> None:
@@ -221,11 +220,12 @@ class PlainTensors:
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.runs.sync(cause, needed, nbytes)
         self._off = private_api.remove_mode(self._mode)
-        self._is_measuring = self._off and tensor_memory.begin_measuring()
+        if self._off:
+            tensor_memory.begin_measuring()
 
     def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
-            held = tensor_memory.end_measuring() if self._is_measuring else None
+            held = tensor_memory.end_measuring()
             private_api.insert_mode_at_bottom(self._mode)
             self._off = False
             note_region(self._tape, self._cause, read, result, held=held)

@@ -60,6 +60,15 @@ def test_the_planned_peak_is_the_measured_one(program):
     lazyviz.reset()
 
 
+def test_what_was_measured_on_the_cpu_is_unknown_on_a_card():
+    with lazyviz.lazy() as graph:
+        kept = torch.nonzero(torch.randn(300) > 0)
+    assert graph.nodes[-1].scratch_bytes is not None
+    assert "unknown" not in graph.plan().explain()
+    assert "is unknown" in graph.plan(device="A100-40GB").explain()
+    del kept
+
+
 def test_nothing_is_measured_while_a_profiler_uses_the_events():
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True):
         with lazyviz.lazy() as graph:
