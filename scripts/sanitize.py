@@ -37,7 +37,7 @@ TESTS = (
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 OURS = re.compile(
-    r"\b(?:recorder|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
+    r"\b(?:recorder|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
 )
 # Below a frame that runs Python code it is that code which asks for memory, whoever called it.
 PYTHON_CODE = re.compile(r"\b_PyEval_EvalFrameDefault\b")

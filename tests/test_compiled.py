@@ -83,6 +83,7 @@ def test_none_is_no_error(monkeypatch):
     [
         "recorder.pyx",
         "dispatch.cpp",
+        "allocations.cpp",
         "backward_nodes.cpp",
         "graph_release.cpp",
         "interpreter.cpp",

@@ -60,6 +60,42 @@ def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
         tensor.data_ptr()
 
 
+measures_allocations = pytest.mark.skipif(
+    tensor_memory.measured(torch.empty, (1,), {})[1] is None, reason="lazyviz's C++ is not compiled"
+)
+
+
+def test_a_call_has_its_result_whether_it_is_measured_or_not():
+    assert tensor_memory.measured(max, ([1, 2],), {"key": int.__neg__})[0] == 1
+    with pytest.raises(ZeroDivisionError):
+        tensor_memory.measured(lambda: 1 // 0, (), {})
+    assert tensor_memory.end_measuring() is None
+
+
+@measures_allocations
+def test_the_allocator_says_what_a_call_holds_at_most():
+    kept = torch.ones(1000)
+    assert tensor_memory.measured(lambda: kept.clone().add(kept).sum(), (), {})[1] == 8000
+
+
+@measures_allocations
+def test_measuring_does_not_look_like_a_profiler_and_gives_way_to_one():
+    assert tensor_memory.measured(torch.autograd._profiler_enabled, (), {}) == (False, 0)
+    with torch.autograd.profiler.profile(profile_memory=True):
+        assert tensor_memory.measured(torch.ones, (10,), {})[1] is None
+        assert torch.autograd._profiler_enabled()
+
+
+@measures_allocations
+def test_a_measurement_that_an_interrupt_has_left_is_replaced():
+    tensor_memory.begin_measuring()
+    kept = torch.ones(1000)
+    tensor_memory.begin_measuring()
+    small = torch.ones(10)
+    assert tensor_memory.end_measuring() == small.nbytes < kept.nbytes
+    assert tensor_memory.end_measuring() is None
+
+
 def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
     read = []
 

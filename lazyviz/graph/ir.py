@@ -311,7 +311,8 @@ class Node:
     values returned (an in-place operator returns its own argument).  ``writes`` are
     the storages it mutates.  ``after`` are nodes that must run first in addition to the producers
     of ``inputs``, because of writes to shared storages.  ``at_once``: the reason why it ran
-    during recording, "" for a node that was deferred.
+    during recording, "" for a node that was deferred.  ``scratch_bytes``: what its CPU kernel was measured to
+    hold then besides operands and results; ``None`` if that was not measured.
     """
 
     __slots__ = (
@@ -332,6 +333,7 @@ class Node:
         "outputs",
         "phase",
         "root",
+        "scratch_bytes",
         "source",
         "state",
         "summaries",
@@ -360,6 +362,7 @@ class Node:
         self.state: State = "pending"
         self.error: str | None = None
         self.at_once = ""
+        self.scratch_bytes: int | None = None
         self.measured_seconds: float | None = None  # its run time, once run with timing
         # Statistics of each output right after the node ran, if requested; None for an output without
         # numbers.

@@ -117,7 +117,7 @@ class _Flat:
         copy.args = self._replaced(node.args)
         copy.kwargs = {name: self._replaced(item) for name, item in node.kwargs.items()}
         copy.writes = [self._storage(storage) for storage in node.writes]
-        for name in ("module", "root", "source", "callers", "phase", "state", "at_once"):
+        for name in ("module", "root", "source", "callers", "phase", "state", "at_once", "scratch_bytes"):
             setattr(copy, name, getattr(node, name))
         copy.forward = self._nodes.get(node.forward) if node.forward is not None else None
         return copy

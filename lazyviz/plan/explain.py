@@ -176,7 +176,8 @@ def _not_known(plan: Plan) -> str:
     """Ops whose scratch memory is not counted: kernels at sync points, and compiled functions."""
     places: dict[str, None] = {}
     for node in plan._nodes:
-        if node.at_once and node.index not in plan.scratch:
+        is_measured = node.scratch_bytes is not None and plan._reservation is None  # on the CPU
+        if node.at_once and not is_measured and node.index not in plan.scratch:
             name = node.name.rpartition("_")[0]
             places[f"{name} at {line_text(node.source)}" if node.source is not None else name] = None
     rest = len(places) - LINES

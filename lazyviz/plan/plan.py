@@ -93,8 +93,9 @@ class Plan(Tabular):
         peak_range, eager_peak_range: lowest and highest expected values of the two peaks.  The scratch memory
             of kernels, counted during their nodes, is an estimate if a library decides it, and so are the
             sizes in ``estimated``.  On the CPU these are bounds, and the upper one includes small tensors
-            that are not planned (Python numbers, flags).  On a GPU, a share ``range_level`` of runs
-            is expected to be within them, according to published measurements.
+            that are not planned (Python numbers, flags).  Neither includes the copies of generators' states
+            that an evaluation by lazyviz keeps, up to three for each generator that draws.  On a GPU, a share
+            ``range_level`` of runs is expected to be within them, according to published measurements.
         peak_position: position of the peak in ``timeline``.
         timeline: ``(node_index, allocated_bytes)`` during every node.  For a split run, in the order of that
             run, where the first two pieces of a pass represent all.

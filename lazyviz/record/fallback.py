@@ -2,7 +2,8 @@
 
 Data-dependent operators, compiled functions, and formulas that read values are not deferred, but allocate
 memory that the rest of the block uses.  When such an op has run, its results are known: it becomes a node
-that is done, with real sizes.  The scratch memory of its kernels is unknown.
+that is done, with real sizes.  The scratch memory of an operator's CPU kernels is measured as they run; that
+of other subgraphs is unknown.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def note_operator(
     result: Any,
     written: Sequence[torch.Tensor],
     before: Sequence[tuple[int, int] | None],
+    held: int | None = None,
 ) -> None:
     """An operator has run and returned ``result``; ``before`` has the addresses and
-    sizes that the memory of ``written`` had before.
+    sizes that the memory of ``written`` had before, ``held`` the bytes that the kernel held at most.
     """
     if not _is_recording(tape):
         return
@@ -90,6 +92,7 @@ def note_operator(
         if (fresh := _resized(tape, address, nbytes)) is not None:
             outputs.append(TrackedValue(_meta(tape, tensor, nbytes), fresh, node, len(outputs)))
     if outputs:
+        _note_scratch(node, outputs, held)
         _append(tape, node, cause, outputs, sys._getframe(2), bool(written))
     for tensor in sparse:
         _forget_components(tape, tensor)
@@ -104,22 +107,40 @@ def _forget_components(tape: Tape, tensor: torch.Tensor) -> None:
 
 
 def note_region(
-    tape: Tape, cause: str, read: Any, returned: Any, *, modules: Iterable[torch.nn.Module] = ()
+    tape: Tape,
+    cause: str,
+    read: Any,
+    returned: Any,
+    *,
+    modules: Iterable[torch.nn.Module] = (),
+    held: int | None = None,
 ) -> None:
-    """A subgraph of the program has read ``read`` and returned ``returned``, which may be any container."""
+    """A subgraph of the program has read ``read`` and returned ``returned``, which may be any container.
+
+    ``held`` are the bytes that its kernels held at most, if they were measured.
+    """
     if not _is_recording(tape):
         return
     with tape.recording.paused():
         below = composite_ops.below_functorch
-        held = (each for module in modules for each in _held_by(module))
-        inputs = [*map(below, tensors_under(read)), *held]
+        of_modules = (each for module in modules for each in _held_by(module))
+        inputs = [*map(below, tensors_under(read)), *of_modules]
         made = list(_made(tape, inputs, map(below, tensors_under(returned))))
         if not made:
             return
         values = {found: None for tensor in inputs if (found := _value_of(tape, tensor)) is not None}
         node = TrackedNode(tape.recording.graph, region, (list(values),), {})  # type: ignore[arg-type]
         node.inputs = list(values)
-        _append(tape, node, cause, _outputs(tape, node, made), sys._getframe(2), False)
+        outputs = _outputs(tape, node, made)
+        _note_scratch(node, outputs, held)
+        _append(tape, node, cause, outputs, sys._getframe(2), False)
+
+
+def _note_scratch(node: TrackedNode, outputs: Sequence[TrackedValue], held: int | None) -> None:
+    """The node's kernels held these bytes of the CPU at most, those of its results included."""
+    if held is not None and all(found.storage.device.type == "cpu" for found in outputs):
+        results = {found.storage: None for found in outputs if found.storage.created == node.index}
+        node.scratch_bytes = max(held - sum(storage.nbytes for storage in results), 0)
 
 
 def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:

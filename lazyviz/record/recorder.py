@@ -300,7 +300,7 @@ class Recorder:
         """Store a sparse gradient as the engine would: in the same memory."""
         with self._recording.paused():
             result = sharing_memory(gradient)
-        fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result)
+        fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result, held=0)
         return result
 
     def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -599,10 +599,10 @@ class Recorder:
         for tensor in written:
             self._tensors.forget_outside(tensor)
             self._tensors.forget_shadow(tensor)
-        result = unrecorded_ops.call(op, info, args, kwargs)
+        result, held = unrecorded_ops.call_measured(op, info, args, kwargs)
         if info.counts_writes:
             unrecorded_ops.count_writes(info, args, kwargs)
-        fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before)
+        fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before, held)
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import composite_ops, private_api
+from ..torch_internals import composite_ops, private_api, tensor_memory
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
@@ -216,6 +216,19 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
         tape.tensors.forget_shadow(tensor)
         if info.set_like or info.metadata_write:
             tape.tensors.forget_address(tensor)  # it had other memory, or another view of the same memory
+
+
+def call_measured(
+    op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, int | None]:
+    """:func:`call`, and the bytes of the CPU that the kernel holds at most, results included.
+
+    ``None`` if they are not measured: of kernels that may free operands, or that are not PyTorch's own.
+    """
+    may_free = info.resizes or info.set_like or info.mutable_kwargs
+    if op.namespace != "aten" or may_free or any(map(parts_of, written_tensors(info, args, kwargs))):
+        return call(op, info, args, kwargs), None
+    return tensor_memory.measured(call, (op, info, args, kwargs), {})
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,7 +28,8 @@ from .asynchronous.known_programs import observers
 from .block import is_any_entered, open_blocks
 
 COMPILED = (
-    "recorder", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes", "op_stream",
+    "recorder", "allocations", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes",
+    "op_stream",
 )  # fmt: skip
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
 # Optional packages, and the features that need them.

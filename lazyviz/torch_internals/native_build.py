@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]  # in a checkout, or the folder that 
 _NATIVE = Path("lazyviz") / "torch_internals" / "native"
 CYTHON = _NATIVE / "recorder.pyx"
 CPP = (
+    _NATIVE / "allocations.cpp",
     _NATIVE / "dispatch.cpp",
     _NATIVE / "backward_nodes.cpp",
     _NATIVE / "graph_release.cpp",

@@ -1,11 +1,19 @@
-"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher."""
+"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher, and the allocator's events.
+
+Private:
+
+- ``ProfilerStateBase`` in ``c10::ThreadLocalDebugInfo``: the allocator reports to it what a thread allocates
+  and frees; the public profilers that read this cost milliseconds per call (``allocations.cpp``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from . import native_modules
 from .private_api import make_wrapper_subclass
 
 # If there is no memory yet, reading an address is an error, as for PyTorch's own fake tensors, and not null.
@@ -63,3 +71,34 @@ def plain_overrides() -> bool:
 def overrides_are_called() -> bool:
     """Whether an argument's ``__torch_function__`` is called."""
     return torch._C._is_torch_function_enabled()
+
+
+_native: Any = native_modules.load("allocations.cpp")
+
+
+def begin_measuring() -> None:
+    """Note what this thread allocates on the CPU, until :func:`end_measuring`.
+
+    Does nothing without the compiled module, or if a profiler is active.  Until the end, no memory should be
+    freed that was there before, because the allocator warns of that.
+    """
+    if _native is not None:
+        _native.begin()
+
+
+def end_measuring() -> int | None:
+    """Bytes held at most since :func:`begin_measuring`, in addition to what was there; ``None``: not
+    measured.
+    """
+    held: int | None = _native.end() if _native is not None else None
+    return held
+
+
+def measured(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, int | None]:
+    """The result of a call, and what :func:`end_measuring` would return after it."""
+    if _native is None:
+        return function(*args, **kwargs), None
+    found: tuple[Any, int | None] = _native.measured(function, args, kwargs)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ...graph.ir import Node, TensorMeta
-from .linalg import matrices, transposing_fortran
+from .linalg import matrices, of_eigenvectors, transposing_fortran
 from .rules import Rule, argument, exactly, on
 from .size import NOTHING, Events, Need, Workspace
 
@@ -106,18 +106,38 @@ def _by_cholesky(node: Node, threads: int) -> Need:
 
 @on(TABLE, "linalg_pinv")
 def _pseudo_inverse(node: Node, threads: int) -> Need:
-    """A singular value decomposition; the inverse singular values, with which one factor is multiplied."""
+    """A decomposition; the inverse singular values or eigenvalues, with which one factor is multiplied.
+
+    Complex factors are copied to be conjugated.
+    """
     matrix: TensorMeta = node.args[0].meta
-    if argument(node, 3, "hermitian", False) or matrix.dtype.is_complex or not matrix.nbytes:
+    if not matrix.nbytes:
         return NOTHING
     count, rows, columns, item = matrices(matrix)
+    is_complex = matrix.dtype.is_complex
     order = min(rows, columns)
-    values, right = count * order * item, count * order * columns * item
+    scaled = count * order * item  # the inverse values, as elements of the matrix
+    values = scaled // 2 if is_complex else scaled
     run = Events()
-    run.take(count * rows * order * item, values, right)
-    copy = matrix.nbytes + transposing_fortran(matrix) + count * _STATUS
-    run.take(copy)
-    run.free(copy)
-    tolerance = 8 * count + 16
-    run.take(values, right, Workspace(tolerance, 0, tolerance), math.prod(node.outputs[0].shape) * item)
+    if argument(node, 3, "hermitian", False):
+        left = scaled_factor = matrix.nbytes
+        run.take(left, values)
+        work = Workspace(*of_eigenvectors(matrix))
+        tolerance = 12 * count + 16
+        kept: tuple[int, ...] = values, scaled  # magnitudes, and inverse values
+    else:
+        left, scaled_factor = count * rows * order * item, count * order * columns * item
+        run.take(left, values, scaled_factor)
+        copy = matrix.nbytes + transposing_fortran(matrix) + count * _STATUS
+        work = Workspace(copy, copy, copy)
+        tolerance = 8 * count + 16
+        kept = (scaled,)
+    run.take(work)
+    run.free(work)
+    run.take(*kept, scaled_factor, Workspace(tolerance, 0, tolerance))
+    if is_complex:
+        run.take(scaled_factor)
+        run.free(scaled_factor)
+        run.take(left)
+    run.take(math.prod(node.outputs[0].shape) * item)
     return run.need(node.outputs[0].nbytes)

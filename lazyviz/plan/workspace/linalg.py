@@ -55,17 +55,32 @@ def _singular(node: Node, threads: int) -> Need:
 
 @on(TABLE, "_linalg_eigh")
 def _eigenvalues(node: Node, threads: int) -> Need:
-    """LAPACK's ``syevd`` (``apply_lapack_eigh``, BatchLinearAlgebraKernel.cpp)."""
+    """LAPACK's ``syevd`` or ``heevd`` (``apply_lapack_eigh``, BatchLinearAlgebraKernel.cpp)."""
     matrix = node.args[0].meta
-    count, size, _, item = matrices(matrix)
     if argument(node, 2, "compute_v", True):
-        work = (2 * size * size + 6 * size + 2) * item + (5 * size + 3) * 4
-        return Need(work + 4 * count, work - item, work + 32 * size * item + 4 * count)
+        return of_eigenvectors(matrix)
+    count, size, _, item = matrices(matrix)
     known = matrix.nbytes + 4 * count
     work = (22 * size + 1) * item + 4
+    if matrix.dtype.is_complex:
+        columns = 2 if size <= 10 else 25 if item == 8 else 21
+        work = (columns * size + 1) * item + (size + 1) * item // 2 + 4
     return Need(
         known + max(work, transposing_fortran(matrix)), known, known + 3 * work + transposing_fortran(matrix)
     )
+
+
+def of_eigenvectors(matrix: TensorMeta) -> Need:
+    """The status of Hermitian matrices, and what LAPACK requests if their eigenvectors are computed, too."""
+    count, size, _, item = matrices(matrix)
+    integers, status = (5 * size + 3) * 4, 4 * count
+    if not matrix.dtype.is_complex:
+        work = (2 * size * size + 6 * size + 2) * item + integers
+        return Need(work + status, work - item, work + 32 * size * item + status)
+    reals = (2 * size * size + 5 * size + 2) * item // 2
+    least = (size * size + 2 * size + 1) * item + reals + integers
+    best = least + (31 * size * item if size > 10 else 0)
+    return Need(best + status, least - 2 * item, best + 32 * size * item + status)
 
 
 @on(TABLE, "linalg_qr")

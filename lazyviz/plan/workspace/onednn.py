@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...torch_internals.kernel_selection import Instructions, onednn_instructions
 from .size import Events, Workspace
 
 PAGE = 4096
@@ -203,17 +204,17 @@ def _takes_strided(conv: Conv) -> bool:
     """Whether oneDNN's brgemm kernel for strided gradients supports it; it processes one group after the
     other.
     """
-    if conv.block != 16 or conv.depthwise:
+    if conv.depthwise or onednn_instructions() < Instructions.AVX2:
         return False
     if conv.groups == 1:
         return True
-    return (conv.channels // conv.groups) % 16 == 0 and conv.out_channels // conv.groups > 16
+    return (conv.channels // conv.groups) % conv.block == 0 and conv.out_channels // conv.groups > conv.block
 
 
 def _strided_weights(conv: Conv) -> int:
-    """Weights with the image's channels rounded up to the kernel's block, of 16 to 64."""
+    """Weights with the image's channels rounded up to the kernel's smallest block."""
     inside, outside = conv.channels // conv.groups, conv.out_channels // conv.groups
-    return conv.groups * outside * _round_up(inside, 16) * math.prod(conv.kernel) * conv.itemsize
+    return conv.groups * outside * _round_up(inside, conv.block) * math.prod(conv.kernel) * conv.itemsize
 
 
 def _strided_space(conv: Conv) -> Workspace:

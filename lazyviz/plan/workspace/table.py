@@ -62,13 +62,17 @@ def scratch(
     found: dict[int, Need] = {}
     for node in graph.nodes if nodes is None else nodes:
         rule = table.get(node.op._schema.name)
-        if rule is None:
+        measured = node.scratch_bytes if kind == "cpu" else None
+        if rule is None and measured is None:
             continue
         if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
             continue
-        if node.at_once and _has_sparse_operand(node.args):
+        if measured is not None:
+            need = exactly(measured)
+        elif rule is None or (node.at_once and _has_sparse_operand(node.args)):
             continue  # a kernel that the rule does not describe
-        need = rule(node, threads)
+        else:
+            need = rule(node, threads)
         if kind == "cuda" and graph.cudnn_benchmark:
             need = benchmarked(node.op._schema.name, need)
         if need.high:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, private_api
+from ...torch_internals import composite_ops, private_api, tensor_memory
 from .. import backward_nodes
 from ..fallback import note_region
 from ..interception.attribute_patches import Patches
@@ -71,7 +71,8 @@ FORWARD = (
 # By whether gradients will be differentiated again: the formulas for any tensor, and all that are searched
 # for.
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
-_LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS for names in _ALWAYS)
+_CHOOSES_BY_ZEROS = {"CumprodBackward0": "cumprod", "ProdBackward0": "prod", "ProdBackward1": "prod"}
+_LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS | {"CumprodBackward0"} for names in _ALWAYS)
 
 _MEAN = 1  # at::Reduction::Mean
 
@@ -163,6 +164,8 @@ class FormulaPatches:
                     plain = plain or PlainTensors(tape, mode)
                     handles.append(node.register_prehook(functools.partial(_before, plain, tape, node)))
                     handles.append(node.register_hook(plain.end_of_node))
+                else:
+                    _assume(tape, [node])  # recorded with the formula that is right for any values
             sums.watch(functools.partial(_after, tape))
             return original(outputs, *args, **kwargs)
         finally:
@@ -220,12 +223,15 @@ class PlainTensors:
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
         self._tape.runs.sync(cause, needed, nbytes)
         self._off = private_api.remove_mode(self._mode)
+        if self._off:
+            tensor_memory.begin_measuring()
 
     def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
+            held = tensor_memory.end_measuring()
             private_api.insert_mode_at_bottom(self._mode)
             self._off = False
-            note_region(self._tape, self._cause, read, result)
+            note_region(self._tape, self._cause, read, result, held=held)
 
     def call(
         self,
@@ -255,14 +261,18 @@ def _is_of_functorch(output: Any) -> bool:
 
 def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
     """Whether the formula of one of these nodes differs for tensors that are not plain."""
-    return node.name() in always or any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
+    name = node.name()
+    return name in always or (
+        name in COMPLEX_GRADIENTS and any(m.dtype.is_complex for m in private_api.gradient_metadata(node))
+    )
 
 
 def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
-    """Say where an absent GPU would choose between formulas by values."""
+    """Say where eager PyTorch would choose between formulas by values that are not there."""
     graph = tape.recording.graph
-    if graph is not None and any(node.name().startswith("ProdBackward") for node in nodes):
-        graph.assumed.add("the inputs of prod have zeros, so that its gradient takes more memory")
+    for name in {_CHOOSES_BY_ZEROS.get(node.name()) for node in nodes} - {None}:
+        if graph is not None:
+            graph.assumed.add(f"the inputs of {name} have zeros, so that its gradient takes more memory")
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -33,6 +33,11 @@ SIZED_BY_LAPACK = {
     "eigvals of complex numbers": lambda: linalg.eigvals(COMPLEX),
     "geqrf": lambda: torch.geqrf(TALL),
     "householder product": lambda: linalg.householder_product(REFLECTORS, FACTORS),
+    "eigh of complex numbers": lambda: linalg.eigh(COMPLEX),
+    "eigh of small complex numbers": lambda: linalg.eigh(COMPLEX[:8, :8].contiguous()),
+    "eigvalsh of complex numbers": lambda: linalg.eigvalsh(COMPLEX),
+    "pseudo-inverse of symmetric matrices": lambda: linalg.pinv(MANY + MANY.mT, hermitian=True),
+    "pseudo-inverse of a Hermitian matrix": lambda: linalg.pinv(COMPLEX + COMPLEX.mH, hermitian=True),
     "ldl factors": lambda: linalg.ldl_factor_ex(SQUARE),
 }
 SIZED_BY_ATEN = {
@@ -45,6 +50,8 @@ SIZED_BY_ATEN = {
     "ldl solve": lambda: linalg.ldl_solve(SYMMETRIC, SYMMETRIC_PIVOTS, SQUARE),
     "pseudo-inverse": lambda: linalg.pinv(TALL),
     "pseudo-inverse of many": lambda: linalg.pinv(MANY),
+    "pseudo-inverse of complex numbers": lambda: linalg.pinv(TALL.cfloat()),
+    "pseudo-inverse of wide complex numbers": lambda: linalg.pinv(MANY[:, :7].cdouble()),
     "dirichlet": lambda: aten._sample_dirichlet(torch.ones(32, 4, 2)),
     "likelihood of strided targets": lambda: nn.functional.nll_loss(MANY[0], WORDS[:40:2] % 20),
     "mean of bags": lambda: aten._embedding_bag(TABLE, WORDS, BAGS, False, 1),

@@ -133,6 +133,31 @@ def test_a_transposed_convolution_is_the_gradient_of_another():
     check_claim(lambda: convolution(x, w, b, 2, transposed=True))
 
 
+@pytest.mark.skipif(INSTRUCTIONS < Instructions.AVX2, reason="other kernels without AVX2")
+@pytest.mark.parametrize("channels", [(3, 24), (24, 32), (64, 64)], ids=str)
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_the_strided_kernel_has_the_same_buffers_with_each_instruction_set(kernel, channels):
+    before, after = channels
+    x, w = torch.randn(3, before, 20, 20), torch.randn(after, before, kernel, kernel)
+    gradient = torch.randn_like(convolution(x, w, None, 2, kernel // 2))
+
+    def call():
+        return backward(gradient, x, w, 2, kernel // 2, mask=(True, False, False))
+
+    assert planned(call).nbytes == measured(call)
+
+
+@pytest.mark.skipif(INSTRUCTIONS < Instructions.AVX2, reason="other kernels without AVX2")
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_strided_transposed_convolution_has_the_buffers_of_a_gradient(dims):
+    x, w = torch.randn(2, 16, *[9] * dims), torch.randn(16, 24, *[3] * dims)
+
+    def call():
+        return convolution(x, w, None, 2, transposed=True)
+
+    assert planned(call).nbytes == pytest.approx(measured(call), rel=0.01)
+
+
 def test_what_was_verified_is_claimed_to_the_byte_and_the_rest_is_not():
     x, w = torch.randn(3, 48, 18, 18), torch.randn(80, 48, 3, 3)
     assert planned(lambda: convolution(x, w, None, 1, 1)).exact == VERIFIED

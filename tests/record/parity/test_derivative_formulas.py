@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lazyviz
+from lazyviz.torch_internals import private_api
 
 from ...bits import difference
 
@@ -91,6 +92,16 @@ def test_its_gradient_has_eager_bits(name):
     program, *inputs = CASES[name]
     graph = check_parity(program, *inputs)
     assert [point.cause for point in graph.sync_points] == [f"{name} reads values"]
+
+
+@pytest.mark.skipif(private_api.CUMPROD_ASKS_ALWAYS, reason="this PyTorch's formula reads values")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_plan_says_which_values_a_gradient_is_recorded_for(dtype):
+    x = torch.ones(4, 5, dtype=dtype, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        x.cumprod(0).abs().sum().backward()
+    assert not graph.sync_points
+    assert "Assumed: the inputs of cumprod have zeros, so that" in graph.plan().explain()
 
 
 def test_recording_goes_on_after_such_a_gradient():
