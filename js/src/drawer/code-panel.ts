@@ -58,7 +58,9 @@ export class CodePanel {
       // The line that holds most at the peak is in view from the start.
       const held = (id: string): number => facts.lines[id]?.held ?? 0;
       const [largest] = [...this.#rows.keys()].sort((a, b) => held(b) - held(a));
-      this.#bring(this.#rows.get(largest ?? "")?.row);
+      requestAnimationFrame(() => { // the panel has its height then
+        this.#bring(this.#rows.get(largest ?? "")?.row);
+      });
     }
     if (this.#again) this.refresh();
   }

@@ -109,7 +109,7 @@ export class Toolbar {
 
   #tellState(): void {
     const { failure } = this;
-    const stopped = failure?.recording && failure.source ? [`stopped at line ${failure.source.line}`] : this.#told;
+    const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
     // What a run took says that it has ended; the row has no room for both.
     this.#state.textContent = this.words.replace(/^evaluated · /, "");
