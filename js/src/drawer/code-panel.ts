@@ -106,7 +106,9 @@ export class CodePanel {
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      this.#body.scrollTop = top - head - 24 * ((clientHeight / 72) | 0); // whole rows
+      let first = row; // whole rows
+      while (first.offsetTop > top - clientHeight / 3 && first.previousElementSibling) first = first.previousElementSibling as HTMLElement;
+      this.#body.scrollTop = first.offsetTop - head;
     }
   }
 

@@ -218,7 +218,7 @@ export class MemoryChart {
     const { capacity } = memory;
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
-    this.#far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? `${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? `${memory.neededText} with CUDA context` : "the peak"}` : "";
+    this.#far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? `${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
     // One line; the tooltip has the rest.
     this.#head.textContent = memory.measured.split(/[,;:] /, 1)[0] || memory.otherRun;
     this.#head.title = [`Peak ${memory.peakText}${at}`, `${memory.otherRun}${needs}`, this.#far, memory.measured].filter(Boolean).join(" · ");
@@ -318,7 +318,7 @@ export class MemoryChart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far, near(memory.needed) ? memory.needed : null));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
