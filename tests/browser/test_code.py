@@ -52,6 +52,25 @@ def test_each_line_shows_its_bytes_and_its_share_of_the_peak(page, stage):
     assert row(page, FIRST - 1).evaluate("row => row.className") == "lz-none"
 
 
+def test_a_short_cell_is_in_sight_from_its_first_line_and_its_lines_are_whole(page, tmp_path):
+    source = (
+        "# the beginning\ny = x @ x\nz = y.tanh()\n"
+        "loss = torch.nn.functional.mse_loss(z, torch.zeros_like(z))\nloss.backward()"
+    )
+    script = tmp_path / "step.py"
+    script.write_text(source)
+    with lazyviz.lazy() as graph:
+        exec(
+            compile(source, str(script), "exec"),
+            {"x": torch.randn(64, 64, requires_grad=True), "torch": torch},
+        )
+    with Stage(page, graph, width=1480):
+        body = page.locator(".lz-code-body")
+        assert body.evaluate("e => e.scrollTop") == 0
+        long = page.locator("tr[data-line] button", has_text="mse_loss")
+        assert long.evaluate("e => e.scrollHeight <= e.clientHeight && e.scrollWidth <= e.clientWidth")
+
+
 def test_a_click_on_a_line_lights_its_ops_and_lists_them(page, stage):
     stage.click(f'tr[data-line="0:{FIRST + 2}"] button')
     lit = page.locator(".lz-lit[data-node]")

@@ -372,7 +372,7 @@ def test_a_lane_has_room_where_the_window_is_wide_and_a_hit_in_a_rail_opens_it(p
     stage = show("gpt2", width=900)
     search = page.locator('input[data-action="search"]')
     search.focus()
-    search.fill("updates")
+    search.fill("optimizer.step()")
     stage.settle()
     press(stage, "Enter")
     rail = page.locator('[data-lane="optimizer"]')

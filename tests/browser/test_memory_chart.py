@@ -222,8 +222,11 @@ def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_ru
     assert page.locator(".lz-capacity").count() == 0
     head = page.locator(".lz-memory-head").get_attribute("title")
     assert re.search(
-        r"needs \d+ MiB with what H100-80GB takes itself · H100-80GB has 79\.6 GiB, \d+ × that", head
+        r"needs \d+ MiB with what H100-80GB takes itself · H100-80GB has 79\.6 GiB, \d+ × that",
+        head,
     )
+    room = page.locator(".lz-room").text_content()
+    assert re.fullmatch(r"H100-80GB has 79\.6 GiB, \d+ × \d+ MiB", room), "no word without what it is about"
     assert page.locator(".lz-planning").inner_text().startswith("Evaluate runs on cpu")
     menu.select_option("given")
     stage.settle()

@@ -58,7 +58,9 @@ export class CodePanel {
       // The line that holds most at the peak is in view from the start.
       const held = (id: string): number => facts.lines[id]?.held ?? 0;
       const [largest] = [...this.#rows.keys()].sort((a, b) => held(b) - held(a));
-      this.#bring(this.#rows.get(largest ?? "")?.row);
+      requestAnimationFrame(() => { // the panel has its height then
+        this.#bring(this.#rows.get(largest ?? "")?.row);
+      });
     }
     if (this.#again) this.refresh();
   }
@@ -104,7 +106,9 @@ export class CodePanel {
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      this.#body.scrollTop = top - head - 24 * ((clientHeight / 72) | 0); // whole rows
+      let first = row; // whole rows
+      while (first.offsetTop > top - clientHeight / 3 && first.previousElementSibling) first = first.previousElementSibling as HTMLElement;
+      this.#body.scrollTop = first.offsetTop - head;
     }
   }
 

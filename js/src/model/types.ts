@@ -294,6 +294,7 @@ export interface StatesMessage {
 export interface Failure {
   message: string;
   recording?: boolean; // it ended the recording
+  stopped?: string; // where, in words
   sizes?: string[]; // where sizes that do not fit are from, and what would
   source: Source | null;
   chain: string[];

@@ -19,6 +19,7 @@ export interface SearchData {
   labels: number[]; // of `texts`
   subs: number[];
   names: string[];
+  optimizer: number; // the position of its first box
   words: Record<string, number[]>; // positions as differences from one to the next
   code: Record<string, number[]>; // likewise, of the text of lines
   lines: Record<string, [file: string, place: number][]>;
@@ -68,7 +69,10 @@ function places(data: SearchData, wanted: string): number[] {
     });
   }
   const inOrder = (places: Iterable<number>): number[] => [...places].sort((a, b) => a - b);
-  return [...inOrder(found), ...inOrder([...inCode].filter((at) => !found.has(at)))];
+  const isCalled = (at: number): boolean | undefined => at < data.optimizer && text(data, data.labels[at]).split(": ").at(-1)?.toLowerCase().includes(wanted);
+  const called = [...found].filter((at) => isCalled(at));
+  const others = [...found].filter((at) => !isCalled(at));
+  return [...inOrder(called), ...inOrder(others), ...inOrder([...inCode].filter((at) => !found.has(at)))];
 }
 
 function lit(data: SearchData, found: number[]): string[] {

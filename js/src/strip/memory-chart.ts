@@ -318,7 +318,7 @@ export class MemoryChart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, this.#far, near(memory.needed) ? memory.needed : null));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));

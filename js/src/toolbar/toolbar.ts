@@ -109,10 +109,10 @@ export class Toolbar {
 
   #tellState(): void {
     const { failure } = this;
-    const stopped = failure?.recording && failure.source ? [`stopped at line ${failure.source.line}`] : this.#told;
+    const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
-    // What a run took says that it has ended; the row has no room for both.
-    this.#state.textContent = this.words.replace(/^evaluated · /, "");
+    // What a run took says that it has ended; the row has no room for both, and a phrase without room is out of sight.
+    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").split(/(?=, measured)/).map((text) => html("span", {}, text)));
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 

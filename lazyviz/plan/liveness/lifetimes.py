@@ -148,6 +148,8 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
             if start < 0 and storage.role is None and first_use is not None:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
+                if not foreign:
+                    start = inside.end_before(first_use)
         result.append(
             Lifetime(
                 storage,
@@ -202,6 +204,14 @@ class _RunsInside:
         """The number of the run that runs a node; what is pending runs last."""
         ran = self.ran.get(node.index)
         return len(self._at) if ran is None else bisect_left(self._at, ran)
+
+    def end_before(self, first_use: Node) -> int:
+        """Where the last run ends that was over when ``first_use`` was recorded; -1 if there is none.
+
+        An outside tensor that nothing used until then may not have existed yet: a data loader's next batch.
+        """
+        before = bisect_right(self._at, first_use.index)
+        return self._ends[before - 1] if before else -1
 
     def last_need(self, maker: Node | None, storage: Storage) -> int:
         """Where the last run ends before the one that uses ``storage`` last, if it exists until then; else 0.

@@ -89,8 +89,11 @@ def _last(box: Box) -> Value | None:
     return box.node.outputs[0] if box.node is not None and box.node.outputs else None
 
 
-def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
-    """The content of a module's card besides its name: kind, shapes, parameters, and its size."""
+def card(box: Box, held: int, peak: int, through: str, sub: str = "") -> dict[str, Any]:
+    """The content of a module's card besides its name: kind, shapes, parameters, and its size.
+
+    ``sub`` is its second line if nothing is known to flow ``through`` it.
+    """
     if is_small_ops(box):
         return {"size": [round(width(box.label) * 8.6 + 48), CARD_HEIGHTS[0]]}
     facts = module_facts(box)
@@ -107,9 +110,10 @@ def card(box: Box, held: int, peak: int, through: str) -> dict[str, Any]:
     badge = len(counted) * 6.6 + 20 if counted else 0
     size = f"{count_text(parameters)} params" if parameters else f"{box.ops:,} ops"
     facts_line = width(size) + len(" · 1.00 GiB allocated") if height == CARD_HEIGHTS[2] else 0
-    wide = max(name + badge, width(through) * 7.3, facts_line * 6.4) + 32 + 24
+    wide = max(name + badge, width(through or sub) * 7.3, facts_line * 6.4) + 32 + 24
     least = 130.0 if height == CARD_HEIGHTS[0] else CARD[0]
-    result: dict[str, Any] = {"layer": kind, "size": [round(min(max(wide, least), CARD[1])), height]}
+    most = ROW[1] if box.kind == "step" else CARD[1]  # a loop's statement is longer than a layer's name
+    result: dict[str, Any] = {"layer": kind, "size": [round(min(max(wide, least), most)), height]}
     if through:
         result["through"] = through
     if parameters:

@@ -15,6 +15,7 @@ KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longe
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
 # A line that makes an object: the variable, the class.  Only a statement's first line is recorded.
 _MADE = re.compile(r"([\w.]+)\s*(?::[^=]+)?=\s*(?:\w+\.)*([A-Z]\w*)\(")
+_STEPS = re.compile(r"[\w.\[\]'\"]+\.step\([\w., ]*\)")  # of an optimizer, or of a gradient scaler
 # These only change metadata, although the schema does not declare them as views.
 LIKE_VIEWS = {
     "aten::_conj",
@@ -289,6 +290,12 @@ def _made_there(source: SourceLine) -> str:
     text = source.text.strip()
     made = _MADE.match(text)
     return f"{made[1]} {made[2]}" if made is not None else text
+
+
+def step_on(source: SourceLine | None) -> str:
+    """``"opt.step()"``, if that is the whole line."""
+    text = source.text.partition("#")[0].strip() if source is not None else ""
+    return text if _STEPS.fullmatch(text) else ""
 
 
 def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object, str]]:

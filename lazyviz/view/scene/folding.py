@@ -9,6 +9,7 @@ from .boxes import Box
 
 MOST_SUMS = 2  # sums of gradients that belong to the box before them
 _SUMS = ("aten::add", "aten::add_")
+UPDATES = "updates"  # several parameters' updates by an optimizer
 MAX_PERIOD = 32  # longest sequence of boxes that is searched for a repetition right after itself
 
 
@@ -220,7 +221,7 @@ def _range(labels: list[str]) -> str:
         if first[cut:].isdigit() and tail.isdigit():
             return f"{first}–{tail}"
         if common.startswith("update "):
-            return "updates"
+            return UPDATES
     return f"{first} … {tail}"
 
 

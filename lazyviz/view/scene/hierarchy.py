@@ -30,11 +30,12 @@ from .dataflow import (
     hidden_views,
     initializations,
     lanes_of,
+    step_on,
     steps_of,
     updates,
 )
 from .errors import find_error, makers_of, open_error
-from .folding import chunk, count, fold_repeats, is_gradient_sum, join, path_label, show_one_step
+from .folding import UPDATES, chunk, count, fold_repeats, is_gradient_sum, join, path_label, show_one_step
 from .loops import name_loops
 from .names import Result, add_results, lane_of, names_by_round, tell_apart
 from .small_ops import fold_small_ops, is_small_ops
@@ -44,8 +45,9 @@ MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the same for the forward pass's one big module, and for what the backward pass shows of it
-SHOWN_BOXES = 24  # the same for the backward pass, where most of these parts are ops outside of layers
+SHOWN_BOXES = 24  # the same for the one big module in it, and where most parts of the backward pass are ops
 BIG = 0.6  # of its ops, from which a module is the big one
+ONLY = 0.9  # the same inside of a model: a decoder is not, beside its encoder
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
@@ -73,6 +75,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     _merge_calls(root, reads, box_of)
     _simplify(root)
     name_loops(root, graph)
+    _name_updates(root)
     show_one_step(root)
     fold_small_ops(root, graph)
     opened = _open_models(root)
@@ -286,6 +289,18 @@ def _simplify(root: Box) -> None:
         count(box)
 
 
+def _name_updates(root: Box) -> None:
+    """Title the folded updates of parameters with the user's line: ``optG.step()`` and ``optD.step()``."""
+    for box in _bottom_up(root):
+        if box.repeats > 1 and box.label == UPDATES:
+            lines = {node.source for node in _nodes(box)}
+            box.label = (step_on(lines.pop()) if len(lines) == 1 else "") or UPDATES
+
+
+def _nodes(box: Box) -> Iterator[Node]:
+    return (each.node for each in _bottom_up(box) if each.node is not None)
+
+
 def _models(lane: Box) -> set[object]:
     """Names of the outermost modules in a lane."""
     return {
@@ -365,10 +380,10 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
     return frames
 
 
-def _is_big(module: Box, lane: Box) -> bool:
-    """Whether most of the ops of the lane's modules are in ``module``; of several calls one counts."""
-    inside = sum(child.ops / child.calls for child in lane.children if child.kind == "module" and child.name)
-    return module.ops >= BIG * inside * module.calls
+def _is_big(module: Box, group: Box, share: float = BIG) -> bool:
+    """Whether most of the ops of the group's modules are in ``module``; of several calls one counts."""
+    inside = sum(child.ops / child.calls for child in group.children if child.kind == "module" and child.name)
+    return module.ops >= share * inside * module.calls
 
 
 def _is_calls(module: Box, lane: Box) -> bool:
@@ -384,7 +399,9 @@ def _shown(module: Box) -> int:
 def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool]) -> int:
     """How many boxes a lane may have once ``module``, in ``group``, is open."""
     if lane.phase == "forward":
-        return MODEL_BOXES if group is lane and _is_big(module, lane) else LANE_BOXES
+        if group is lane:
+            return MODEL_BOXES if _is_big(module, lane) else LANE_BOXES
+        return SHOWN_BOXES if _is_big(module, group, ONLY) else LANE_BOXES
     known = next((name for name in _prefixes(module.name) if name in forward), None)
     if known is None:  # there is nothing to match
         return LANE_BOXES

@@ -38,7 +38,7 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
     labels = [_together([box.name for box, _ in row]) for row in ranked]
     shared = _shared(labels)
     return [
-        _row(scene, label[len(shared) :], row, forward, own)
+        _row(scene, label.removeprefix(shared), row, forward, own)
         for label, row in zip(labels, ranked, strict=True)
     ]
 
@@ -50,7 +50,14 @@ def _together(names: list[str]) -> str:
 
 
 def _shared(names: list[str]) -> str:
-    """The path that all names begin with, which is omitted; empty for a single name."""
+    """The path that all names begin with, which is omitted; empty for a single name.
+
+    A model's own name, for its ops outside of layers, is no reason to repeat it in the others.
+    """
+    models = [name for name in names if "." not in name]
+    names = [name for name in names if "." in name]
+    if len(names) == 1 and names[0].split(".")[0] in models:
+        return f"{names[0].split('.')[0]}."
     parts: list[str] = []
     for same in zip(*(name.split(".")[:-1] for name in names)):
         if len(set(same)) > 1:
@@ -121,14 +128,15 @@ def _row(
     source = _line(scene, shown)
     count = f" × {len(names)}" if len(names) > 1 else ""
     together = ", ".join(name[len(names[0]) - len(label) :] for name in names) if count else ""
-    if count and len(together) <= LONGEST and all(len(name) == len(names[0]) for name in names):
+    told = together and len(set(together.split(", "))) == len(names)  # not the same end several times
+    if told and len(together) <= LONGEST and all(len(name) == len(names[0]) for name in names):
         label, count = together, ""
     return {
         "label": _ending(label, LONGEST - len(count)) + count,
         "name": label + count,
         "cls": f"{_class(shown)} (own ops)" if _modules_in(shown) else _class(shown),
         "through": _through(scene, shown),
-        "line": f"line {source.line}" if source is not None else "",
+        "line": scene.line_text(source) if source is not None else "",
         "bytes": format_bytes(total),
         "category": categories.most_common(1)[0][0],
         "share": round(total / max(scene.plan.peak_bytes, 1), 4),

@@ -14,6 +14,7 @@ from .folding import count
 
 Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60
+CARD_CHARS = 32  # that a closed card has room for
 _LOOP = re.compile(r"\s*((?:async\s+)?for\s.+|while\s.+)")
 _OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
 
@@ -51,7 +52,7 @@ def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place
     known: Sequence[Place] = loops.get(around, ()) if around is not None else outside
     inside = _is_in_module(box)
     loops[box] = tuple(known) if inside else _loops_of(box, known)
-    if box.repeats > 1 and (text := _within_module(box) if inside else _title(loops[box], known)):
+    if box.repeats > 1 and (text := _within_module(box) if inside else _title(loops[box], known, CARD_CHARS)):
         box.label = text
 
 
@@ -102,7 +103,7 @@ def _common_loops(chains: Iterable[Sequence[SourceLine]]) -> tuple[Place, ...]:
     return tuple(common or ())
 
 
-def _title(loops: Sequence[Place], known: Collection[Place]) -> str:
+def _title(loops: Sequence[Place], known: Collection[Place], most: int = MOST_CHARS) -> str:
     """The statements of loops other than those known, the outermost first; of many the innermost."""
     inner, *outer = [
         words
@@ -110,7 +111,7 @@ def _title(loops: Sequence[Place], known: Collection[Place]) -> str:
         if (file, line) not in known and (words := _words(linecache.getline(file, line)))
     ] or [""]
     for words in outer:
-        if len(inner) + len(words) + 3 > MOST_CHARS:
+        if len(inner) + len(words) + 3 > most:
             return f"… › {inner}"
         inner = f"{words} › {inner}"
     return inner

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...graph.ir import Graph, Node, Storage, Value, places
+from ...graph.ir import Graph, Node, SourceLine, Storage, Value, places
 from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
 from ..layout.text_width import width as text_width
@@ -284,7 +284,7 @@ class Scene:
         if box.kind in ("module", "step"):
             held = sum(self.held().get(box, {}).values())
             through = box_contents.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
-            return box_contents.card(box, held, self.plan.peak_bytes, through)
+            return box_contents.card(box, held, self.plan.peak_bytes, through, self.subtitle(box))
         return box_contents.row(box, self.subtitle(box))
 
     def size(self, box: Box) -> tuple[float, float]:
@@ -322,10 +322,7 @@ class Scene:
             return self.edge_text(box.values)
         if box.sync is not None:
             source, reader = box.sync.source, box.sync.reader
-            own = self.graph.place.cell if self.graph.place is not None else None
-            line = []
-            if source is not None:  # a box is narrow: in its own cell, or in a file, only the line
-                line = [f"line {source.line}" if source.cell == own or not source.in_cell else str(source)]
+            line = [self.line_text(source)] if source is not None else []
             return " · ".join([*line, *places(None, reader), f"ran {plural(box.sync.ops, 'op')}"])
         if box.kind == "lane":
             return self._lane_subtitle(box)
@@ -334,6 +331,11 @@ class Scene:
             return f"{op_name(drawn[0].node)} · {format_bytes(self.made(box))}"
         parts = [plural(box.ops, "op"), format_bytes(self.made(box))] if box.ops else []
         return " · ".join(parts + ([plural(box.syncs, "sync point")] if box.syncs else []))
+
+    def line_text(self, source: SourceLine) -> str:
+        """``"line 3"`` of the graph's own cell or of a file, else ``"cell [7], line 3"``: room is scarce."""
+        own = self.graph.place.cell if self.graph.place is not None else None
+        return f"line {source.line}" if source.cell == own or not source.in_cell else str(source)
 
     def _lane_subtitle(self, lane: Box) -> str:
         text = plural(lane.ops, "op")

@@ -41,7 +41,8 @@ def named(widget: Shown) -> str:
     """The name of its graph in a comparison."""
     pictured = widget.pictured
     title = pictured.title.removeprefix("lazyviz").removeprefix(", ")
-    return title or pictured.graph.where
+    unnamed = not title or title.startswith("after ")  # after pending ops of earlier cells
+    return pictured.graph.where if unnamed else title
 
 
 def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
         "source": source_json(raised.source),
         "chain": chain(box) if box is not None else [],
         "recording": True,
+        "stopped": f"stopped at {scene.line_text(raised.source)}" if raised.source is not None else "",
         "sizes": clash_words(scene.graph, raised.refused) if raised.refused is not None else [],
         **(
             _where(scene, len(scene.plan.timeline), refused.name, module_path(refused))

@@ -31,7 +31,8 @@ _NODE = re.compile(r"_\d+$")
 
 
 class Index:
-    """Finds boxes of ``scene``: modules before ops, ops of the optimizer last.
+    """Finds boxes of ``scene``: those that are called so, then those in what is called so; in both modules
+    before ops. Ops of the optimizer count as the latter.
 
     Equal ranks are in program order. Boxes that match only by the text of their line come last, because one
     line may contain a whole training step.
@@ -43,6 +44,7 @@ class Index:
             (box for box in scene.hierarchy.boxes.values() if box.kind not in ("root", "lane")),
             key=lambda box: (_rank(box), _position(box), box.depth),
         )
+        self._optimizer = sum(_rank(box) < 2 for box in self.boxes)  # where its boxes begin
         self._words: dict[str, list[int]] = defaultdict(list)
         self._code: dict[str, list[int]] = defaultdict(list)  # words of source lines
         self._lines: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -119,7 +121,15 @@ class Index:
         if _NODE.search(wanted):
             names = self._node_names()
             found.update(at for at, name in enumerate(names) if wanted in name)
-        self._last = wanted, [*sorted(found), *sorted(in_code - found)]
+        called = [at for at in found if at < self._optimizer and wanted in self.boxes[at].label.casefold()]
+        self._last = (
+            wanted,
+            [
+                *sorted(called),
+                *sorted(found.difference(called)),
+                *sorted(in_code - found),
+            ],
+        )
         return self._last[1]
 
     def _node_names(self) -> list[str]:
@@ -152,6 +162,7 @@ class Index:
             "lines": self._lines,
             "shapes": self._shapes,
             "names": self._node_names(),
+            "optimizer": self._optimizer,
         }
 
 

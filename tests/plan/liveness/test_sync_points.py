@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import lazyviz
 from lazyviz.plan.liveness.lifetimes import lifetimes
@@ -208,6 +209,22 @@ def test_ops_that_a_sync_point_leaves_pending_count_where_they_were_recorded():
 
     planned, measured = planned_and_measured(run)
     assert measured < planned < 1.2 * measured  # too much, never too little
+
+
+def test_the_batches_of_a_loop_that_reads_its_losses_count_one_after_the_other():
+    def planned(rounds: int) -> int:
+        net = nn.Linear(256, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        data = DataLoader(TensorDataset(torch.randn(64 * rounds, 256)), batch_size=64)
+        with lazyviz.lazy() as graph:
+            for (x,) in data:
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                loss.item()
+        return graph.plan().lazyviz_peak_bytes
+
+    assert planned(12) < 1.05 * planned(4), "those to come did not exist yet"
 
 
 def test_backward_passes_that_stay_pending_keep_what_they_need_while_losses_are_read():

@@ -106,6 +106,20 @@ def test_numbers_of_one_view_agree(drawn):
     assert format_bytes(model["held"])
 
 
+def test_a_card_is_as_wide_as_its_loop_and_its_sync_points_need():
+    net, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        for number_of_the_round in range(14):
+            net(x).square().sum().mul(number_of_the_round).backward()
+            x.sum().item()
+    scene = Scene(graph.ir, graph.plan())
+    frame = next(box for box in scene.hierarchy.boxes.values() if box.repeats == 14)
+    width, _ = scene.size(frame)
+    assert frame.label == "for number_of_the_round in range(14)" and width == 344
+    box = max((each for each in frame.children if each.syncs), key=lambda each: each.syncs)
+    assert scene.subtitle(box).endswith("sync points") and scene.size(box)[0] > 6.5 * len(scene.subtitle(box))
+
+
 def test_counts_are_short():
     assert [count_text(n) for n in (7, 999, 1000, 2_048_000, 70_600_000_000)] == [
         "7",

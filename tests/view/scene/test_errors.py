@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -144,6 +146,9 @@ def test_the_op_that_failed_is_drawn_in_its_module_with_lines_from_what_it_was_g
     assert "addmm failed" in render_svg(graph.graph, make_plan(graph.graph))
     told = failure_json(running_of(graph), scene)
     assert "cannot be multiplied" in told["message"] and told["chain"][-1] == box.id and told["recording"]
+    assert told["stopped"] == f"stopped at line {graph.graph.raised.source.line}"
+    graph.graph.raised.source = dataclasses.replace(graph.graph.raised.source, cell=7)
+    assert failure_json(running_of(graph), scene)["stopped"].startswith("stopped at cell [7], line ")
 
 
 def test_an_error_that_the_program_catches_is_none():

@@ -40,8 +40,48 @@ def test_a_backward_op_sits_in_the_module_of_its_forward_op(step):
 
 def test_the_optimizer_is_one_box_per_parameter_until_opened(step):
     (fold,) = lanes_of(step)["optimizer"].children
-    assert (fold.label, fold.repeats) == ("updates", 3)
+    assert (fold.label, fold.repeats) == ("opt.step()", 3), "called by its line"
     assert labels(fold) == ["update h.0.weight", "update h.1.weight", "update h.2.weight"]
+
+
+def test_the_steps_of_two_optimizers_are_told_apart():
+    G = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    D = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    opts = {"D": torch.optim.Adam(D.parameters(), foreach=False)}
+    optG = torch.optim.Adam(G.parameters(), foreach=False)
+    with lazyviz.lazy() as graph:
+        D(G(torch.randn(4, 8))).mean().backward()
+        optG.step()
+        opts["D"].step()  # the discriminator's
+    boxes = lanes_of(graph.ir)["optimizer"].children
+    assert [box.label for box in boxes if box.repeats > 1] == ["optG.step()", 'opts["D"].step()']
+
+
+class LanguageModel(nn.Module):
+    """A language model as libraries write it: nearly all of it is in one module, with ops beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = nn.Sequential(
+            *[layer for width in range(8, 18) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
+        )
+        self.head = nn.Linear(18, 4)
+
+    def forward(self, x):
+        return self.head(self.transformer(x)).log_softmax(-1)
+
+
+def test_the_only_big_module_in_a_model_is_opened_too():
+    with lazyviz.lazy() as graph:
+        big, x = LanguageModel(), torch.randn(4, 8)
+        big(x).sum().backward()
+    hierarchy = build_hierarchy(graph.ir)
+    drawn = {lane.phase: set() for lane in hierarchy.lanes()}
+    for box in hierarchy.boxes.values():
+        if box.parent is not None and (box.parent.kind == "lane" or box.parent.id in hierarchy.opened):
+            drawn.get(box.phase, set()).add(box.name)
+    for number in (0, 19):
+        assert all(f"big.transformer.{number}" in drawn[phase] for phase in ("forward", "backward"))
 
 
 def test_views_hide_behind_their_consumer_until_asked_for(step):

@@ -102,6 +102,23 @@ def test_a_loop_in_a_module_is_called_by_its_statement_in_both_lanes():
     }
 
 
+def test_the_card_of_nested_loops_ends_with_the_inner_statement():
+    weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        y, total = x, torch.zeros(())
+        for i in range(3):
+            for j in range(5):
+                y = torch.tanh(y @ weight) * (i + j)
+            total = total + y.sum()
+        total.backward()
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    lanes = {lane.phase: lane for lane in scene.hierarchy.lanes()}
+    (rounds,) = [box for box in lanes["backward"].children if box.repeats > 1]
+    assert rounds.label == "… › for j in range(5)"
+    (outer,) = [box for box in lanes["forward"].children if box.repeats > 1]
+    assert (outer.label, outer.repeats) == ("for i in range(3)", 3)
+
+
 def test_a_loop_inside_of_a_library_is_not_called_by_the_users_loop_around_it():
     rnn, x = nn.GRU(4, 4), torch.zeros(9, 2, 4)
     with lazyviz.lazy() as graph:

@@ -144,6 +144,42 @@ def test_parts_of_two_modules_with_one_name_are_told_apart_in_both_lanes():
     assert both and all(len(found) == 1 for found in both)
 
 
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleDict({"one": nn.Linear(16, 64), "two": nn.Linear(16, 32)})
+        self.down = nn.Linear(96, 16)
+
+    def forward(self, x):
+        return torch.relu(self.down(torch.cat([expert(x) for expert in self.experts.values()], -1)))
+
+
+def test_layers_of_several_blocks_are_counted_and_the_models_name_is_said_once():
+    with lazyviz.lazy() as graph:
+        net = nn.Sequential(Expert(), Expert(), Expert())
+        (net(torch.randn(8, 16)) * 2).sum().backward()
+    labels = [row["label"] for row in largest_layers(Scene(graph.ir, graph.plan()))]
+    assert "experts.one × 3" in labels, labels
+    assert not any("one, " in label for label in labels)
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleDict({"up": nn.Linear(16, 512), "down": nn.Linear(512, 16)})
+
+    def forward(self, x):
+        return self.encoder["down"](self.encoder["up"](x).exp()).exp()
+
+
+def test_ops_of_the_model_itself_do_not_repeat_its_name_in_the_list():
+    with lazyviz.lazy() as graph:
+        model = Wrapped()
+        model(torch.randn(64, 16)).sum().backward()
+    labels = [row["label"] for row in largest_layers(Scene(graph.ir, graph.plan()))]
+    assert labels == ["encoder.down", "model"]
+
+
 def test_a_layer_through_which_no_gradient_flows_on_tells_those_of_its_weights(made):
     graph, _ = made
     scene = Scene(graph.ir, graph.plan())

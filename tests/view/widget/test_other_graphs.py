@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.view.comparison.pictures import _picture, differences
 from lazyviz.view.render.shown_numbers import ALONE, GREW, SHRANK
 from lazyviz.view.scene.scene import BARRED, Scene
-from lazyviz.view.widget.other_graphs import comparison_json
+from lazyviz.view.widget.other_graphs import comparison_json, named
 
 
 def step(width=32, layers=2):
@@ -57,6 +57,18 @@ def test_what_is_in_one_graph_alone_says_so():
     alone = {here.hierarchy.boxes[id].label for id, (_, after, alone) in found.items() if alone and not after}
     assert alone and all(here.hierarchy.boxes[id].kind in BARRED for id in found)
     assert not any(label.endswith("net.0") for label in alone)
+
+
+def test_a_graph_is_called_by_its_place_although_earlier_ops_are_pending():
+    net, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with lazyviz.lazy() as first:
+        y = net(x)
+    with lazyviz.lazy() as second:
+        z = y * 2
+    assert "pending ops of earlier cells" in second.title
+    assert named(second.widget()) == second.ir.where and named(first.widget()) == first.ir.where
+    assert "pending" not in named(second.widget())
+    del z
 
 
 @pytest.mark.parametrize("name", ["small", "a < b & c"])

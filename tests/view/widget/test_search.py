@@ -6,7 +6,10 @@ import json
 import time
 
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.widget.search import MOST_LIT, PAGE, Index
@@ -80,13 +83,41 @@ def test_ops_modules_dtypes_nodes_and_names_are_found(step, index):
     assert next(index.boxes[at].label for at in index.find("h.1.act")) == "act"
 
 
+def test_what_is_called_so_comes_before_what_is_in_it():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.qkv(x).relu().tanh()
+
+    net = nn.ModuleDict({name: Attention() for name in ("attn", "self_attn", "other")})
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        net["other"](net["self_attn"](net["attn"](x))).sum().backward()
+        optimizer.step()
+    index = Index(Scene(graph.ir, graph.plan()))
+    found = [index.boxes[at] for at in index.find("attn")]
+    called = ["attn" in box.label for box in found]
+    assert called[:4] == [True] * 4 and not any(
+        box.phase == "optimizer" for box in found[: called.index(False)]
+    )
+    assert sum(called[: called.index(False)]) == sum(
+        "attn" in box.label for box in index.boxes if box.phase != "optimizer"
+    )
+
+
 def test_modules_come_before_ops_the_optimizer_last_and_else_the_programs_order_counts(index):
     found = [index.boxes[at] for at in index.find("h.1")]
     assert found[0].kind == "module" and found[0].label == "h.1"
     ranks = [2 if box.phase == "optimizer" else 1 if box.kind == "op" else 0 for box in found]
     assert ranks == sorted(ranks) and set(ranks) >= {0, 1}
-    for rank in set(ranks):
-        firsts = [box.first for box, own in zip(found, ranks, strict=True) if own == rank and box.first >= 0]
+    called = [rank < 2 and "h.1" in box.label for box, rank in zip(found, ranks, strict=True)]
+    assert called == sorted(called, reverse=True)
+    for kind in set(zip(ranks, called, strict=True)):
+        own = [box for box, *of in zip(found, ranks, called, strict=True) if tuple(of) == kind]
+        firsts = [box.first for box in own if box.first >= 0]
         assert firsts == sorted(firsts)
 
 
