@@ -289,7 +289,7 @@ class LazyBlock(Transaction, Generic[G]):
         if self.graph is not None:
             if error is not None:
                 note_raised(self.graph.ir, error)
-            self.graph.ir.refused = None
+            self.graph.ir.rejected = None
         with Exclusive():
             self.undo(1)  # all except the claim: the recorded ops are not registered yet
         if error is not None:

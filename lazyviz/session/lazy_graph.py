@@ -572,7 +572,7 @@ def lazy(
             not exist, the block can only be planned.
         rank: the rank to record.
         torch_version: the PyTorch release that will run on an absent GPU, such as ``"1.13"``; its known
-            differences in memory use (:mod:`lazyviz.record.fake_cuda.releases`) are recorded.
+            differences in memory use (:mod:`lazyviz.record.fake_cuda.older_releases`) are recorded.
         assume: values of reads that only an absent device could compute, by line.  A line is its number, in
             any file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives one value per read.
             ``"until max_new_tokens"``: text generation by transformers continues to its maximum length,

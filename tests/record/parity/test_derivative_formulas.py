@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def check_parity(program, *make_inputs):

@@ -10,7 +10,7 @@ import lazyviz
 from lazyviz.record.shapes import kernel_probes
 from lazyviz.record.tape import tape
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def both(program, *inputs):

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 LONGEST = 60.0  # seconds in which nothing is recorded and nothing runs, before a thread stops waiting
 
 
-class BackwardTurns:
-    """``with turns.next():`` waits until no other thread's backward pass is being recorded."""
+class BackwardLock:
+    """``with backward_lock.wait():`` waits until no other thread's backward pass is being recorded."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._lock = RunLock()
 
-    def next(self) -> RunLock:
+    def wait(self) -> RunLock:
         """The lock to hold during a backward pass; it is free, or this thread's.
 
         Raises:

@@ -16,7 +16,7 @@ from ...process.transaction import take_back
 from ...torch_internals import composite_ops
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
-from . import releases, sparse_gradients
+from . import older_releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
 from .gpu_registry import Cards
@@ -84,15 +84,15 @@ class CudaKernels:
 
     def _softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Half precision is converted to float in the kernel itself (ATen's SoftMax.cpp)."""
-        if tensor.is_cuda and releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
-            return releases.softmax(tensor, dim, dtype, log=False)
+        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+            return older_releases.softmax(tensor, dim, dtype, log=False)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._softmax.default(tensor, dim, True)
         return self._softmax_cpu(tensor, dim, dtype)
 
     def _log_softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        if tensor.is_cuda and releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
-            return releases.softmax(tensor, dim, dtype, log=True)
+        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+            return older_releases.softmax(tensor, dim, dtype, log=True)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._log_softmax.default(tensor, dim, True)
         return self._log_softmax_cpu(tensor, dim, dtype)

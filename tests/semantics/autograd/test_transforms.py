@@ -8,7 +8,7 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, linearize, 
 
 import lazyviz
 
-from ..bits import difference
+from ...bit_equality import difference
 
 # Operators whose gradients run at a sync point on plain tensors, or whose gradients do.
 FUNCTIONS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ir import RefusedOp
+from .ir import RejectedOp
 
 Shapes = Sequence[tuple[int, ...]]
 Marks = list[set[int]]  # dimensions of each shape
@@ -26,21 +26,21 @@ _BROADCAST = (
 )
 
 
-def clashes(refused: RefusedOp) -> Marks:
+def clashes(rejected: RejectedOp) -> Marks:
     """For each input, the dimensions whose sizes do not match those of another input; empty if unknown."""
-    shapes = [tuple(value.meta.shape) for value in refused.inputs]
+    shapes = [tuple(value.meta.shape) for value in rejected.inputs]
     marks: Marks = [set() for _ in shapes]
-    if refused.name in _PRODUCTS:
-        _products(shapes, marks, addend=refused.name in _WITH_ADDEND)
-    elif refused.name == "convolution":
-        _convolution(refused, shapes, marks)
-    elif refused.name == "cat":
-        _equal(shapes, marks, but=refused.argument("dim"))
-    elif refused.name == "stack":
+    if rejected.name in _PRODUCTS:
+        _products(shapes, marks, addend=rejected.name in _WITH_ADDEND)
+    elif rejected.name == "convolution":
+        _convolution(rejected, shapes, marks)
+    elif rejected.name == "cat":
+        _equal(shapes, marks, but=rejected.argument("dim"))
+    elif rejected.name == "stack":
         _equal(shapes, marks)
-    elif refused.name == "index":
+    elif rejected.name == "index":
         _broadcast(shapes[1:], marks[1:])  # of the indices
-    elif torch.Tag.pointwise in refused.op.tags or refused.name in _BROADCAST:
+    elif torch.Tag.pointwise in rejected.op.tags or rejected.name in _BROADCAST:
         _broadcast(shapes, marks)
     return marks
 
@@ -64,12 +64,12 @@ def _products(shapes: Shapes, marks: Marks, *, addend: bool) -> None:
                 marks[0].add(len(shapes[0]) - back)
 
 
-def _convolution(refused: RefusedOp, shapes: Shapes, marks: Marks) -> None:
+def _convolution(rejected: RejectedOp, shapes: Shapes, marks: Marks) -> None:
     """The channels of input, weight and bias, otherwise a kernel larger than what it is moved over."""
     if len(shapes) < 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 3:
         return
     given, weight = shapes[:2]
-    groups, transposed = refused.argument("groups"), refused.argument("transposed")
+    groups, transposed = rejected.argument("groups"), rejected.argument("transposed")
     if given[1] != (weight[0] if transposed else weight[1] * groups):
         marks[0].add(1)
         marks[1].add(0 if transposed else 1)
@@ -77,7 +77,7 @@ def _convolution(refused: RefusedOp, shapes: Shapes, marks: Marks) -> None:
         marks[2].update(range(len(shapes[2])))
         marks[1].add(1 if transposed else 0)
     elif not transposed:
-        padding, dilation = (_each(refused.argument(name)) for name in ("padding", "dilation"))
+        padding, dilation = (_each(rejected.argument(name)) for name in ("padding", "dilation"))
         for at, (size, kernel) in enumerate(zip(given[2:], weight[2:])):
             if size + 2 * padding[at % len(padding)] < dilation[at % len(dilation)] * (kernel - 1) + 1:
                 marks[0].add(at + 2)

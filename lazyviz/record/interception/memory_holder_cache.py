@@ -12,7 +12,7 @@ from ...torch_internals import private_api
 from ...torch_internals.storage_owners import memory_of
 
 
-class Verdict:
+class HolderInfo:
     """What is known about a storage: its memory, and what holds it.
 
     ``ties`` are the tensors that an unknown object refers to: once they are gone, it has no holder any more.
@@ -33,15 +33,15 @@ class Verdict:
         self.searches = searches
 
 
-class Verdicts:
-    """The verdicts by the address of their storage, and in the order of their memory.
+class HolderCache:
+    """What is known by the address of their storage, and in the order of their memory.
 
     A loop that reads an array in each round has as many of them as it keeps arrays: finding those that
     overlap some memory does not visit all of them.
     """
 
     def __init__(self) -> None:
-        self._by_address: dict[int, Verdict] = {}
+        self._by_address: dict[int, HolderInfo] = {}
         self._in_memory: list[tuple[int, int]] = []  # the start of the memory, and the address
         self._longest = 0  # bytes
 
@@ -51,28 +51,28 @@ class Verdicts:
     def addresses(self) -> list[int]:
         return list(self._by_address)
 
-    def items(self) -> ItemsView[int, Verdict]:
+    def items(self) -> ItemsView[int, HolderInfo]:
         return self._by_address.items()
 
-    def values(self) -> ValuesView[Verdict]:
+    def values(self) -> ValuesView[HolderInfo]:
         return self._by_address.values()
 
-    def get(self, address: int) -> Verdict | None:
+    def get(self, address: int) -> HolderInfo | None:
         return self._by_address.get(address)
 
-    def put(self, address: int, verdict: Verdict) -> None:
-        """Store ``verdict`` instead of any earlier one of ``address``."""
+    def put(self, address: int, info: HolderInfo) -> None:
+        """Store ``info`` instead of any earlier one of ``address``."""
         self.remove(address)
-        # An interrupt here leaves at most a position without a verdict, which nothing finds.
-        self._longest = max(self._longest, verdict.end - verdict.start)
-        insort(self._in_memory, (verdict.start, address))
-        self._by_address[address] = verdict
+        # An interrupt here leaves at most a position without an entry, which nothing finds.
+        self._longest = max(self._longest, info.end - info.start)
+        insort(self._in_memory, (info.start, address))
+        self._by_address[address] = info
 
     def remove(self, address: int) -> None:
-        """Forget the verdict of ``address``, if there is one."""
-        verdict = self._by_address.pop(address, None)
-        if verdict is not None:
-            position = verdict.start, address
+        """Forget what is known about ``address``."""
+        info = self._by_address.pop(address, None)
+        if info is not None:
+            position = info.start, address
             index = bisect_left(self._in_memory, position)
             if self._in_memory[index : index + 1] == [position]:
                 del self._in_memory[index]
@@ -87,6 +87,6 @@ class Verdicts:
         first = bisect_left(self._in_memory, (start - self._longest, 0))
         last = bisect_left(self._in_memory, (end, 0))
         for _, address in self._in_memory[first:last]:
-            verdict = self._by_address.get(address)
-            if verdict is not None and verdict.start < end and start < verdict.end:
+            info = self._by_address.get(address)
+            if info is not None and info.start < end and start < info.end:
                 yield address

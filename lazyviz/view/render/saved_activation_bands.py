@@ -1,4 +1,4 @@
-"""Bands for saved activations in static pictures, as in ``js/src/graph/kept.ts``."""
+"""Bands for saved activations in static pictures, as in ``js/src/graph/saved-activations.ts``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..layout.coordinates import Arrangement, Frame
 from ..layout.edge_labels import CHAR_WIDTH, SIZE
-from ..scene.kept_tensors import kept_json
+from ..scene.saved_activations import kept_json
 from ..scene.scene import Scene
 
 MOST = 3
@@ -30,7 +30,7 @@ class Band:
     pill: tuple[float, float, float] | None  # left, top, width
 
 
-def kept_bands(scene: Scene, picture: Arrangement) -> list[Band]:
+def saved_activation_bands(scene: Scene, picture: Arrangement) -> list[Band]:
     """The largest bands between boxes that are side by side; none if the forward pass goes to the right."""
     if picture.across:
         return []

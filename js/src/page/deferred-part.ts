@@ -1,10 +1,10 @@
-// The widget in two parts: the first draws the picture, the second has the interactive features (details, table,
-// files). The second part is requested from Python when the pointer or the focus enters the widget, and imported like
+// The widget in two parts: the first draws the picture, the deferred one has the interactive features (details, table,
+// files). The deferred part is requested from Python when the pointer or the focus enters the widget, and imported like
 // the first.
 
 import type { FromPython } from "../model/types";
 import type { Model } from "../model/model";
-import type * as Second from "../second";
+import type * as Second from "../deferred";
 
 type Part = typeof Second;
 
@@ -12,10 +12,10 @@ let part: Part | null = null;
 let asked = false;
 const waiting: ((part: Part) => void)[] = [];
 
-/** The second part, if it has been loaded. */
+/** The deferred part, if it has been loaded. */
 export const secondPart = (): Part | null => part;
 
-/** Calls `use` with the second part: immediately if it is loaded, otherwise when it has arrived. */
+/** Calls `use` with the deferred part: immediately if it is loaded, otherwise when it has arrived. */
 export function whenHere(use: (part: Part) => void): void {
   if (part) use(part);
   else waiting.push(use);
@@ -32,18 +32,18 @@ export function fetchSecondPart(model: Model, failed: (why: string) => void): vo
   if (part || asked) return;
   asked = true;
   const hear = (message: FromPython): void => {
-    if (message.kind !== "second-part") return;
+    if (message.kind !== "deferred-part") return;
     model.off("msg:custom", hear);
     const url = URL.createObjectURL(new Blob([message.code], { type: "text/javascript" }));
     (import(url) as Promise<Part>)
       .then(bring, (error: unknown) => {
         asked = false;
-        failed(`The page cannot load the widget's second part: ${String(error)}`);
+        failed(`The page cannot load the widget's deferred part: ${String(error)}`);
       })
       .finally(() => {
         URL.revokeObjectURL(url);
       });
   };
   model.on("msg:custom", hear);
-  model.send({ action: "second-part", id: "" });
+  model.send({ action: "deferred-part", id: "" });
 }

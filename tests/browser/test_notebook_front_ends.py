@@ -1,7 +1,7 @@
 """The widget in each notebook front end, with the attributes that its page has there.
 
 VS Code and Colab cannot be run here: their classes, attributes and variables are put on a bare page.
-docs/hosts.md says what was tried where.
+docs/notebook_front_ends.md says what was tried where.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyviz
 
-from .stage import Host, Stage, jupyter
+from .support.bare_page import Host, Stage, jupyter
 
 pytestmark = pytest.mark.browser
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
+from ..scene.box_numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.boxes import Box
-from ..scene.numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.scene import Scene
 from .figure import CHOICES
 

@@ -7,7 +7,7 @@ import threading
 import torch
 
 import lazyviz
-from lazyviz.record.parity import backward_turns
+from lazyviz.record.parity import backward_lock
 
 
 def in_threads(function, count=5):
@@ -55,7 +55,7 @@ def test_threads_that_keep_a_shared_graph_add_up_their_gradients():
 
 
 def test_a_hook_that_waits_for_another_thread_s_backward_pass_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(backward_turns, "LONGEST", 0.3)
+    monkeypatch.setattr(backward_lock, "LONGEST", 0.3)
     errors = []
 
     def wait(gradient):

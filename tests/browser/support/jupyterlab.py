@@ -17,7 +17,7 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 TOKEN = "lazyviz-test"
 CHROMIUM_ARGS = [
     "--no-sandbox",

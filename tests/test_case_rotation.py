@@ -1,8 +1,10 @@
+"""Case rotation: which cases run on a day, and that every case runs within a few days."""
+
 from __future__ import annotations
 
 import datetime
 
-from . import turns
+from . import case_rotation
 
 FIRST = datetime.date(2026, 11, 28).toordinal()
 
@@ -28,7 +30,7 @@ ITEMS = [FAST, *SLOW, *MANY, *TWO, *ONE]
 
 
 def test_in_four_days_every_test_runs():
-    days = [turns.due(ITEMS, FIRST + day) for day in range(turns.TURNS)]
+    days = [case_rotation.due(ITEMS, FIRST + day) for day in range(case_rotation.TURNS)]
     assert {item for day in days for item in day} == set(ITEMS)
     for item in [*SLOW, *MANY]:
         assert sum(item in day for day in days) == 1
@@ -36,7 +38,7 @@ def test_in_four_days_every_test_runs():
 
 def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
     for day in range(FIRST, FIRST + 6):
-        due = turns.due(ITEMS, day)
+        due = case_rotation.due(ITEMS, day)
         assert len(due) == len(set(due))
         assert FAST in due
         assert [sum(item in due for item in cases) for cases in (TWO, ONE)] == [1, 1]

@@ -10,7 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.nested import flattened
 from lazyviz.plan.planner import make_plan
-from lazyviz.record.fake_cuda import releases
+from lazyviz.record.fake_cuda import older_releases
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 CARD = "A100-40GB"
@@ -117,9 +117,9 @@ def test_a_release_is_for_cards_that_are_absent():
 
 
 def test_each_difference_has_a_source():
-    for difference in releases.DIFFERENCES:
+    for difference in older_releases.DIFFERENCES:
         assert difference.source.startswith("https://github.com/pytorch/pytorch/")
-        assert difference.since < difference.until <= releases.installed()
+        assert difference.since < difference.until <= older_releases.installed()
 
 
 def test_a_block_around_another_keeps_its_release_as_one_program():

@@ -3,7 +3,7 @@
 One record (float32 parameters, AdamW, one sequence of 2048 tokens, nothing checkpointed), then a plan
 for each card::
 
-    python benchmarks/absent_card.py [--layers 80] [--out benchmarks/results/absent_card.json]
+    python benchmarks/absent_gpu.py [--layers 80] [--out benchmarks/results/absent_gpu.json]
 
 Written are seconds, the peak of this process's memory, and per card the verdict beside a count by
 hand: parameters, gradients, AdamW's two moments and the square roots that its foreach form makes

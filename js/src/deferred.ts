@@ -1,7 +1,7 @@
-// The widget's second part, which the first picture does not need. See page/second-part.ts.
+// The widget's deferred part, which the first picture does not need. See page/deferred-part.ts.
 
-export { headTitles } from "./drawer/head-titles";
-export { lineWords } from "./drawer/line-words";
+export { headTitles } from "./drawer/column-titles";
+export { lineWords } from "./drawer/line-summary";
 export { failureBlock, Writer } from "./drawer/details";
 export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/keyboard";
@@ -11,9 +11,9 @@ export { animate } from "./graph/motion";
 export { relationLines } from "./graph/relations";
 export { offerHelp, press } from "./page/keys";
 export { dragSplitter } from "./page/splitter-moves";
-export { describePoint } from "./strip/describe";
-export { slice } from "./strip/slice";
-export { sweep } from "./strip/sweep";
+export { describePoint } from "./strip/describe-point";
+export { slice } from "./strip/chart-slice";
+export { sweep } from "./strip/playback";
 export { ComparisonPanel } from "./table/comparison-panel";
 export { TableView } from "./table/table-view";
 export { blockedList, findingsList } from "./toolbar/findings";

@@ -7,7 +7,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.units import format_bytes
-from lazyviz.view.scene.kept_tensors import kept_json
+from lazyviz.view.scene.saved_activations import kept_json
 from lazyviz.view.scene.scene import Scene
 
 

@@ -11,8 +11,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import lazyviz
 
-from ..bits import difference
-from ..same_as_eager import assert_same_as_eager
+from ...bit_equality import difference
+from ...same_as_eager import assert_same_as_eager
 
 
 def reals(*shape):

@@ -15,9 +15,9 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from . import pictures
-from .stage import Stage
+from .bare_page import Stage
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 STRUCTURE = FOLDER / "structure.json"
 # Each graph light and wide, dark and narrow; one graph and the failed run in other ways, too.
 TAKEN = ("1500-light", "900-dark")

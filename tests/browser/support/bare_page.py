@@ -186,7 +186,9 @@ class Stage:
             page.expose_function("toPython", lambda text: page._lazyviz_stage._heard(text))
         page._lazyviz_stage = self  # the page is on one stage at a time
         traits = {name: getattr(self.widget, name) for name in TRAITS}
-        page.evaluate(PAGE, [self.widget._esm, bundle("second.js"), self.widget._css, traits, LONGEST_TIMER])
+        page.evaluate(
+            PAGE, [self.widget._esm, bundle("deferred.js"), self.widget._css, traits, LONGEST_TIMER]
+        )
         self.settle()
 
     def __enter__(self) -> Stage:

@@ -9,9 +9,9 @@ from torch import nn
 
 import lazyviz
 
-from . import pictures
-from .models import training
-from .stage import Stage
+from .support import pictures
+from .support.bare_page import Stage
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 
@@ -121,7 +121,7 @@ def test_the_toolbar_is_one_row_where_there_is_little_room(drawn, width):
 
 def test_the_small_map_does_not_lie_over_the_first_picture(drawn):
     page, stage = drawn(step, 900)
-    page.locator(".lz-verdict").hover()  # which brings the second part
+    page.locator(".lz-verdict").hover()  # which brings the deferred part
     stage.settle()
     minimap = page.locator(".lz-minimap")
     assert minimap.count() == 1 and not minimap.is_visible()

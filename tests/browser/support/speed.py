@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import lab
+from . import jupyterlab
 
 SETUP = """\
 %load_ext lazyviz
@@ -133,18 +133,18 @@ FRAMES = """([drag, count]) => new Promise((done, fail) => {
 
 def opened(page: Any, directory: Path, address: str, name: str, *cells: str) -> None:
     """A notebook of these cells, with the kernel ready and nothing run."""
-    lab.write_notebook(directory / name, cells)
-    lab.open_notebook(page, address, name)
-    lab.hide_side_bar(page)
-    lab.wait_for_kernel(page)
+    jupyterlab.write_notebook(directory / name, cells)
+    jupyterlab.open_notebook(page, address, name)
+    jupyterlab.hide_side_bar(page)
+    jupyterlab.wait_for_kernel(page)
 
 
 def first_picture(page: Any, cell: int, report: int, *, seconds: float = 120) -> dict[str, Any]:
     """Run the lazy cell; from its recording's end, as the kernel tells it, to the first drawn box."""
     page.evaluate(WATCH)
-    lab.run_cell(page, cell, timeout=seconds * 1000)
+    jupyterlab.run_cell(page, cell, timeout=seconds * 1000)
     page.wait_for_function("window.firstBox !== null", timeout=seconds * 1000)
-    lab.run_cell(page, report, timeout=seconds * 1000)
+    jupyterlab.run_cell(page, report, timeout=seconds * 1000)
     text = page.locator(".jp-CodeCell").nth(report).locator(".jp-OutputArea-output").first.inner_text()
     told = json.loads(text.partition("REPORT")[2])
     recorded = told.pop("recorded_at")
