@@ -179,6 +179,20 @@ def test_no_modules_import_each_other():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
 
+def test_run_strategies_do_not_know_each_other():
+    modules = {module_name(path) for path in MODULES}
+    folder = PACKAGE / "session" / "strategies"
+    kinds = [path for path in folder.glob("*.py") if path.stem not in ("__init__", "base", "selection")]
+    assert len(kinds) == 6
+    for path in kinds:
+        siblings = {
+            name
+            for name in imports_of_any_kind(path, modules)
+            if name.startswith("lazyviz.session.strategies")
+        }
+        assert siblings == {"lazyviz.session.strategies.base"}, path.name
+
+
 def test_every_folder_is_on_the_map():
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for folder in {path.parent.relative_to(PACKAGE.parent) for path in MODULES}:

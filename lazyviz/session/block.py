@@ -40,8 +40,8 @@ from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
+from .run_options import Recompute, RunOptions, recompute_option
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
 _ANOTHER_TASK = (
@@ -78,7 +78,7 @@ class Options:
         split = "off" if self.split is None else self.split
         recompute = recompute_option(self.recompute)
         has_batch = self.batch is not None
-        validate(split=split, recompute=recompute, backend=self.backend, has_batch=has_batch)
+        RunOptions(self.backend, split=split, recompute=recompute).validate(has_batch=has_batch)
         if split == "off" and is_cluster(find_backend(self.backend)):
             split = "auto"  # a cluster runs pieces
         return split, recompute

@@ -45,12 +45,12 @@ from .diagnostics import why as why
 from .display import Pictures
 from .evaluate_all import run_all
 from .named_batch import BatchLike, NamedBatch
-from .option_checks import Recompute, assumptions
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
 from .run_choices import RunChoices
 from .run_history import Listener, RunHistory
+from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
 
 if TYPE_CHECKING:
