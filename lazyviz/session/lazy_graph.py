@@ -446,8 +446,8 @@ class LazyGraph:
         Args:
             format: overrides the suffix, or selects the kind of ``.json``: ``"perfetto"``,
                 ``"model-explorer"``.
-            eager: write a ``.pickle`` (PyTorch memory snapshot) of the timeline of eager PyTorch, not of
-                lazyviz.
+            eager: show the plan of eager PyTorch, also in a ``.pickle`` (PyTorch memory snapshot), not that
+                of an evaluation by lazyviz.
             paths: False omits the user's code and the directories of its files.  Otherwise, pages contain
                 lines of code (the whole code of a cell), and timelines also the full paths of files.
             title: title of a figure, that is, a ``.svg``, ``.pdf``, or ``.png`` without state, verdict, and

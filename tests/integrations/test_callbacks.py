@@ -94,7 +94,7 @@ def test_the_loggers_of_transformers_get_the_plan_and_the_picture(tmp_path, monk
     transformers = pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
 
-    wandb = types.SimpleNamespace(Image=lambda path: ("image", path), run=MagicMock(summary={}))
+    wandb = types.types.SimpleNamespace(Image=lambda path: ("image", path), run=MagicMock(summary={}))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     reporters = [transformers.TrainerCallback() for _ in range(4)]
     reporters[0].tb_writer = MagicMock()
@@ -208,7 +208,7 @@ def test_the_loggers_of_lightning_get_the_plan_and_the_picture(tmp_path, monkeyp
     def stand_in(name):
         return type(name, (DummyLogger,), {"experiment": MagicMock(summary={}), "run_id": "run"})()
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Html=lambda text: text[:15]))
+    monkeypatch.setitem(sys.modules, "wandb", types.types.SimpleNamespace(Html=lambda text: text[:15]))
     loggers = [stand_in(name) for name in ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "Another")]
     callback = LazyvizCallback(picture="graph.html")
     trained_by_lightning(tmp_path, [callback], logger=loggers)
@@ -269,6 +269,26 @@ def test_a_training_with_fewer_steps_is_planned_as_far_as_it_goes(tmp_path, capl
         numbers_are_right(callback.findings.numbers)
         assert callback.findings.picture.read_text().startswith("<svg")
         assert lazyviz.doctor().ok
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("steps", [1, 2], ids=["all steps", "fewer steps"])
+def test_only_the_first_rank_writes_the_picture(tmp_path, is_first, steps):
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    callback = LazyvizCallback(steps=steps, picture="graph.svg")
+    state = types.SimpleNamespace(is_world_process_zero=is_first, log_history=[], global_step=1)
+    args = types.SimpleNamespace(output_dir=tmp_path)
+    net = torch.nn.Linear(4, 4)
+    callback.on_step_begin(args, state, None)
+    net(torch.ones(2, 4)).sum().backward()
+    callback.on_optimizer_step(args, state, None)
+    callback.on_train_end(args, state, None)
+    assert (tmp_path / "graph.svg").exists() is is_first
+    assert callback.findings is not None
+    assert (
+        (callback.findings.picture is not None) is ("The picture is in" in callback.findings.text) is is_first
+    )
 
 
 def test_an_error_above_the_budget_is_about_one_run(tmp_path):
