@@ -94,7 +94,7 @@ def test_the_loggers_of_transformers_get_the_plan_and_the_picture(tmp_path, monk
     transformers = pytest.importorskip("transformers")
     from lazyviz.integrations.transformers import LazyvizCallback
 
-    wandb = types.types.SimpleNamespace(Image=lambda path: ("image", path), run=MagicMock(summary={}))
+    wandb = types.SimpleNamespace(Image=lambda path: ("image", path), run=MagicMock(summary={}))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     reporters = [transformers.TrainerCallback() for _ in range(4)]
     reporters[0].tb_writer = MagicMock()
@@ -208,7 +208,7 @@ def test_the_loggers_of_lightning_get_the_plan_and_the_picture(tmp_path, monkeyp
     def stand_in(name):
         return type(name, (DummyLogger,), {"experiment": MagicMock(summary={}), "run_id": "run"})()
 
-    monkeypatch.setitem(sys.modules, "wandb", types.types.SimpleNamespace(Html=lambda text: text[:15]))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Html=lambda text: text[:15]))
     loggers = [stand_in(name) for name in ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "Another")]
     callback = LazyvizCallback(picture="graph.html")
     trained_by_lightning(tmp_path, [callback], logger=loggers)
