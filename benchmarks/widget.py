@@ -30,11 +30,11 @@ def one(
     page: Any, speed: Any, directory: Path, address: str, name: str, cells: tuple[str, str]
 ) -> dict[str, Any]:
     """Measure one notebook."""
-    from tests.browser import lab
+    from tests.browser.support import jupyterlab
 
     speed.opened(page, directory, address, f"{name}.ipynb", speed.SETUP, *cells, speed.REPORT)
     for number in (0, 1):
-        lab.run_cell(page, number, timeout=180_000)
+        jupyterlab.run_cell(page, number, timeout=180_000)
     result: dict[str, Any] = speed.first_picture(page, 2, 3)
     times = speed.openings(page, OPENINGS)
     result["openings"] = len(times)
@@ -51,7 +51,7 @@ def one(
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    from tests.browser import lab, speed
+    from tests.browser.support import jupyterlab, speed
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,9 +67,11 @@ def main() -> None:
     result: dict[str, Any] = {"machine": f"{os.cpu_count()} cores, software rendering"}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         directory = Path(folder)
-        browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=jupyterlab.chromium(), args=jupyterlab.CHROMIUM_ARGS
+        )
         result["chromium"] = browser.version
-        with lab.jupyter_lab(directory) as address:
+        with jupyterlab.jupyter_lab(directory) as address:
             for name, cells in notebooks.items():
                 if options.only in (None, name):
                     page = browser.new_page(viewport={"width": 1500, "height": 1100})

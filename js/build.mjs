@@ -1,4 +1,4 @@
-// Bundles the widget into lazyviz/static: an ES module, its second part, which the page asks Python for, and one style
+// Bundles the widget into lazyviz/static: an ES module, its deferred part, which the page asks Python for, and one style
 // sheet; nothing is loaded from anywhere.
 import { mkdir, readFile, stat } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
@@ -23,7 +23,7 @@ const options = {
 };
 const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}widget.ts` } });
 // What both parts call has the same short name in both.
-await esbuild.build({ ...options, mangleCache, entryPoints: { second: `${source}second.ts` } });
+await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}deferred.ts` } });
 // The same with an offline model, for the page that graph.save("x.html") writes.
 await esbuild.build({ ...options, entryPoints: { page: `${source}saved-page/page.ts` }, format: "iife" });
 await esbuild.build({
@@ -38,7 +38,7 @@ const { size } = await stat(`${out}widget.js`);
 const text = await readFile(`${out}widget.js`, "utf8");
 if (size >= LIMIT) throw new Error(`widget.js has ${size} bytes, more than ${LIMIT}`);
 const imports = text.match(/\bimport\b\s*[("'{*\w]/g) ?? [];
-if (imports.length !== 1 || !text.includes("createObjectURL")) throw new Error("widget.js must import its second part and nothing else");
-const second = await readFile(`${out}second.js`, "utf8");
-if (/\bimport\b\s*[("'{*\w]/.test(second)) throw new Error("second.js must not import anything");
-console.log(`widget.js: ${size} bytes, second.js: ${(await stat(`${out}second.js`)).size} bytes`);
+if (imports.length !== 1 || !text.includes("createObjectURL")) throw new Error("widget.js must import its deferred part and nothing else");
+const deferred = await readFile(`${out}deferred.js`, "utf8");
+if (/\bimport\b\s*[("'{*\w]/.test(deferred)) throw new Error("deferred.js must not import anything");
+console.log(`widget.js: ${size} bytes, deferred.js: ${(await stat(`${out}deferred.js`)).size} bytes`);

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/golden.py [mlp gpt2 ...]
 
-Without names all of them.  What they show is in ``tests/browser/pictures.py``, and
+Without names all of them.  What they show is in ``tests/browser/support/pictures.py``, and
 ``tests/browser/test_golden.py`` compares.
 """
 
@@ -20,7 +20,7 @@ def main(names: list[str]) -> int:
     """Take and keep the pictures; returns the exit status."""
     from playwright.sync_api import sync_playwright
 
-    from tests.browser import goldens, lab, pictures
+    from tests.browser.support import goldens, jupyterlab, pictures
 
     unknown = [name for name in names if name not in pictures.PICTURES]
     if unknown:
@@ -29,7 +29,9 @@ def main(names: list[str]) -> int:
     structure: dict[str, Any] = goldens.known() if goldens.STRUCTURE.exists() else {}
     total = 0
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=jupyterlab.chromium(), args=jupyterlab.CHROMIUM_ARGS
+        )
         for name in goldens.NAMES:
             graph, width, _ = goldens.parts(name)
             if names and graph not in names:

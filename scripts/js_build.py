@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 JS = ROOT / "js"
 OUTPUTS = tuple(
-    ROOT / "lazyviz" / "static" / name for name in ("widget.js", "second.js", "widget.css", "page.js")
+    ROOT / "lazyviz" / "static" / name for name in ("widget.js", "deferred.js", "widget.css", "page.js")
 )
 
 MIN_NODE = (20, 0)  # what esbuild, vitest and eslint of js/package.json ask for

@@ -13,7 +13,7 @@ from traitlets.config import Config
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from . import turns
+from . import case_rotation
 
 # Modules that are not tests, but assert for them, say which values differ, too.
 ASSERT_FOR_TESTS = (
@@ -46,11 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With ``--daily``: what takes seconds is left out, and each conformance test has its day.  With
     ``--in-turn``: each case of a test and each test that takes long has its day.
     """
-    day, kept = turns.day_of(config).toordinal(), set(items)
+    day, kept = case_rotation.day_of(config).toordinal(), set(items)
     if config.getoption("--daily"):
-        kept &= set(turns.for_daily_use(items, day))
+        kept &= set(case_rotation.for_daily_use(items, day))
     if config.getoption("--in-turn"):
-        kept &= set(turns.due(items, day))
+        kept &= set(case_rotation.due(items, day))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 import lazyviz
 
-from .bits import content_difference, difference
+from .bit_equality import content_difference, difference
 
 # How the lazy runs get their values: all at once, the last result first, or when something reads them.
 ORDERS = ("at once", "last first", "by reading")

@@ -26,7 +26,7 @@ import lazyviz
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
-from .bits import difference
+from .bit_equality import difference
 
 Instruction = tuple[str, int, int, int]
 Program = list[Instruction]

@@ -14,7 +14,7 @@ import torch
 
 import lazyviz
 
-from .bits import difference
+from .bit_equality import difference
 
 Program = Callable[[], Any]
 

@@ -211,7 +211,7 @@ PAGES += [
         "backends",
         "clusters",
         "glossary",
-        "hosts",
+        "notebook_front_ends",
         "integrations",
         "internals",
         "limits",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record.fake_cuda import releases as known
+from lazyviz.record.fake_cuda import older_releases as known
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

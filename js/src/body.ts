@@ -8,7 +8,7 @@ import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
 import { grouped, html, on, plainButton } from "./page/dom";
 import { icon } from "./page/icons";
-import { secondPart, whenHere } from "./page/second-part";
+import { secondPart, whenHere } from "./page/deferred-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
@@ -65,7 +65,7 @@ export class Body {
 
   readonly #model: Model;
   readonly #root: HTMLElement;
-  readonly #fetch: () => void; // from the second part
+  readonly #fetch: () => void; // from the deferred part
 
   constructor(
     model: Model,
@@ -630,7 +630,7 @@ export class Body {
   }
 
   /**
-   * The content of the second part: the path of the selected box, the table, the save menu, the list of sync points.
+   * The content of the deferred part: the path of the selected box, the table, the save menu, the list of sync points.
    */
   #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
     on(tableButton, "click", () => {
@@ -716,7 +716,7 @@ export class Body {
     }, 100);
   }
 
-  /** The second part is not available: why. */
+  /** The deferred part is not available: why. */
   refuse(why: string): void {
     this.run.refuse(why);
   }

@@ -4,7 +4,7 @@ import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
 import { html, on } from "./page/dom";
 import type { Model } from "./model/model";
-import { fetchSecondPart } from "./page/second-part";
+import { fetchSecondPart } from "./page/deferred-part";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
 

@@ -1,11 +1,11 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { batchSizes, shareOf, sizeAt } from "../src/toolbar/batch-controls";
 import { PlanControls } from "../src/toolbar/plan-controls";
-import { bring } from "../src/page/second-part";
-import * as second from "../src/second";
+import { bring } from "../src/page/deferred-part";
+import * as deferred from "../src/deferred";
 import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/model/types";
 
-bring(second); // as in a saved page
+bring(deferred); // as in a saved page
 
 const batch: Batch = {
   size: 32,

@@ -2,17 +2,17 @@
 
 import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
-import { keptBands } from "../src/graph/kept";
+import { keptBands } from "../src/graph/saved-activations";
 import { Camera } from "../src/graph/camera";
-import { bring } from "../src/page/second-part";
-import * as second from "../src/second";
+import { bring } from "../src/page/deferred-part";
+import * as deferred from "../src/deferred";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/keyboard";
 import { relationLines } from "../src/graph/relations";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
 
-bring(second); // as in a saved page
+bring(deferred); // as in a saved page
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
 

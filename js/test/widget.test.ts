@@ -5,11 +5,11 @@ import { cut } from "../src/page/dom";
 import { bytesText } from "../src/strip/memory-chart";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/model";
-import { bring } from "../src/page/second-part";
-import * as second from "../src/second";
+import { bring } from "../src/page/deferred-part";
+import * as deferred from "../src/deferred";
 import { render } from "../src/widget";
 
-bring(second); // as in a saved page; what fetches it is tried in a browser
+bring(deferred); // as in a saved page; what fetches it is tried in a browser
 
 const picture = JSON.parse(
   readFileSync(resolve(import.meta.dirname, "../../tests/view/layout/golden/picture.json"), "utf8"),

@@ -23,7 +23,7 @@ from .gpu_check import check
 from .plan_command import FAILED, FINE
 from .show import console, table
 
-_WIDGET_FILES = ("widget.js", "second.js", "widget.css", "page.js")
+_WIDGET_FILES = ("widget.js", "deferred.js", "widget.css", "page.js")
 _OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")
 
 

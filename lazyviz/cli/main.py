@@ -31,7 +31,18 @@ Command = Callable[..., Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 success, 1 script failed, 2 usage error, 3 above the
     budget.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has ended this process's command (``arguments`` is ``None``).
     """
+    code = _exit_code(arguments)
+    if isinstance(code, startup.InterruptedCode) and arguments is None:
+        startup.end_interrupted()
+    return code
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
+    """Run the command; its errors become a sentence and an exit code."""
     try:
         startup.end()
         task = cli.main(

@@ -256,7 +256,7 @@ def view(
     def draw(graph: LazyGraph) -> int:
         if graph.nodes and not is_silent():
             for path in outputs:
-                graph.save(Path(HERE, path))
+                graph.save(Path(HERE, path), eager=True)  # the plan that `lazyviz plan` prints
         return len(graph.nodes)
 
     try:

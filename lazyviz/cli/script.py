@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
+from ..process.startup import end_interrupted
 from ..process.tracebacks import leave_out_ours
 from ..record.interception.memory_reads import show_values_in_repr
 from ..record.tape import tape
@@ -125,6 +126,8 @@ class Script:
             code = exit_code(error)
         elif error is not None:
             show(error)
+            if isinstance(error, KeyboardInterrupt):
+                end_interrupted()
             code = 1
         raise SystemExit(code)
 

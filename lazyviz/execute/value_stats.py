@@ -26,7 +26,6 @@ from ..torch_internals import private_api
 from .report import NonFinite
 
 CHUNK = 1 << 19  # elements
-SCRATCH_BYTES = 16 << 20
 SAMPLE = 1 << 13  # maximum number of elements in a histogram, evenly spaced
 
 _log = logging.getLogger(__name__)

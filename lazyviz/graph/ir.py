@@ -459,7 +459,7 @@ class RunInside(NamedTuple):
 
 
 @dataclass(slots=True)
-class RefusedOp:
+class RejectedOp:
     """An op that PyTorch rejected with these inputs, so that it was not recorded.
 
     ``args`` and ``kwargs`` are those of the call, with values in place of tensors. ``error`` is the id of the
@@ -495,7 +495,7 @@ class RaisedError:
 
     message: str
     source: SourceLine | None
-    refused: RefusedOp | None
+    rejected: RejectedOp | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,7 +562,7 @@ class Graph:
         )  # descriptions of assumed values that only an absent device could compute
         self.place: SourceLine | None = None  # where the block was opened
         self.is_cell = False  # the block is a whole cell
-        self.refused: RefusedOp | None = None  # the last one
+        self.rejected: RejectedOp | None = None  # the last one
         self.raised: RaisedError | None = None  # what ended the block
         self.world_size = 1  # the number of ranks, one of which was recorded
         self.rank = 0

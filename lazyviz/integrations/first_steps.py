@@ -84,10 +84,10 @@ class FirstSteps:
             self._graph = self._block.__enter__()
             self._graph.title = title
 
-    def stepped(self, folder: str | Path = ".") -> Findings | None:
+    def stepped(self, folder: str | Path | None = ".") -> Findings | None:
         """Handle the end of an optimizer step; return the findings after the last step.
 
-        A relative ``picture`` is written to ``folder``.
+        A relative ``picture`` is written to ``folder``; ``None``: nothing is, because another rank writes it.
 
         Raises:
             PeakExceeded: the step needs more than ``fail_above``.
@@ -101,8 +101,8 @@ class FirstSteps:
             return None
         plan = plan_of(graph, self._device)
         need = described(graph, plan)["needed_bytes"]
-        if self._picture is not None and not self._left:
-            self._draw(graph, Path(folder) / self._picture)
+        if not self._left:
+            self._draw(graph, folder)
         if self._budget is not None and need > self._budget:
             self._left = 0
             over = f"{format_bytes(need - self._budget)} above the limit of {format_bytes(self._budget)}"
@@ -114,28 +114,30 @@ class FirstSteps:
         if self._largest is None or (report.peak_bytes or 0) > (self._largest.peak_bytes or 0):
             self._largest = report
         if not self._left:
-            return self._found(Path(folder))
+            return self._found(folder)
         self._last = graph
         return None
 
-    def ended(self, folder: str | Path = ".") -> Findings | None:
+    def ended(self, folder: str | Path | None = ".") -> Findings | None:
         """Handle the end of training; return the findings if it had fewer steps than were to be recorded."""
         last, self._last = self._last, None
         self._leave()  # of a step that was not finished
         if last is None:
             self._left = 0
             return None
-        if self._picture is not None:
-            self._draw(last, Path(folder) / self._picture)
-        found = self._found(Path(folder))
+        self._draw(last, folder)
+        found = self._found(folder)
         self._left = 0
         return found
 
-    def _draw(self, graph: LazyGraph, path: Path) -> None:
-        """Write the picture; a Trainer's folder may not exist yet."""
+    def _draw(self, graph: LazyGraph, folder: str | Path | None) -> None:
+        """Write the picture, with the plan of eager PyTorch; a Trainer's folder may not exist yet."""
+        if self._picture is None or folder is None:
+            return
+        path = Path(folder) / self._picture
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            graph.save(path)
+            graph.save(path, eager=True)
         except (OSError, RuntimeError) as error:  # no reason to end a training
             logger.warning("The picture was not written: %s: %s", type(error).__name__, error)
             self._picture = None
@@ -152,7 +154,7 @@ class FirstSteps:
             block.__exit__(None, None, None)
         return graph
 
-    def _found(self, folder: Path) -> Findings:
+    def _found(self, folder: str | Path | None) -> Findings:
         assert self._need is not None
         need, plan = self._need
         recorded = self._steps - self._left
@@ -166,7 +168,8 @@ class FirstSteps:
             text += f" ({report.comparison})." if report.comparison else "."
             if report.projected_bytes is not None:
                 numbers["lazyviz/projected_peak_bytes"] = report.projected_bytes
-        picture = folder / self._picture if self._picture is not None else None
-        if picture is not None:
+        picture: Path | None = None
+        if self._picture is not None and folder is not None:
+            picture = Path(folder) / self._picture
             text += f" The picture is in {picture}."
         return Findings(text, numbers, plan.explain(), picture)

@@ -60,10 +60,10 @@ class LazyvizCallback(Callback):
         if trainer.global_step == self._step:  # gradients are being accumulated
             return
         self._step = trainer.global_step
-        self._publish(self._first.stepped(trainer.default_root_dir), trainer)
+        self._publish(self._first.stepped(_folder(trainer)), trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._publish(self._first.ended(trainer.default_root_dir), trainer)
+        self._publish(self._first.ended(_folder(trainer)), trainer)
 
     def _publish(self, found: Findings | None, trainer: Any) -> None:
         if found is None:
@@ -78,6 +78,11 @@ class LazyvizCallback(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._first.abandon()
+
+
+def _folder(trainer: Any) -> str | None:
+    """Where the first rank writes the picture; ``None`` for the others."""
+    return trainer.default_root_dir if trainer.is_global_zero else None
 
 
 def _send(to: Any, found: Findings, step: int) -> None:

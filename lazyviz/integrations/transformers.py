@@ -49,10 +49,10 @@ class LazyvizCallback(TrainerCallback):
         self._first.begin("the first steps of transformers' Trainer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._publish(self._first.stepped(args.output_dir), args, state, control)
+        self._publish(self._first.stepped(_folder(args, state)), args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._publish(self._first.ended(args.output_dir), args, state, control)
+        self._publish(self._first.ended(_folder(args, state)), args, state, control)
 
     def _publish(self, found: Findings | None, args: Any, state: Any, control: Any) -> None:
         if found is None:
@@ -67,6 +67,11 @@ class LazyvizCallback(TrainerCallback):
             handler.on_log(args, state, control, logs)
             for each in handler.callbacks if state.is_world_process_zero else ():
                 attempt(_send, each, found, state.global_step)
+
+
+def _folder(args: Any, state: Any) -> str | None:
+    """Where the first rank writes the picture; ``None`` for the others."""
+    return args.output_dir if state.is_world_process_zero else None
 
 
 def _send(to: Any, found: Findings, step: int) -> None:

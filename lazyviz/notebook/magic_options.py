@@ -15,8 +15,8 @@ from ..plan.devices.devices import PROFILES, cuda_devices
 from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
-from ..session.option_checks import recompute_option
 from ..session.options import options as defaults
+from ..session.run_options import recompute_option
 
 OPTIONS = (
     "--as",

@@ -16,7 +16,7 @@ from .devices.devices import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn import unsure
-from .workspace.numbers import of_numbers
+from .workspace.scalar_tensors import of_numbers
 from .workspace.size import Need
 from .workspace.table import lifetime_of, scratch
 

@@ -44,7 +44,7 @@ from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
-from .runtime.project import project_on
+from .runtime.device_projection import project_on
 from .runtime.projection import Projection
 from .workspace.size import Need
 from .workspace.table import scratch

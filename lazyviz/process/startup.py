@@ -9,9 +9,15 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as shells give it."""
+
+class InterruptedCode(int):
+    """The exit code of a command that Ctrl-C has ended, which is not a code that its script has given."""
+
+
+INTERRUPTED = InterruptedCode(128 + signal.SIGINT)
+"""As shells show it; see :func:`end_interrupted` for what other parents see."""
 
 
 def _begin() -> None:
@@ -26,6 +32,16 @@ def end() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def end_interrupted() -> NoReturn:
+    """Let Python end this process as if a script had not caught Ctrl-C, but without a traceback.
+
+    Exit handlers run, and then the process dies of SIGINT. A shell that runs commands in a loop stops for
+    that, but not for an exit code of 130.
+    """
+    sys.excepthook = lambda *_: None
+    raise KeyboardInterrupt
+
+
 def _is_command() -> bool:
     """Whether this process was started by ``lazyviz``, or by ``python -m lazyviz``."""
     name = sys.argv[0] if getattr(sys, "argv", None) else ""
@@ -35,6 +51,9 @@ def _is_command() -> bool:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
+    if os.name == "posix":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(INTERRUPTED)
 
 

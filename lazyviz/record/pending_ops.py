@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
-from . import observable_work
+from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
@@ -102,7 +102,7 @@ class PendingOps:
             # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
             node.cut()
             node.after = ()
-        observable_work.drop_forgotten_gradients(
+        observable_nodes.drop_forgotten_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )
         self._generators.forget()
@@ -187,7 +187,7 @@ class PendingOps:
                 return
             Unreachable.possible = False
             self.forget_unreachable(self.reachable())
-            Unreachable.possible = observable_work.writes_untracked_tensors(self.nodes)
+            Unreachable.possible = observable_nodes.writes_untracked_tensors(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
@@ -207,13 +207,13 @@ class PendingOps:
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in before):
             return
-        observable = observable_work.observable_storages(
+        observable = observable_nodes.observable_storages(
             self.nodes, self._tensors.outside, self._memory_holders
         )
         wanted = closure(
             node
             for node in list(self.nodes)
-            if id(node.graph) in kept or observable_work.is_observable(node, observable)
+            if id(node.graph) in kept or observable_nodes.is_observable(node, observable)
         )
         for node in self.nodes.keys() & (set(before) - set(wanted)):
             node.state = "done"  # for the storages that still list it as a reader

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import RefusedOp, TensorMeta
+from ..graph.ir import RejectedOp, TensorMeta
 from ..process.signals import Deferred
 from ..process.tracebacks import shorten
 from ..process.transaction import Exclusive
@@ -328,7 +328,7 @@ class Recorder:
         source, hint = scopes.sources.find(sys._getframe(1))
         phase = "backward" if self._recording.in_autograd() else hint or scopes.phase
         phase = "forward" if phase == "other" else phase
-        graph.refused = RefusedOp(
+        graph.rejected = RejectedOp(
             op, *call, list(values), id(error), source, scopes.module, scopes.root, phase
         )
 

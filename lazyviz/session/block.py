@@ -38,10 +38,11 @@ from ..record.storage import TrackedStorage, TrackedValue, Unreachable
 from ..record.tape import tape
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
+from .argument_checks import check_texts, check_type
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .option_checks import Recompute, check_texts, check_type, recompute_option, validate
 from .recorded_graph import RecordedGraph
+from .run_options import Recompute, RunOptions, recompute_option
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"
 _ANOTHER_TASK = (
@@ -82,7 +83,7 @@ class Options:
         split = "off" if self.split is None else self.split
         recompute = recompute_option(self.recompute)
         has_batch = self.batch is not None
-        validate(split=split, recompute=recompute, backend=self.backend, has_batch=has_batch)
+        RunOptions(self.backend, split=split, recompute=recompute).validate(has_batch=has_batch)
         if split == "off" and is_cluster(find_backend(self.backend)):
             split = "auto"  # a cluster runs pieces
         return split, recompute
@@ -293,7 +294,7 @@ class LazyBlock(Transaction, Generic[G]):
         if self.graph is not None:
             if error is not None:
                 note_raised(self.graph.ir, error)
-            self.graph.ir.refused = None
+            self.graph.ir.rejected = None
         with Exclusive():
             self.undo(1)  # all except the claim: the recorded ops are not registered yet
         if error is not None:

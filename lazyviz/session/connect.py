@@ -39,6 +39,6 @@ def _count_work(node: Node) -> Work:
 
 
 def _project_time(node: Node) -> Timed | None:
-    from ..plan.runtime.project import time_of_node  # also imported on the first call
+    from ..plan.runtime.device_projection import time_of_node  # also imported on the first call
 
     return time_of_node(node, node.graph) if isinstance(node, TrackedNode) else None

@@ -24,13 +24,24 @@ class ShownGraph(Protocol):
 
     ir: Graph
     title: str
+    device: Any
     drawing: Drawing | None
+    shown_plans: Any  # those of its widgets
 
     @property
     def state(self) -> str: ...
     @property
     def report(self) -> Any: ...
     def plan(self) -> Plan: ...
+
+
+def _plan_to_save(graph: ShownGraph, eager: bool) -> Plan:
+    """The graph's plan, or with ``eager`` the plan of plain PyTorch."""
+    if not eager:
+        return graph.plan()
+    from ..plan.planner import make_plan
+
+    return make_plan(graph.ir, device=graph.device, of="eager")
 
 
 class Pictures:
@@ -74,15 +85,22 @@ class Pictures:
 
         shown: dict[str, Any] = {"title": graph.title, "state": graph.state, "figure": figure_of(**figure)}
         shown |= {"drawing": graph.drawing, "theme": options.theme, "by": options.color}
-        if paths:
-            shown |= {"drawn": self._drawn, "pictured": graph}
-            save(graph.ir, graph.plan(), path, format, eager=eager, **shown)
-            return
-        from ..view.export.path_redaction import WithoutPaths, without_paths
+        plan, plans = _plan_to_save(graph, eager), graph.shown_plans
+        if eager:  # the saved page has its own plan, not the one that a widget shows
+            graph.shown_plans = None
+        try:
+            if paths:
+                shown |= {"drawn": self._drawn, "pictured": graph}
+                save(graph.ir, plan, path, format, eager=eager, **shown)
+                return
+            from ..view.export.path_redaction import WithoutPaths, without_paths
 
-        with without_paths(graph.ir) as redactions:
-            pictured: Any = WithoutPaths(graph, redactions)
-            save(graph.ir, graph.plan(), path, format, eager=eager, pictured=pictured, **shown)
+            with without_paths(graph.ir) as redactions:
+                pictured: Any = WithoutPaths(graph, redactions)
+                save(graph.ir, plan, path, format, eager=eager, pictured=pictured, **shown)
+        finally:
+            if eager:
+                graph.shown_plans = plans
 
     def show(self, graph: ShownGraph) -> Path:
         """Write the page and open it; see :meth:`lazyviz.session.lazy_graph.LazyGraph.show`."""

@@ -21,8 +21,9 @@ import torch
 
 from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
-from ..execute.replay import async_run, codegen, node_passes
+from ..execute.replay import codegen, node_passes
 from ..execute.replay.async_run import AsyncRun
+from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
@@ -39,7 +40,9 @@ from ..torch_internals import cuda as torch_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics
 from .recorded_graph import RecordedGraph
-from .strategies import Projection, RunOptions, Strategy
+from .run_options import RunOptions
+from .strategies.base import Strategy
+from .strategies.selection import choose
 
 if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun
@@ -98,13 +101,19 @@ class ActiveRun:
 
 
 @with_users_lines
-def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
+def run(
+    nodes: Sequence[TrackedNode],
+    cause: str,
+    graph: RecordedGraph | None = None,
+    owner: RecordedGraph | None = None,
+    **options: Any,
+) -> Report:
     """Run ``nodes`` (closed under dependencies, in program order), and notify their graphs.
 
-    The ``options`` are those of :class:`.strategies.RunOptions`.  With ``graph``, which is set for runs
+    The ``options`` are those of :class:`.run_options.RunOptions`.  With ``graph``, which is set for runs
     requested by the user, the peak is projected first (for a run in this process).  ``split`` refers to the
-    batch of that graph; an interrupted split run is completed first.  ``recompute`` is the budget in bytes
-    for recomputing activations.
+    batch of that graph, or of ``owner`` without it; an interrupted split run is completed first.
+    ``recompute`` is the budget in bytes for recomputing activations.
     """
     shutdown.uses()
     wanted = RunOptions(**options)
@@ -118,13 +127,13 @@ def run(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> Report:
     context = ActiveRun(nodes)
     try:
         with context as arrived:
-            strategy = _chosen(nodes, wanted, begun)
+            strategy = _chosen(nodes, wanted, graph, begun, owner)
             report = _execute(strategy, cause, context, arrived)
             _note(nodes)
     finally:
         context.__exit__()
-    if wanted.graph is not None:
-        wanted.graph.runs.report = report
+    if graph is not None:
+        graph.runs.report = report
     return report
 
 
@@ -135,22 +144,30 @@ def _note(nodes: Sequence[TrackedNode]) -> None:
         note_run(nodes, graph)
 
 
-def _chosen(nodes: Sequence[TrackedNode], wanted: RunOptions, begun: SplitRun | None) -> Strategy:
+def _chosen(
+    nodes: Sequence[TrackedNode],
+    wanted: RunOptions,
+    graph: RecordedGraph | None,
+    begun: SplitRun | None,
+    owner: RecordedGraph | None = None,
+) -> Strategy:
     """Choose how to run ``nodes``, and project the peak; raises an error if they cannot run."""
-    graph, nodes = wanted.graph, node_passes.unfinished(nodes)  # a signal's handler may have run them
+    nodes = node_passes.unfinished(nodes)  # a signal's handler may have run them
     errors, irs = node_passes.begin(nodes)
     for error in errors:
         if failure_of(error) is not Failure.RAISED:
             raise RuntimeError(error)
     planned_device.refuse(nodes, graph.device if graph is not None else None)
     touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
-    strategy = Strategy.choose(nodes, wanted, touched, begun)
+    strategy = choose(nodes, wanted, graph, touched, begun, owner)
     strategy.project()
     return strategy
 
 
 @with_users_lines
-def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEvaluation:
+def start(
+    nodes: Sequence[TrackedNode], cause: str, graph: RecordedGraph | None = None, **options: Any
+) -> AsyncEvaluation:
     """Like :func:`run`, on another thread if possible; otherwise it has run when this returns.
 
     There is one run at a time: an earlier one is finished first, and its errors are raised here.
@@ -161,7 +178,7 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
     begun = begun_split(nodes)
     try:
         with context as arrived:
-            strategy = None if begun else _chosen(nodes, wanted, None)
+            strategy = None if begun else _chosen(nodes, wanted, graph, None)
             if strategy is not None:
                 evaluation = AsyncEvaluation(strategy, cause)
                 if evaluation.begin():
@@ -172,7 +189,7 @@ def start(nodes: Sequence[TrackedNode], cause: str, **options: Any) -> AsyncEval
     finally:
         context.__exit__()
     reason = "an interrupted split run continues"
-    return AsyncEvaluation(None, cause, reason, run(nodes, cause, **options))
+    return AsyncEvaluation(None, cause, reason, run(nodes, cause, graph, **options))
 
 
 class AsyncEvaluation:
@@ -210,8 +227,7 @@ class AsyncEvaluation:
     @property
     def started(self) -> AsyncRun | None:
         """The running kernels; ``None`` when it is finished."""
-        found = self._strategy.found if self._strategy is not None else None
-        started = found.started if found is not None else None
+        started = self._strategy.started if self._strategy is not None else None
         return started if started is not None and started.has_begun else None
 
     def cancel(self) -> None:
@@ -232,8 +248,7 @@ class AsyncEvaluation:
             try:
                 with context as arrived:
                     self.report = _execute(strategy, self.cause, context, arrived)
-                if strategy.subgraph is not None:
-                    async_run.part(strategy.subgraph)
+                strategy.release()
             except BaseException as error:
                 self.error = error
                 raise
@@ -243,8 +258,8 @@ class AsyncEvaluation:
                     if tape.runs.background is self:
                         tape.runs.background = None
                 context.__exit__()
-                if strategy.wanted.graph is not None and self.report is not None:
-                    strategy.wanted.graph.runs.report = self.report
+                if strategy.graph is not None and self.report is not None:
+                    strategy.graph.runs.report = self.report
 
 
 def _shows_bar(strategy: Strategy) -> bool:
@@ -315,7 +330,8 @@ def outcome_of(error: BaseException, arrived: Deferred) -> str:
 
 def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float) -> Report:
     """The report of the run."""
-    nodes, compiled, projection, seen = strategy.nodes, strategy.compiled, strategy.projection, strategy.seen
+    nodes, projection, seen = strategy.nodes, strategy.projection, strategy.seen
+    compiled = strategy.compiled
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     peak: int | None = None
     projected: int | None = None
@@ -323,7 +339,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
     if outcome is None and not strategy.is_hidden:
         peak, projected, above = _measured(strategy.memory, strategy.cuda, projection)
         strategy.learn()
-    graph = strategy.wanted.graph
+    graph = strategy.graph
     own = graph.ir if graph is not None else nodes[-1].graph if nodes else None
     timelines = {} if strategy.is_hidden else strategy.memory.timelines()
     if seen is not None:
@@ -336,7 +352,7 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         strategy.wanted.backend,
         cause,
         pieces=len(strategy.split_run.pieces) if strategy.split_run is not None else 1,
-        recomputed=strategy.recomputing.count if strategy.recomputing is not None else 0,
+        recomputed=strategy.recomputed,
         share=strategy.share / len(nodes) if nodes and outcome is None else 1.0,
         projected_bytes=projected,
         projected_total_bytes=None if projected is None or projection is None else projection[0].total,
@@ -344,11 +360,8 @@ def _report(strategy: Strategy, cause: str, outcome: str | None, seconds: float)
         timeline=timelines.get(id(own), []),
         first_nan=seen.first.get("nan") if seen is not None else None,
         first_inf=seen.first.get("inf") if seen is not None else None,
-        cache_hit=strategy.found is not None
-        or (compiled is not None and compiled.hits > 0 and not compiled.misses),
-        cache_miss_reason="; ".join(compiled.missed)
-        if compiled is not None and compiled.missed
-        else strategy.new,
+        cache_hit=strategy.cache_hit,
+        cache_miss_reason=strategy.cache_miss_reason,
         fallbacks=tuple(compiled.fallbacks) if compiled is not None else (),
         _record=weakref.ref(own) if own is not None and outcome is None else None,
     )

@@ -38,6 +38,7 @@ from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..torch_internals import op_stream
 from . import evaluation
+from .argument_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
 from .asynchronous.run_handle import Run as AsyncRun
 from .block import LazyBlock, Options, close_all, open_blocks
 from .diagnostics import metrics as metrics
@@ -45,20 +46,12 @@ from .diagnostics import why as why
 from .display import Pictures
 from .evaluate_all import evaluate_everything, merged
 from .named_batch import BatchLike, NamedBatch
-from .option_checks import (
-    Recompute,
-    assumptions,
-    check_evaluate,
-    check_save,
-    check_tensors,
-    check_texts,
-    check_type,
-)
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import levers
 from .run_choices import RunChoices
 from .run_history import Listener, RunHistory
+from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
 from .sync_evaluation import run_with_options
 
@@ -465,8 +458,8 @@ class LazyGraph:
         Args:
             format: overrides the suffix, or selects the kind of ``.json``: ``"perfetto"``,
                 ``"model-explorer"``.
-            eager: write a ``.pickle`` (PyTorch memory snapshot) of the timeline of eager PyTorch, not of
-                lazyviz.
+            eager: show the plan of eager PyTorch, also in a ``.pickle`` (PyTorch memory snapshot), not that
+                of an evaluation by lazyviz.
             paths: False omits the user's code and the directories of its files.  Otherwise, pages contain
                 lines of code (the whole code of a cell), and timelines also the full paths of files.
             title: title of a figure, that is, a ``.svg``, ``.pdf``, or ``.png`` without state, verdict, and
@@ -593,7 +586,7 @@ def lazy(
             not exist, the block can only be planned.
         rank: the rank to record.
         torch_version: the PyTorch release that will run on an absent GPU, such as ``"1.13"``; its known
-            differences in memory use (:mod:`lazyviz.record.fake_cuda.releases`) are recorded.
+            differences in memory use (:mod:`lazyviz.record.fake_cuda.older_releases`) are recorded.
         assume: values of reads that only an absent device could compute, by line.  A line is its number, in
             any file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives one value per read.
             ``"until max_new_tokens"``: text generation by transformers continues to its maximum length,

@@ -16,7 +16,7 @@ from ..process.transaction import Transaction
 from ..record import partial_writes
 from ..record.dependencies import closure
 from ..record.distributed.world import OneOfMany, local_world_size
-from ..record.fake_cuda import releases
+from ..record.fake_cuda import older_releases
 from ..record.fake_cuda.host_values import give_back
 from ..record.fake_cuda.torch_cuda import AbsentCards, Card
 from ..record.storage import TrackedNode
@@ -42,7 +42,7 @@ def resolved(
     """
     target, card = _resolved(device, size, rank)
     if torch_version is not None:
-        release = releases.release(torch_version)
+        release = older_releases.release(torch_version)
         if card is None:
             raise ValueError(
                 "torch_version is only for a GPU that is not on this machine: other devices use the "
@@ -150,7 +150,7 @@ class _Cards(Transaction):
         if card.release is not None:
             graph.torch_release = card.release
             graph.release_differences = tuple(
-                each.words for each in releases.DIFFERENCES if each.holds(card.release)
+                each.words for each in older_releases.DIFFERENCES if each.holds(card.release)
             )
         self._tape = tape
         self._cards = AbsentCards(tape, card, memory, reserved, assume or {})

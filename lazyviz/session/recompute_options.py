@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..plan.projection import parts_of
 from ..record.storage import TrackedNode
-from .option_checks import Recompute, recompute_option, validate
 from .recorded_graph import RecordedGraph
+from .run_options import Recompute, RunOptions, recompute_option
 
 if TYPE_CHECKING:
     from ..plan.remat.selection import Choice
@@ -34,7 +34,7 @@ def levers(
     own_recompute = "off" if recompute is None and split not in given else choices.recompute
     split = own_split if split is None else split
     recompute = own_recompute if recompute is None else recompute_option(recompute)
-    validate(split=split, recompute=recompute, backend=backend)
+    RunOptions(backend, split=split, recompute=recompute).validate()
     return split, recompute
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from .named_batch import NamedBatch
-from .option_checks import CLUSTER_NEEDS_BATCH, Recompute, validate
+from .run_options import CLUSTER_NEEDS_BATCH, Recompute, RunOptions
 
 
 class RunChoices:
@@ -42,7 +42,7 @@ class RunChoices:
         backend = self.backend if backend is None else backend
         wanted = self.split if split is None else split
         has_batch = self.batch is not None
-        validate(split=wanted, recompute=self.recompute, backend=backend, has_batch=has_batch)
+        RunOptions(backend, split=wanted, recompute=self.recompute).validate(has_batch=has_batch)
         self.backend, self.split = backend, wanted
         if summaries is not None:
             self.summaries = summaries

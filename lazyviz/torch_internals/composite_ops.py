@@ -1,7 +1,7 @@
 """Private torch APIs for composite ATen functions, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for recording.  ``tests/test_torch_internals.py`` checks
-each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for recording.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
 from __future__ import annotations

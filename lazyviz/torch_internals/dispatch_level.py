@@ -1,6 +1,6 @@
 """The dispatch level at which recorded kernels run, with little overhead per read.
 
-``tests/test_torch_internals.py`` checks the assumptions.
+``tests/torch_internals/test_private_apis.py`` checks the assumptions.
 """
 
 from __future__ import annotations

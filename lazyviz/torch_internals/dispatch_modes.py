@@ -1,6 +1,7 @@
 """Private torch APIs for the dispatch modes of a thread, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`.  ``tests/test_torch_internals.py`` checks each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
 from __future__ import annotations

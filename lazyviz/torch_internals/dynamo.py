@@ -1,7 +1,7 @@
 """Private torch APIs for ``torch.compile``, each with its reason.
 
 Compiled code treats dispatch modes and patched methods as part of the program, so recording must know where
-it begins and ends. ``tests/test_torch_internals.py`` checks each entry.
+it begins and ends. ``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
 from __future__ import annotations

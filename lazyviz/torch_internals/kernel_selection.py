@@ -1,7 +1,7 @@
 """Private torch APIs that tell which kernel PyTorch would select, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.  ``tests/test_torch_internals.py``
-checks each entry.
+Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
 from __future__ import annotations

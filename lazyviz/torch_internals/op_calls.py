@@ -2,9 +2,8 @@
 
 ``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the schema of the operator and boxes them;
 ``torch.add(x, y)`` is compiled for them, and is faster.  Which overload it calls depends on its arguments, so
-each is
-tried: a dispatch mode sees which operator is called, with which arguments.  ``tests/test_torch_internals.py``
-checks the assumptions.
+each is tried: a dispatch mode sees which operator is called, with which arguments.
+``tests/torch_internals/test_private_apis.py`` checks the assumptions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notification of whole optimizer steps, for which :mod:`torch.optim` has no hook.
 
 The hooks of ``torch.optim`` are called within a step, while PyTorch iterates over the list of hooks: a block
-that ends or begins there would change that list (``tests/test_torch_internals.py``).
+that ends or begins there would change that list (``tests/torch_internals/test_private_apis.py``).
 """
 
 from __future__ import annotations

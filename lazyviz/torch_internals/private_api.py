@@ -1,7 +1,7 @@
 """Private torch APIs of general use, each with its reason.
 
-Check this module after a PyTorch upgrade; ``tests/test_torch_internals.py`` checks each entry against the
-installed PyTorch.
+Check this module after a PyTorch upgrade; ``tests/torch_internals/test_private_apis.py`` checks
+each entry against the installed PyTorch.
 """
 
 from __future__ import annotations

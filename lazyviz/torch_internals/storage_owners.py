@@ -1,10 +1,11 @@
 """Private torch APIs for the ownership of a storage's memory, and other references to it.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.memory_holders`.
-``tests/test_torch_internals.py`` checks each entry.  PyTorch has no public way to ask who owns a storage's
-memory: the function that will free it tells, and what that function is given, which are words of the C++
-object.  Where they are is found by looking for known ones; where that fails, all memory that cannot be
-resized counts as shared.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
+
+PyTorch has no public way to ask who owns a storage's memory.  The owner follows from the function that will
+free it (the deleter) and that function's argument, which are fields of the C++ object.  Their offsets are
+found by searching for known values; if the search fails, all memory that cannot be resized counts as shared.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from . import lab as lab_tools
+from .support import jupyterlab as lab_tools
 
 
 @pytest.fixture(scope="session")

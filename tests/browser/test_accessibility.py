@@ -9,9 +9,9 @@ import torch
 
 import lazyviz
 
-from .lab import open_notebook, run_cell, wait_for_kernel, write_notebook
-from .models import training
-from .stage import Stage, shown
+from .support.bare_page import Stage, shown
+from .support.jupyterlab import open_notebook, run_cell, wait_for_kernel, write_notebook
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 

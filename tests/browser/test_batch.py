@@ -6,8 +6,15 @@ import re
 
 import pytest
 
-from .lab import hide_side_bar, open_notebook, run_cell, set_theme, wait_for_kernel, write_notebook
-from .stage import shown
+from .support.bare_page import shown
+from .support.jupyterlab import (
+    hide_side_bar,
+    open_notebook,
+    run_cell,
+    set_theme,
+    wait_for_kernel,
+    write_notebook,
+)
 from .test_notebook import overlapping, scrolls_sideways
 
 pytestmark = pytest.mark.browser
@@ -162,7 +169,7 @@ def test_pieces_chosen_in_the_menu_are_planned_shown_and_run(page, opened, scree
 
 def test_what_forbids_a_split_is_named_and_a_click_goes_to_it(page, opened, screenshots):
     opened(SETUP, NORM)
-    page.locator(".lz-verdict").hover()  # which brings the second part
+    page.locator(".lz-verdict").hover()  # which brings the deferred part
     link = page.locator(".lz-blocked button").first
     assert link.inner_text().startswith("native_batch_norm")
     assert "GroupNorm" in page.locator(".lz-blocked").inner_text()

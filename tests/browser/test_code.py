@@ -9,9 +9,9 @@ import torch
 
 import lazyviz
 
-from . import models
-from .models import training
-from .stage import Stage, shown
+from .support import models
+from .support.bare_page import Stage, shown
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 

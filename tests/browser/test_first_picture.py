@@ -12,8 +12,8 @@ import torch.nn.functional as F
 import lazyviz
 from lazyviz.graph.modules import module_path
 
-from . import pictures
-from .stage import Stage
+from .support import pictures
+from .support.bare_page import Stage
 
 pytestmark = pytest.mark.browser
 

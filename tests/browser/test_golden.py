@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from . import goldens, pictures
+from .support import goldens, pictures
 
 pytestmark = pytest.mark.browser
 

@@ -10,13 +10,13 @@ import torch
 
 import lazyviz
 
-from . import pictures
-from .stage import Stage, shown
+from .support import pictures
+from .support.bare_page import Stage, shown
 
 pytestmark = pytest.mark.browser
 
 CLOSED = '[data-node][aria-expanded="false"]'
-FAULTS = (Path(__file__).parent / "faults.js").read_text(encoding="utf-8")
+FAULTS = (Path(__file__).parent / "support" / "faults.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture

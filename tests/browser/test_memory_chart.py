@@ -10,8 +10,8 @@ from torch import nn
 
 import lazyviz
 
-from .pictures import same_speed
-from .stage import Stage, shown
+from .support.bare_page import Stage, shown
+from .support.pictures import same_speed
 
 pytestmark = pytest.mark.browser
 
@@ -76,7 +76,7 @@ def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page
     stage = staged()
     readout = page.locator(".lz-chart-readout")
     assert "at the peak" in readout.inner_text()
-    page.locator(".lz-verdict").hover()  # which brings the second part
+    page.locator(".lz-verdict").hover()  # which brings the deferred part
     stage.settle()
     before = len(stage.messages)
     page.mouse.move(*place(page, 0.3))
@@ -265,7 +265,7 @@ def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
         title = page.locator(".lz-strip-side p", has_text="projected").get_attribute("title")
         assert "from the calibration of this CPU" in title and "in kernels with measurements" in title
         page.mouse.move(*place(page, 0.2))
-        stage.settle()  # with the second part, which tells the rest
+        stage.settle()  # with the deferred part, which tells the rest
         assert "-bound" in page.locator(".lz-chart-readout").get_attribute("title")
 
 
@@ -290,7 +290,7 @@ def test_two_views_of_a_graph_stay_in_step(page, staged):
 def test_nothing_of_the_chart_is_cut_off_or_covered(page, staged, width, dark, screenshots):
     stage = staged(width=width, dark=dark, device="T4-16GB")
     drag(page, 0.1, 0.9)
-    stage.settle()  # the second part draws what was dragged over
+    stage.settle()  # the deferred part draws what was dragged over
     page.mouse.move(*place(page, 0.6))
     stage.settle()
     page.locator(".lz-memory").screenshot(

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from .lab import (
+from .support.bare_page import shown
+from .support.jupyterlab import (
     hide_side_bar,
     notebook,
     open_notebook,
@@ -19,7 +20,6 @@ from .lab import (
     wait_for_kernel,
     write_notebook,
 )
-from .stage import shown
 
 pytestmark = pytest.mark.browser
 

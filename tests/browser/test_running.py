@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 
-from .stage import Stage, shown
+from .support.bare_page import Stage, shown
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ from torch import nn
 import lazyviz
 from lazyviz.view.render import rasterize
 
-from .stage import Stage
+from .support.bare_page import Stage
 
 pytestmark = pytest.mark.browser
 

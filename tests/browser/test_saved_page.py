@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 
-from .stage import shown
+from .support.bare_page import shown
 
 pytestmark = pytest.mark.browser
 

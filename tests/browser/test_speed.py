@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from . import lab as lab_tools
-from . import speed
+from .support import jupyterlab as lab_tools
+from .support import speed
 
 pytestmark = [pytest.mark.browser, pytest.mark.takes_times]
 

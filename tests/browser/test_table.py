@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .models import training
-from .stage import Stage, shown
+from .support.bare_page import Stage, shown
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 

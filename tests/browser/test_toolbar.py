@@ -8,8 +8,8 @@ from torch import nn
 
 import lazyviz
 
-from . import pictures
-from .stage import Stage
+from .support import pictures
+from .support.bare_page import Stage
 
 pytestmark = pytest.mark.browser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lazyviz.plan.units import format_bytes
 from lazyviz.torch_internals import op_stream
 
 from .process import lazyviz_command, python
@@ -93,6 +95,38 @@ def test_a_remedy_names_the_line_in_the_function_that_the_plan_stopped_in(write,
     """
     done = lazyviz_command("plan", write(text), cwd=tmp_path)
     assert "del x after its last use at train.py:11 " in done.stdout, done.stdout
+
+
+INTERRUPTED = """
+    import atexit, os, signal, time
+    import torch
+
+    atexit.register(print, "at exit")
+    print(torch.ones(3).sum())
+    if "fork" in os.environ:
+        if child := os.fork():
+            print("child:", os.waitpid(child, 0)[1], flush=True)
+            raise SystemExit(0)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("env", [{}, {"fork": "1"}], ids=["script", "child"])
+def test_an_interrupted_script_ends_like_python(write, tmp_path, env):
+    script = write(INTERRUPTED)
+    eager = python(script, cwd=tmp_path, env=env, fresh=True)
+    assert eager.returncode == (0 if env else -signal.SIGINT)
+    for command in ("run", "plan"):
+        done = lazyviz_command(command, script, cwd=tmp_path, env=env, fresh=True)
+        assert done.returncode == eager.returncode
+        assert done.stderr.count("KeyboardInterrupt") == eager.stderr.count("KeyboardInterrupt") == 1
+        assert set(eager.stdout.splitlines()) <= set(done.stdout.splitlines())
+
+
+def test_an_exit_code_of_the_script_is_not_taken_for_an_interrupt(write, tmp_path):
+    done = lazyviz_command("run", write("raise SystemExit(130)"), cwd=tmp_path, fresh=True)
+    assert done.returncode == 130
 
 
 READING = """
@@ -462,6 +496,17 @@ def test_a_budget_is_not_met_by_a_script_without_operators(write, tmp_path):
     done = lazyviz_command("plan", write("print('hello')\n"), "--fail-above", "1GiB", cwd=tmp_path)
     assert done.returncode == 1
     assert "--fail-above cannot be checked: no PyTorch operator was recorded" in done.stderr
+
+
+def test_a_view_shows_the_plan_that_the_command_prints(write, tmp_path):
+    script = write(READING)
+    planned = lazyviz_command("plan", script, "--steps", "1", "--json", "plan.json", cwd=tmp_path)
+    drawn = lazyviz_command("view", script, "-o", "graph.svg", cwd=tmp_path)
+    assert (planned.returncode, drawn.returncode) == (0, 0), drawn.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    peak, other = (format_bytes(plan[name]) for name in ("eager_peak_bytes", "lazyviz_peak_bytes"))
+    picture = (tmp_path / "graph.svg").read_text()
+    assert peak != other and peak in picture and other not in picture
 
 
 def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_path):

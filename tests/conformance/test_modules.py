@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 from .scoreboard import EQUAL, FAILING
 
 # Entries with sync points: cause -> why it needs data.

@@ -23,7 +23,7 @@ from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..bits import difference
+from ..bit_equality import difference
 from .scoreboard import EQUAL, FAILING
 
 # Optimizers with sync points: cause -> why it needs data.

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import lazyviz
 from lazyviz.record.tape import tape
 
-from ..bits import difference
+from ..bit_equality import difference
 from .architectures import ARCHITECTURES, Architecture
 from .scoreboard import EQUAL, FAILING
 

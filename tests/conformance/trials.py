@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..bits import difference, metadata_difference
+from ..bit_equality import difference, metadata_difference
 from .scoreboard import EQUAL, FAILING, NONDETERMINISTIC
 
 Program = Callable[[Any], Any]

@@ -23,7 +23,7 @@ from lazyviz.record.storage import PARTIAL_WRITE
 from lazyviz.record.tape import tape
 from lazyviz.session.recompute_options import RecomputeError
 
-from ..bits import difference
+from ..bit_equality import difference
 from ..execute.microbatch.clusters import Here
 from .faulty_kernels import Alarm, Calls, Fault, FaultyKernels, KernelError, ThreadSwitch, error
 

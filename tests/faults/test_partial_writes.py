@@ -12,7 +12,7 @@ from lazyviz.execute.replay import codegen
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.record.tape import tape
 
-from ..bits import difference
+from ..bit_equality import difference
 from .faulty_kernels import FaultyKernels, KernelError, error_after_it
 
 ops = torch.ops.aten

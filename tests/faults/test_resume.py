@@ -14,7 +14,7 @@ from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
 from lazyviz.session import evaluation
 
-from ..bits import difference
+from ..bit_equality import difference
 from .faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
 from .inject import PACKAGE, inject, points, sampled
 from .steps import signals_raise

@@ -271,6 +271,26 @@ def test_a_training_with_fewer_steps_is_planned_as_far_as_it_goes(tmp_path, capl
         assert lazyviz.doctor().ok
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("steps", [1, 2], ids=["all steps", "fewer steps"])
+def test_only_the_first_rank_writes_the_picture(tmp_path, is_first, steps):
+    from lazyviz.integrations.transformers import LazyvizCallback
+
+    callback = LazyvizCallback(steps=steps, picture="graph.svg")
+    state = types.SimpleNamespace(is_world_process_zero=is_first, log_history=[], global_step=1)
+    args = types.SimpleNamespace(output_dir=tmp_path)
+    net = torch.nn.Linear(4, 4)
+    callback.on_step_begin(args, state, None)
+    net(torch.ones(2, 4)).sum().backward()
+    callback.on_optimizer_step(args, state, None)
+    callback.on_train_end(args, state, None)
+    assert (tmp_path / "graph.svg").exists() is is_first
+    assert callback.findings is not None
+    assert (
+        (callback.findings.picture is not None) is ("The picture is in" in callback.findings.text) is is_first
+    )
+
+
 def test_an_error_above_the_budget_is_about_one_run(tmp_path):
     from lazyviz.integrations.first_steps import FirstSteps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..turns import day_of
+from ..case_rotation import day_of
 from . import catalog
 from .table import Table
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 from .catalog import Program
 
 

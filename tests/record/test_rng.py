@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..bits import difference
+from ..bit_equality import difference
 
 
 def test_a_seed_set_between_draws_is_noticed():

@@ -12,7 +12,7 @@ import torch
 import lazyviz
 from lazyviz.record import native_recorder, unrecorded_ops
 
-from ..bits import difference
+from ..bit_equality import difference
 
 
 def dispatch_modes() -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 from ..eager_and_lazy import both
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 
 DATA = torch.arange(24.0).reshape(8, 3)
 LABELS = torch.arange(8)

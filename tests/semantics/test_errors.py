@@ -14,7 +14,7 @@ from torch import nn
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 
 A = torch.arange(12.0).reshape(4, 3)
 LEAF = torch.ones(3, requires_grad=True)

@@ -22,7 +22,7 @@ from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
 from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 
-from ..bits import difference
+from ..bit_equality import difference
 
 
 def counted(*classes):

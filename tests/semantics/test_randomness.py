@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 
-from ..bits import difference
+from ..bit_equality import difference
 from ..eager_and_lazy import both
 
 DRAWS = {

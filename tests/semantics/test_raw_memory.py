@@ -23,7 +23,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 import lazyviz
 from lazyviz.record import native_recorder
 
-from ..bits import difference
+from ..bit_equality import difference
 from ..eager_and_lazy import both
 from ..same_as_eager import assert_same_as_eager
 

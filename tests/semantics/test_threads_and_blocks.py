@@ -16,7 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.torch_internals import private_api
 
-from ..bits import difference
+from ..bit_equality import difference
 
 
 def on_a_thread(function):

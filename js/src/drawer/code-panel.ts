@@ -2,7 +2,7 @@
 
 import { html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";
 

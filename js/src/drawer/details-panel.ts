@@ -1,8 +1,8 @@
 // The panels of details: facts about the selected box; before a selection, what is alive at the peak. Their content is
-// written by drawer/details.ts, which is in the widget's second part.
+// written by drawer/details.ts, which is in the widget's deferred part.
 
 import { html } from "../page/dom";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import type { DetailsEvents, Writer } from "./details";
 import type { BoxData } from "../model/types";
 

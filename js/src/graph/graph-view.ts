@@ -7,10 +7,10 @@ import { Colors, noteKey, sum, type Coloring } from "./colors";
 import { html, on, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
 import type { Arrow } from "./keyboard";
-import { keptBands } from "./kept";
+import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
-import { secondPart, whenHere } from "../page/second-part";
+import { secondPart, whenHere } from "../page/deferred-part";
 import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
@@ -428,7 +428,7 @@ export class GraphView {
     } else if (key.startsWith("Arrow")) {
       const before = this.#current;
       whenHere(({ neighbor }) => {
-        // Keys that were pressed before the second part arrived continue from where the previous one led.
+        // Keys that were pressed before the deferred part arrived continue from where the previous one led.
         const from = this.#current === before ? (id ?? before) : this.#current;
         const to = this.#arrangement ? neighbor(this.#arrangement, from ?? "", key as Arrow) : null;
         const frame = to !== null ? this.#frames.get(to) : undefined;

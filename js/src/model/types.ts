@@ -435,12 +435,12 @@ export type FromPython =
   | ({ kind: "comparison" } & Compared)
   | { kind: "numbers"; notes: Note[]; boxes: Record<string, Record<string, Span>> }
   | { kind: "refused"; note: string }
-  | { kind: "second-part"; code: string }
+  | { kind: "deferred-part"; code: string }
   | FileMessage
   | ({ kind: "found" } & Found);
 
 export type Action =
-  | "second-part"
+  | "deferred-part"
   | "evaluate"
   | "evaluate-to"
   | "backend"

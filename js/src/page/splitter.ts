@@ -1,9 +1,9 @@
 // A bar between two parts that pointer and arrow keys move; its position is stored for the page.
 //
-// Moving it is in the widget's second part (splitter-moves.ts).
+// Moving it is in the widget's deferred part (splitter-moves.ts).
 
 import { html } from "./dom";
-import { whenHere } from "./second-part";
+import { whenHere } from "./deferred-part";
 
 export interface Split {
   name: string; // the key under which the size is stored

@@ -5,8 +5,8 @@
 import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/model";
-import { bring } from "../page/second-part";
-import * as second from "../second";
+import { bring } from "../page/deferred-part";
+import * as second from "../deferred";
 import widget from "../widget";
 
 type Callback = (message: FromPython) => void;

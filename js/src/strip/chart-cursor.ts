@@ -6,7 +6,7 @@
 import { edge, pointAt } from "./chart-geometry";
 import { grouped, html, on, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
-import { secondPart, whenHere } from "../page/second-part";
+import { secondPart, whenHere } from "../page/deferred-part";
 import type { MemoryChart } from "./memory-chart";
 
 const DRAG = 5; // pixels from which on a press is a drag

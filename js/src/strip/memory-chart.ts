@@ -6,7 +6,7 @@
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
 import { charWidth, cut, grouped, html, on, plainButton, svg } from "../page/dom";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn

@@ -3,7 +3,7 @@
 // Python makes the plan of another size, because it has the allocator; planning.ts requests it.
 
 import { grouped, html, on, plainButton } from "../page/dom";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 

@@ -2,7 +2,7 @@
 // findings.
 
 import { grouped, html, on, plainButton, seconds } from "../page/dom";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";

@@ -2,7 +2,7 @@
 
 import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
-import { whenHere } from "../page/second-part";
+import { whenHere } from "../page/deferred-part";
 import type { Found, Send } from "../model/types";
 import type { SearchHits } from "./search-hits";
 

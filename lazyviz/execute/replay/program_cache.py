@@ -37,9 +37,9 @@ from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
 from . import async_run, node_passes
 from .codegen import generate
 from .instructions import Code, Stopped, name_of
+from .miss_candidates import RecentPrograms
 from .miss_reason import Sketch, sketch, subgraph_difference
 from .program_key import Key, Steps, Subgraph
-from .recent_programs import RecentPrograms
 
 LEAST_NODES = 1  # minimum size of cached subgraphs
 FEW_NODES = 4  # smaller subgraphs are cached when they run a second time

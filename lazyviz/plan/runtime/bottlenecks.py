@@ -13,8 +13,8 @@ from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
 from ..units import format_share
+from .device_projection import card_of
 from .kernels import Card
-from .project import card_of
 from .projection import OpTime, Projection, duration, project
 from .what_if import in_dtype, with_batch
 from .work import operator_class, touched

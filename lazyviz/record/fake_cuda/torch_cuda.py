@@ -3,8 +3,8 @@
 While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
 tensors whose device is ``cuda:N``.  For C++, they are on another device (see
 :mod:`lazyviz.torch_internals.cuda`), which this module maps back when an op reaches the recorder.
-:mod:`lazyviz.record.fake_cuda.kernels` and :mod:`lazyviz.record.fake_cuda.autocast` choose the kernels that a
-GPU would use.  Nothing here is active if CUDA is present.
+:mod:`lazyviz.record.fake_cuda.composite_kernels` and :mod:`lazyviz.record.fake_cuda.autocast` choose the
+kernels that a GPU would use.  Nothing here is active if CUDA is present.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from . import (
     driver_calls,
     flex_attention,
     memory_stats,
-    releases,
+    older_releases,
     saved_tensors,
     sparse_gradients,
     tensor_placement,
@@ -41,11 +41,11 @@ from . import (
 )
 from . import layers as fake_cuda_layers
 from .autocast import AutocastKernels
+from .composite_kernels import CudaKernels
 from .driver_calls import refusal
 from .generation import Generation
 from .gpu import Card as Card
 from .gpu_registry import Memory, Reserved
-from .kernels import CudaKernels
 
 if TYPE_CHECKING:
     from ..tape import Tape
@@ -126,7 +126,7 @@ class AbsentCards:
         self._autocast.install(self.patches)
         self._generation.install()
         flex_attention.install(self)
-        releases.install(self.patches, self.card.release)
+        older_releases.install(self.patches, self.card.release)
 
     def remove(self) -> None:
         self._generation.remove()

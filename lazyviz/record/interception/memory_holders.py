@@ -31,7 +31,7 @@ import torch
 
 from ...torch_internals import private_api, storage_owners
 from ...torch_internals.storage_owners import Memory, WeakTensor, memory_of
-from .memory_verdicts import Verdict, Verdicts
+from .memory_holder_cache import HolderCache, HolderInfo
 
 NUMPY = "a NumPy array"
 DLPACK = "a DLPack consumer"
@@ -52,7 +52,7 @@ _WORKAROUNDS = {
 # Searches in a block for released references: a call that uses a tensor refers to it as well.
 _MAX_SEARCHES = 2
 _MAY_TAKE = 0.05  # share of the process's time that may be spent on repeated searches in the next block
-_FEW = 128  # exports and verdicts among which the dead ones are not looked for
+_FEW = 128  # exports and cache entries among which the dead ones are not looked for
 _HELD_BY_NOTHING = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -105,9 +105,9 @@ class MemoryHolders:
 
     def __init__(self, memory: KnownMemory, recording: Recording, runs: Runs) -> None:
         self._memory, self.recording, self._runs = memory, recording, runs
-        self._verdicts = Verdicts()
+        self._cache = HolderCache()
         self.exported = memory.exported
-        self._most = _FEW  # exports and verdicts, before the dead ones are forgotten
+        self._most = _FEW  # exports and cache entries, before the dead ones are forgotten
         self.lasting = False  # some known state must stay valid after the block
         self._born = time.perf_counter()
         self._examined_for = 0.0  # seconds
@@ -128,11 +128,11 @@ class MemoryHolders:
             return None
         if memory is None:
             return _UNKNOWN_OWNER
-        verdict = self._verdict(address)
-        if verdict is not None:
-            if verdict.holder is not None and verdict.ties and all(tie.expired() for tie in verdict.ties):
-                verdict.holder = None
-            return verdict.holder
+        info = self._info(address)
+        if info is not None:
+            if info.holder is not None and info.ties and all(tie.expired() for tie in info.ties):
+                info.holder = None
+            return info.holder
         return _owner(tensor, memory) or UNKNOWN
 
     def may_be_resolved(self, tensors: Iterable[torch.Tensor]) -> bool:
@@ -143,8 +143,8 @@ class MemoryHolders:
                 return True
             if holder is None or private_api.storage_address(tensor) in self.exported:
                 continue
-            verdict = self._verdict(private_api.storage_address(tensor))
-            if verdict is not None and verdict.searches < _MAX_SEARCHES:
+            info = self._info(private_api.storage_address(tensor))
+            if info is not None and info.searches < _MAX_SEARCHES:
                 return True
         return False
 
@@ -159,19 +159,19 @@ class MemoryHolders:
     def begin_block(self) -> None:
         """Holders that were found before may no longer exist."""
         if self._examined_for < _MAY_TAKE * (time.perf_counter() - self._born):
-            for verdict in self._verdicts.values():
-                verdict.searches = 0
+            for info in self._cache.values():
+                info.searches = 0
 
     def overlapped(self, tensor: torch.Tensor) -> list[int]:
         """Addresses of other known storages whose memory overlaps that of ``tensor``."""
         address = private_api.storage_address(tensor)
         memory = memory_of(address)
-        if not self._verdicts or memory is None or memory.deleter == storage_owners.OWN:
+        if not self._cache or memory is None or memory.deleter == storage_owners.OWN:
             return []
         if not memory.data:
             return []  # a tensor of a tracer: the size of its storage may be symbolic
         end = memory.data + private_api.TensorBase.untyped_storage(tensor).nbytes()
-        return [other for other in self._verdicts.overlapping(memory.data, end) if other != address]
+        return [other for other in self._cache.overlapping(memory.data, end) if other != address]
 
     def _exported_to(self, address: int) -> str | None:
         exports = self.exported.get(address)
@@ -184,12 +184,12 @@ class MemoryHolders:
         self.exported[address] = alive
         return alive[-1][1]
 
-    def _verdict(self, address: int) -> Verdict | None:
-        verdict = self._verdicts.get(address)
-        if verdict is not None and verdict.memory.storage() is None:
-            self._verdicts.remove(address)
+    def _info(self, address: int) -> HolderInfo | None:
+        info = self._cache.get(address)
+        if info is not None and info.memory.storage() is None:
+            self._cache.remove(address)
             return None
-        return verdict
+        return info
 
     # --- recording exports --------------------------------------------------------
 
@@ -203,28 +203,28 @@ class MemoryHolders:
             return
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
         if traced:
-            self._verdicts.put(address, Verdict(tensor, None, ()))
+            self._cache.put(address, HolderInfo(tensor, None, ()))
         self._memory.forget_storage(address)
-        if len(self._verdicts) + len(self.exported) > self._most:
+        if len(self._cache) + len(self.exported) > self._most:
             self.forget_dead()
-            self._most = max(2 * (len(self._verdicts) + len(self.exported)), _FEW)
+            self._most = max(2 * (len(self._cache) + len(self.exported)), _FEW)
 
     def lasts(self) -> bool:
         """Whether some known state is only valid while exports are recorded."""
         self.forget_dead()
-        self.lasting = self.lasting and bool(self._verdicts)
+        self.lasting = self.lasting and bool(self._cache)
         return self.lasting
 
     def begin_gap(self) -> None:
         """Stop tracking exports: afterwards, the known state is no longer certain."""
-        self._verdicts.clear()
+        self._cache.clear()
         self.lasting = False
         self.forget_dead()
 
     def forget_dead(self) -> None:
         """Forget memory that no longer exists."""
-        for address in self._verdicts.addresses():
-            self._verdict(address)
+        for address in self._cache.addresses():
+            self._info(address)
         for address in list(self.exported):
             self._exported_to(address)
 
@@ -239,16 +239,16 @@ class MemoryHolders:
         start = time.perf_counter()
         self.forget_dead()
         with private_api.no_function_modes():
-            _ReferenceScan(operands).judge(self._verdicts)
+            _ReferenceScan(operands).judge(self._cache)
             for tensor in operands:  # what cannot be decided now is not searched again
                 if storage_owners.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
-                    verdict = Verdict(tensor, _UNKNOWN_OWNER, (), _MAX_SEARCHES)
-                    self._verdicts.put(private_api.storage_address(tensor), verdict)
+                    info = HolderInfo(tensor, _UNKNOWN_OWNER, (), _MAX_SEARCHES)
+                    self._cache.put(private_api.storage_address(tensor), info)
         self.lasting = True
         self._examined_for += time.perf_counter() - start
         pending = []
-        for address, verdict in self._verdicts.items():
-            pending += self._memory.forget_storage(address, but_if_foreign=verdict.holder is not None)
+        for address, info in self._cache.items():
+            pending += self._memory.forget_storage(address, but_if_foreign=info.holder is not None)
         if pending:
             self._runs.sync(f"use of {_OTHER_STORAGE}", pending)
 
@@ -290,7 +290,7 @@ class _ReferenceScan:
                 explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
                 self.unexplained.append(count - explained - (storage_owners.use_count(tensor) > 1))
 
-    def judge(self, verdicts: Verdicts) -> None:
+    def judge(self, cache: HolderCache) -> None:
         """Judge all memory, except memory that is known to have no holder, whose exports are recorded."""
         ties: dict[int, list[Any]] = {}
         tensors: dict[int, torch.Tensor] = {}
@@ -301,21 +301,21 @@ class _ReferenceScan:
                 tied.append(WeakTensor(tensor))
         ranges = []
         for address, tensor in tensors.items():
-            verdict = verdicts.get(address)
-            if verdict is None or verdict.holder is not None:
-                searches = 0 if verdict is None else verdict.searches
-                verdict = Verdict(tensor, NUMPY if ties[address] else None, ties[address], searches + 1)
-                verdicts.put(address, verdict)
-            ranges.append((verdict.start, verdict.end, verdict))
+            info = cache.get(address)
+            if info is None or info.holder is not None:
+                searches = 0 if info is None else info.searches
+                info = HolderInfo(tensor, NUMPY if ties[address] else None, ties[address], searches + 1)
+                cache.put(address, info)
+            ranges.append((info.start, info.end, info))
         ranges.sort(key=lambda entry: entry[0])
         for (_, end, one), (start, _, other) in pairwise(ranges):
             if start < end:
                 one.holder = other.holder = _OTHER_STORAGE
                 one.ties = other.ties = ()
         for low, high in map(_bounds, self._arrays):
-            for start, end, verdict in ranges:
-                if low < end and start < high and verdict.holder is None:
-                    verdict.holder, verdict.ties = NUMPY, ()
+            for start, end, info in ranges:
+                if low < end and start < high and info.holder is None:
+                    info.holder, info.ties = NUMPY, ()
 
 
 def _may_be_shared(tensor: torch.Tensor, address: int) -> bool:

@@ -35,7 +35,7 @@ from ..lazy_tensor import (
     pending_parameter,
     see_history,
 )
-from ..pending_classes import real_class
+from ..pending_tensor_classes import real_class
 from ..rng import READERS, rng_state
 from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError

@@ -31,7 +31,7 @@ from ..interception.attribute_patches import Patches
 from ..storage import TrackedNode
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
-from .backward_turns import BackwardTurns
+from .backward_lock import BackwardLock
 from .plain_tensors import Original, is_plain
 
 # By the names of their autograd nodes.
@@ -83,7 +83,7 @@ class FormulaPatches:
     def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
         self._mode = mode
-        self._turns = BackwardTurns(tape)
+        self._backward_lock = BackwardLock(tape)
         self._patches = Patches()
 
     def install(self) -> None:
@@ -132,7 +132,7 @@ class FormulaPatches:
                 return original(outputs, *args, **kwargs)
             tape.scopes.sources.enter(sys._getframe())
             try:
-                with self._turns.next():
+                with self._backward_lock.wait():
                     return self._recorded(original, outputs, args, kwargs)
             finally:
                 tape.scopes.sources.leave(sys._getframe())

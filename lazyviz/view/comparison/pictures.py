@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...plan.units import format_bytes
+from ..render.box_numbers import Compared
 from ..render.figure import Figure
-from ..render.shown_numbers import Compared
 from ..render.svg import render_svg
 from ..scene.boxes import Box
 from ..scene.scene import BARRED, Scene

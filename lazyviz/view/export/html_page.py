@@ -18,8 +18,8 @@ from typing import Any
 from ...process.gc_pause import paused
 from ..printable_text import visible, visible_in
 from ..render.svg import static_bundle
+from ..scene.box_numbers import COUNTED
 from ..scene.boxes import Box
-from ..scene.numbers import COUNTED
 from ..scene.scene import Scene
 from ..widget.page_state import Controller, bundle, first_traits
 from ..widget.requests import Answers

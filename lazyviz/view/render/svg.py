@@ -28,9 +28,9 @@ from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
+from .box_numbers import Compared, ShownNumbers
 from .figure import PARTS, Drawing, Figure
-from .kept_bands import PILL, Band, kept_bands
-from .shown_numbers import Compared, ShownNumbers
+from .saved_activation_bands import PILL, Band, saved_activation_bands
 from .text import render_text
 
 WIDTH = 900.0
@@ -262,7 +262,7 @@ def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[
     parts = [_frame(frame) for frame in opened]
     for line in picture.lines:
         parts += _line(line, picture.across)
-    for band in kept_bands(scene, picture):  # its words stand over the lines
+    for band in saved_activation_bands(scene, picture):  # its words stand over the lines
         parts += _band(band)
     for line in picture.lines:
         if line.at is not None:

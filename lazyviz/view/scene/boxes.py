@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...graph.collectives import NAMESPACES, collective_of
-from ...graph.ir import RAN_AT_ONCE, Graph, Node, RefusedOp, SyncPoint, Value
+from ...graph.ir import RAN_AT_ONCE, Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, known_path, root_parts
 
 # The titles of lanes by their phase; what stands in each is described at dataflow.lanes_of().
@@ -164,9 +164,9 @@ def chain(box: Box) -> list[str]:
     return ids[::-1]
 
 
-def refused_of(box: Box) -> RefusedOp | None:
+def rejected_of(box: Box) -> RejectedOp | None:
     """The op that ended the recording, for an error's box."""
-    return box.key if isinstance(box.key, RefusedOp) else None
+    return box.key if isinstance(box.key, RejectedOp) else None
 
 
 def op_name(node: Node) -> str:

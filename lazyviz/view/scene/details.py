@@ -14,6 +14,7 @@ from ...plan.formatting import line_text
 from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_flops
 from ..printable_text import as_written
+from .box_numbers import span_text
 from .boxes import (
     LANE_TITLES,
     Box,
@@ -22,10 +23,9 @@ from .boxes import (
     module_facts,
     named,
     op_name,
-    refused_of,
+    rejected_of,
 )
 from .memory_chart import alive_json
-from .numbers import span_text
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats import values_of
@@ -61,7 +61,7 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         "relations": relations(scene.hierarchy, box) if box.sync is None else [],
         "lifetime": [],
     }
-    refused = refused_of(box)
+    refused = rejected_of(box)
     if refused is not None:
         result["source"] = source_json(refused.source)
         result["facts"] = [["op", str(refused.op)], ["refused", "nothing after it was recorded"]]

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...graph.ir import Graph, Node, RefusedOp, Value
+from ...graph.ir import Graph, Node, RejectedOp, Value
 from ...graph.modules import facts_of, full_name, module_path, root_parts
-from ...graph.refused import clashes
-from .boxes import Box, op_name, refused_of
+from ...graph.rejected_op import clashes
+from .boxes import Box, op_name, rejected_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
 SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels of a character of a shape, and between two with a marked size
 
 
 def find_error(root: Box) -> Box | None:
-    """The box of the op that was refused, if there is one."""
+    """The box of the op that was rejected, if there is one."""
     stack = [root]
     while stack:
         box = stack.pop()
@@ -45,11 +45,11 @@ def _maker(value: Value, graph: Graph) -> Node | None:
 def makers_of(
     box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]
 ) -> Iterator[tuple[Value, Value, list[Node], Box | None]]:
-    """The inputs of the refused op, each with the value before views that are not drawn, these views, and the
-    box that it comes from.
+    """The inputs of the rejected op, each with the value before views that are not drawn, these views, and
+    the box that it comes from.
     """
-    refused = refused_of(box)
-    for value in refused.inputs if refused is not None else ():
+    rejected = rejected_of(box)
+    for value in rejected.inputs if rejected is not None else ():
         views = views_behind(value, graph, box_of)
         source = views[0].inputs[0] if views else value
         node = _maker(source, graph)
@@ -68,7 +68,7 @@ def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
 
 
 def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]) -> list[Box]:
-    """Draw the outside inputs of the refused op; returns the groups to open so that it is visible."""
+    """Draw the outside inputs of the rejected op; returns the groups to open so that it is visible."""
     parent = box.parent
     assert parent is not None
     for _, source, _, maker in list(makers_of(box, graph, box_of, box_of_value)):
@@ -92,22 +92,22 @@ def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: d
 
 
 def error_json(box: Box, message: str) -> dict[str, Any]:
-    """The content of the refused op's card: its inputs' shapes, with the mismatched sizes marked, and the
+    """The content of the rejected op's card: its inputs' shapes, with the mismatched sizes marked, and the
     reason.
 
     For each input, ``given`` has the id of its value, and its shape in parts, each with whether it
     mismatches.
     """
-    refused = refused_of(box)
-    assert refused is not None
+    rejected = rejected_of(box)
+    assert rejected is not None
     given = [
         (value.id, _parts(tuple(value.meta.shape), marked))
-        for value, marked in zip(refused.inputs, clashes(refused), strict=True)
+        for value, marked in zip(rejected.inputs, clashes(rejected), strict=True)
     ]
     shapes = ["".join(text for text, _ in parts) for _, parts in given]
     beside = sum(len(shape) * SHAPE_CHAR + SHAPE_GAP for shape in shapes)  # one another, above the card
     return {
-        "op": str(refused.op),
+        "op": str(rejected.op),
         "sub": message,
         "through": " · ".join(shapes),
         "given": given,
@@ -115,14 +115,14 @@ def error_json(box: Box, message: str) -> dict[str, Any]:
     }
 
 
-def clash_words(graph: Graph, refused: RefusedOp) -> list[str]:
+def clash_words(graph: Graph, rejected: RejectedOp) -> list[str]:
     """Where each of the sizes that do not fit is from, and which layer would take them.
 
     For example ``"64×1152 is from net.pool (line 12), where it is 64×32×6×6"``.
     """
     words = []
     given: tuple[int, ...] = ()  # of what the layer is given
-    for value, marked in zip(refused.inputs, clashes(refused), strict=True):
+    for value, marked in zip(rejected.inputs, clashes(rejected), strict=True):
         if not marked:
             continue
         source = _before_views(value, graph)
@@ -132,7 +132,7 @@ def clash_words(graph: Graph, refused: RefusedOp) -> list[str]:
         words.append(text if shape == there else f"{text}, where it is {there}")
         if source.storage.role != "parameter":
             given = tuple(value.meta.shape)
-    return words + _would_fit(refused, given)
+    return words + _would_fit(rejected, given)
 
 
 def _before_views(value: Value, graph: Graph) -> Value:
@@ -171,12 +171,12 @@ def _origin(value: Value, graph: Graph) -> str:
     return f"{made} (line {node.source.line})" if node.source is not None else made
 
 
-def _would_fit(refused: RefusedOp, given: tuple[int, ...]) -> list[str]:
+def _would_fit(rejected: RejectedOp, given: tuple[int, ...]) -> list[str]:
     """The settings with which the layer, one of PyTorch's own, would take what it is given."""
-    path = module_path(refused)
-    base = root_parts(refused.root)[:1]
+    path = module_path(rejected)
+    base = root_parts(rejected.root)[:1]
     inside = path[len(base[0]) + 1 :] if base else ""
-    facts = facts_of(refused.root, inside)
+    facts = facts_of(rejected.root, inside)
     if facts is None or not given or "groups" in facts.settings:
         return []
     if facts.kind in ("Linear", "LazyLinear"):

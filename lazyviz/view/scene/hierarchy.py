@@ -16,12 +16,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ...graph.ir import Graph, Node, RefusedOp, SyncPoint, Value
+from ...graph.ir import Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import full_name, module_path, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, op_name
-from .calls import Calls, merge_calls
 from .dataflow import (
     KEPT,
     Reads,
@@ -34,10 +33,11 @@ from .dataflow import (
     steps_of,
     updates,
 )
+from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
 from .errors import find_error, makers_of, open_error
 from .folding import UPDATES, chunk, count, fold_repeats, is_gradient_sum, join, path_label, show_one_step
 from .loops import name_loops
-from .names import Result, add_results, lane_of, names_by_round, tell_apart
+from .module_calls import Calls, merge_calls
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are divided into runs
@@ -156,7 +156,7 @@ def _sort_into_boxes(
         box_of[index] = box
     while todo:
         barrier(todo.pop(), lane)
-    _place_refused(graph, root, steps[-1] if many else None, latest, child)
+    _place_rejected(graph, root, steps[-1] if many else None, latest, child)
     return box_of, syncs
 
 
@@ -165,7 +165,7 @@ def _short(cause: str) -> str:
     return _RESULT.sub(r"\1 depends", cause)
 
 
-def _place_refused(
+def _place_rejected(
     graph: Graph,
     root: Box,
     step: int | None,
@@ -175,10 +175,10 @@ def _place_refused(
     """A box for the op that ended the recording, after all others; ``step``: the last one, if there are
     several.
     """
-    refused = graph.raised.refused if graph.raised is not None else None
-    if refused is None:
+    rejected = graph.raised.rejected if graph.raised is not None else None
+    if rejected is None:
         return
-    keys = [Step(("lane", refused.phase), "lane", refused.phase), *_path(refused, None, False)]
+    keys = [Step(("lane", rejected.phase), "lane", rejected.phase), *_path(rejected, None, False)]
     if step is not None:
         keys.insert(0, Step(("step", step), "step", f"step {step + 1}"))
     parent = root
@@ -186,8 +186,8 @@ def _place_refused(
         known = latest.get((parent, key.key))
         if known is not None and key.kind == "module" and known is not parent.children[-1]:
             known = None
-        parent = known if known is not None else child(parent, key, refused.phase, refused.root)
-    box = Box("error", refused.name, refused.phase, parent, refused)
+        parent = known if known is not None else child(parent, key, rejected.phase, rejected.root)
+    box = Box("error", rejected.name, rejected.phase, parent, rejected)
     box.position = len(parent.children)
     parent.children.append(box)
 
@@ -221,7 +221,7 @@ class Step(NamedTuple):
 INITIAL = Step(("initial",), "module", "initial values")  # around ops that make a model
 
 
-def _path(node: Node | RefusedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
+def _path(node: Node | RejectedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
     if update is not None:
         return [Step(("update", update[0]), "module", update[1])]
     steps: list[Step] = []

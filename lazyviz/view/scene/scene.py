@@ -17,11 +17,11 @@ from ..layout.sugiyama import Layers, layers_of
 from ..layout.text_width import width as text_width
 from . import box_contents
 from .box_attributes import Facts
+from .box_numbers import Numbers
 from .boxes import LANE_TITLES, Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
 from .errors import error_json
 from .hierarchy import build_hierarchy
-from .numbers import Numbers
 from .plan_protocol import PlanLike
 from .planned_sizes import box_bytes, growing_storages, planned
 from .run_states import States

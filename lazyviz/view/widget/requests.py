@@ -14,13 +14,13 @@ from ...graph.ir import Annotation, Graph
 from ...graph.sync_points import MOST_LISTED, listed, sites
 from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
+from ..scene.box_numbers import COUNTED
 from ..scene.boxes import Box, chain
 from ..scene.details import describe, describe_moment, lifetime_of
-from ..scene.kept_tensors import kept_json
 from ..scene.largest_layers import largest_layers
 from ..scene.memory_chart import memory_json, range_json
-from ..scene.numbers import COUNTED
 from ..scene.plan_protocol import PlanLike
+from ..scene.saved_activations import kept_json
 from ..scene.scene import Scene, plural
 from ..scene.time_track import ASKED, track_json
 from .lookups import Lookups

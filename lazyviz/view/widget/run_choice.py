@@ -134,10 +134,10 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
         "chain": chain(box) if box is not None else [],
         "recording": True,
         "stopped": f"stopped at {scene.line_text(raised.source)}" if raised.source is not None else "",
-        "sizes": clash_words(scene.graph, raised.refused) if raised.refused is not None else [],
+        "sizes": clash_words(scene.graph, raised.rejected) if raised.rejected is not None else [],
         **(
-            _where(scene, len(scene.plan.timeline), refused.name, module_path(refused))
-            if (refused := raised.refused) is not None
+            _where(scene, len(scene.plan.timeline), rejected.name, module_path(rejected))
+            if (rejected := raised.rejected) is not None
             else {}
         ),
     }

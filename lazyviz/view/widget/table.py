@@ -24,8 +24,6 @@ ROWS = 100  # rows per page
 PHASES = ("forward", "backward", "optimizer", "other")
 STATES = ("failed", "pending", "done")  # sort order: states that need attention first
 
-Sorted = Callable[[int], Any]  # the sort key of a row, by row number
-
 
 class Column(NamedTuple):
     key: str

@@ -174,8 +174,8 @@ class LazyWidget(anywidget.AnyWidget):
         elif action in ("backend", "summaries"):
             if note := choose(self._controller, action, id):
                 self.send({"kind": "refused", "note": note})
-        elif action == "second-part":
-            self.send({"kind": "second-part", "code": bundle("second.js")})
+        elif action == "deferred-part":
+            self.send({"kind": "deferred-part", "code": bundle("deferred.js")})
         elif action == "graphs":
             self.send({**others_json(self, _shown()), "token": self.token})
         elif action == "compare":

@@ -14,7 +14,7 @@ from lazyviz.execute import registry
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache
-from lazyviz.session import strategies
+from lazyviz.session.strategies import base as strategies
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import cuda as torch_cuda
 

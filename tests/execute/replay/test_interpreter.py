@@ -19,7 +19,7 @@ from lazyviz.execute.replay.instructions import NOWHERE
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.torch_internals import dispatch_level
 
-from ...bits import difference
+from ...bit_equality import difference
 
 pytestmark = pytest.mark.skipif(not codegen.active, reason="lazyviz was installed without it")
 

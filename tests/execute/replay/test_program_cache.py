@@ -19,7 +19,7 @@ from lazyviz.execute.replay import codegen, node_passes, program_cache, python_c
 from lazyviz.execute.replay.program_cache import replays
 
 from ... import programs
-from ...bits import difference
+from ...bit_equality import difference
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])

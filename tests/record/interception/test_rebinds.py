@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import lazyviz
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def test_data_assignment_keeps_the_parameter():

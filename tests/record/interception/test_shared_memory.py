@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file, save, save_file
 import lazyviz
 from lazyviz.record.interception import memory_holders
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def four():

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def check_parity(program):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.torch_internals import private_api
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def check_parity(program, *make_inputs):

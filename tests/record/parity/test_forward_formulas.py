@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyviz
 from lazyviz.record.parity.derivative_formulas import FORWARD
 
-from ...bits import difference
+from ...bit_equality import difference
 
 # PyTorch scripts decompositions at the first dual tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")

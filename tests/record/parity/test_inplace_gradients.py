@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 
-from ...bits import difference
+from ...bit_equality import difference
 
 ROWS, PLACES = torch.tensor([1, 4, 1, 0]), torch.arange(30).reshape(5, 6) % 5
 

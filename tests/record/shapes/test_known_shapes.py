@@ -17,7 +17,7 @@ from lazyviz.record import native_recorder
 from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
-from ...bits import difference
+from ...bit_equality import difference
 from ...eager_and_lazy import both
 
 

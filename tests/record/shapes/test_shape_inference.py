@@ -11,7 +11,7 @@ from lazyviz.record.shapes import kernel_probes
 from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
-from ...bits import difference
+from ...bit_equality import difference
 
 
 def both(program, *inputs):

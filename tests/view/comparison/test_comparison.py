@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view.render.shown_numbers import GREW, SHRANK
+from lazyviz.view.render.box_numbers import GREW, SHRANK
 
 
 def recorded(width):

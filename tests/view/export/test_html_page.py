@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import html_page
 
 TYPES = Path(__file__).parents[3] / "js" / "src" / "model" / "types.ts"
@@ -45,6 +46,21 @@ def test_every_action_of_the_page_is_answered_offline_or_has_a_reason_why_not():
     assert actions >= {"open", "select", "search"}
     assert actions == set(html_page.OFFLINE) | set(html_page.NEEDS_PYTHON)
     assert not set(html_page.OFFLINE) & set(html_page.NEEDS_PYTHON)
+
+
+def test_a_page_of_eager_pytorch_has_its_plan_and_leaves_the_widget_its_own(tmp_path):
+    net = nn.Linear(256, 256)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            net(torch.randn(64, 256)).sum().item()  # evaluates no more than this
+            net(torch.randn(64, 256)).square().sum()
+    shown = graph.shown_plans
+    graph.save(tmp_path / "graph.html", eager=True)
+    plan = make_plan(graph.ir, of="eager")
+    assert plan.peak_bytes == plan.eager_peak_bytes
+    memory = parts_of((tmp_path / "graph.html").read_text())["start"]["traits"]["scene"]["memory"]
+    assert memory["peak"] == plan.peak_bytes
+    assert graph.shown_plans is shown
 
 
 def test_the_page_has_an_answer_for_every_group_box_line_and_position(graph, tmp_path):

@@ -11,9 +11,9 @@ from torch import nn
 
 import lazyviz
 from lazyviz.view.layout.coordinates import arrange
-from lazyviz.view.render.kept_bands import kept_bands
+from lazyviz.view.render.saved_activation_bands import saved_activation_bands
 from lazyviz.view.render.svg import MIN_SCALE, WIDTH, render_svg
-from lazyviz.view.scene.kept_tensors import kept_json
+from lazyviz.view.scene.saved_activations import kept_json
 from lazyviz.view.scene.scene import Scene
 
 
@@ -83,7 +83,7 @@ def test_rows_that_are_moved_stay_apart_and_in_their_frames(scene):
 
 def test_the_largest_bands_are_level_and_tell_what_is_kept(scene):
     picture = arranged(scene, matching=True)
-    bands = kept_bands(scene, picture)
+    bands = saved_activation_bands(scene, picture)
     assert 1 <= len(bands) <= 3
     assert bands[0].text == kept_json(scene)[0]["text"]
     assert bands[0].start[1] == pytest.approx(bands[0].end[1])
@@ -103,7 +103,9 @@ def test_the_svg_has_the_bands_with_their_words_and_the_same_picture_in_the_dark
         svg = render_svg(scene.graph, scene.plan, scene=scene, theme=theme)
         words = [each.text for each in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
         assert kept_json(scene)[0]["text"] in words
-        assert svg.count('stroke-opacity="0.2"') == len(kept_bands(scene, arranged(scene, matching=True)))
+        assert svg.count('stroke-opacity="0.2"') == len(
+            saved_activation_bands(scene, arranged(scene, matching=True))
+        )
 
 
 def test_lanes_that_match_stay_beside_one_another_where_not_all_have_room():
@@ -140,7 +142,7 @@ def test_no_band_runs_behind_a_box(scene):
     assert len(kept_json(beside)) > 1
     for drawn in (scene, beside):
         picture = arranged(drawn, matching=True)
-        for band in kept_bands(drawn, picture):
+        for band in saved_activation_bands(drawn, picture):
             low, high = sorted((band.start[1], band.end[1]))
             for frame in picture.frames:
                 apart = frame.x >= band.end[0] or frame.x + frame.width <= band.start[0]
@@ -148,4 +150,4 @@ def test_no_band_runs_behind_a_box(scene):
 
 
 def test_where_data_flows_to_the_right_there_are_no_bands(scene):
-    assert kept_bands(scene, arranged(scene, across=True, matching=True)) == []
+    assert saved_activation_bands(scene, arranged(scene, across=True, matching=True)) == []

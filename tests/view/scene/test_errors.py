@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.refused import clashes
+from lazyviz.graph.rejected_op import clashes
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
@@ -30,7 +30,7 @@ def refused(program):
 
 def marked(graph):
     """Each input's shape as text, with the sizes that do not fit in brackets."""
-    op = graph.graph.raised.refused
+    op = graph.graph.raised.rejected
     return [
         "x".join(f"[{size}]" if dim in dims else str(size) for dim, size in enumerate(value.meta.shape))
         for value, dims in zip(op.inputs, clashes(op), strict=True)
@@ -158,14 +158,14 @@ def test_an_error_that_the_program_catches_is_none():
         except RuntimeError:
             pass
         kept = torch.ones(2) + 1
-    assert graph.graph.raised is None and graph.graph.refused is None
+    assert graph.graph.raised is None and graph.graph.rejected is None
     assert kept.sum() == 4
 
 
 def test_any_other_error_has_its_message_and_its_line():
     graph, _ = refused(lambda: [torch.ones(2) + 1, {}["missing"]])
     raised = graph.graph.raised
-    assert raised.message == "KeyError: 'missing'" and raised.refused is None
+    assert raised.message == "KeyError: 'missing'" and raised.rejected is None
     assert "missing" in raised.source.text
 
 

@@ -1,0 +1,23 @@
+// The widget's deferred part, which the first picture does not need. See page/deferred-part.ts.
+
+export { headTitles } from "./drawer/column-titles";
+export { lineWords } from "./drawer/line-summary";
+export { failureBlock, Writer } from "./drawer/details";
+export { Breadcrumbs } from "./graph/breadcrumbs";
+export { neighbor } from "./graph/keyboard";
+export { Hover } from "./graph/hover";
+export { Minimap } from "./graph/minimap";
+export { animate } from "./graph/motion";
+export { relationLines } from "./graph/relations";
+export { offerHelp, press } from "./page/keys";
+export { dragSplitter } from "./page/splitter-moves";
+export { describePoint } from "./strip/describe-point";
+export { slice } from "./strip/chart-slice";
+export { sweep } from "./strip/playback";
+export { ComparisonPanel } from "./table/comparison-panel";
+export { TableView } from "./table/table-view";
+export { blockedList, findingsList } from "./toolbar/findings";
+export { SaveMenu } from "./toolbar/save-menu";
+export { MARGIN, svgText } from "./toolbar/save-svg";
+export { SearchHits } from "./toolbar/search-hits";
+export { syncList } from "./toolbar/sync-list";

@@ -1,0 +1,1 @@
+"""Run strategies: eager, replay, compiled, micro-batched, distributed, rematerialized; one module each."""

@@ -1,0 +1,45 @@
+"""Case rotation: which cases run on a day, and that every case runs within a few days."""
+
+from __future__ import annotations
+
+import datetime
+
+from . import case_rotation
+
+FIRST = datetime.date(2026, 11, 28).toordinal()
+
+
+class Item:
+    """What a collected test says about itself."""
+
+    def __init__(self, name: str, mark: str | None = None) -> None:
+        self.nodeid, self.mark = f"tests/test_some.py::{name}", mark
+        if name.endswith("]"):
+            self.callspec = object()
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return self.mark if self.mark == name else None
+
+
+FAST = Item("test_fast")
+SLOW = [Item(f"test_slow_{number}", "slow") for number in range(12)]
+MANY = [Item(f"test_many[{number}]", "slow" if number == 3 else None) for number in range(7)]
+TWO = [Item(f"TestOfClass::test_two[{number}]") for number in range(2)]
+ONE = [Item("TestOfClass::test_one[0]")]
+ITEMS = [FAST, *SLOW, *MANY, *TWO, *ONE]
+
+
+def test_in_four_days_every_test_runs():
+    days = [case_rotation.due(ITEMS, FIRST + day) for day in range(case_rotation.TURNS)]
+    assert {item for day in days for item in day} == set(ITEMS)
+    for item in [*SLOW, *MANY]:
+        assert sum(item in day for day in days) == 1
+
+
+def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
+    for day in range(FIRST, FIRST + 6):
+        due = case_rotation.due(ITEMS, day)
+        assert len(due) == len(set(due))
+        assert FAST in due
+        assert [sum(item in due for item in cases) for cases in (TWO, ONE)] == [1, 1]
+        assert 1 <= sum(item in due for item in MANY) <= 2
