@@ -8,7 +8,7 @@ import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
 import { grouped, html, on, plainButton } from "./page/dom";
 import { icon } from "./page/icons";
-import { secondPart, whenHere } from "./page/deferred-part";
+import { deferredPart, whenHere } from "./page/deferred-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./strip/memory-chart";
 import type { Callback, Model } from "./model/model";
@@ -266,7 +266,7 @@ export class Body {
 
   /** A key was pressed in the widget. */
   key(event: KeyboardEvent): void {
-    if (this.run.key(event) || secondPart()?.press(event, this.#root)) return;
+    if (this.run.key(event) || deferredPart()?.press(event, this.#root)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
     const action = typing || event.ctrlKey || event.metaKey || event.altKey ? "" : { f: "fit", c: "collapse-all", t: "table", p: "peak" }[event.key];
     if (action) this.#root.querySelector<HTMLElement>(`[data-action="${action}"]`)?.click();

@@ -4,7 +4,7 @@ import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
 import { html, on } from "./page/dom";
 import type { Model } from "./model/model";
-import { fetchSecondPart } from "./page/deferred-part";
+import { fetchDeferredPart } from "./page/deferred-part";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
 
@@ -18,7 +18,7 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   el.append(root);
   const leaveTheme = followTheme(root);
   const fetch = (): void => {
-    fetchSecondPart(model, (why) => {
+    fetchDeferredPart(model, (why) => {
       body.refuse(why);
     });
   };

@@ -473,7 +473,7 @@ def test_keys_go_along_the_edges_open_close_and_search(page, show):
     assert page.evaluate("document.activeElement.dataset.action") == "search"
 
 
-def test_keys_pressed_before_the_second_part_has_arrived_all_count(page, show):
+def test_keys_pressed_before_the_deferred_part_has_arrived_all_count(page, show):
     def reached(at_once: bool) -> str:
         page.goto("about:blank")
         stage = show("mlp")

@@ -10,7 +10,7 @@ import type { Arrow } from "./keyboard";
 import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
-import { secondPart, whenHere } from "../page/deferred-part";
+import { deferredPart, whenHere } from "../page/deferred-part";
 import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
@@ -171,7 +171,7 @@ export class GraphView {
         const element = this.#drawings.get(frame.box.id)?.element;
         return element ? [{ element, x: frame.x, y: frame.y, before: frames.get(frame.box.id) }] : [];
       });
-      secondPart()?.animate(moved, lines, view, camera.view);
+      deferredPart()?.animate(moved, lines, view, camera.view);
     } else if (!camera.touched) this.home();
     this.#scale = 0;
     this.#rewrite();
@@ -490,7 +490,7 @@ export class GraphView {
     this.#content.classList.toggle("lz-some-lit", this.#lit.size > 0);
     this.#edges.mark(this.selected);
     const from = this.selected !== null ? this.#frames.get(this.selected) : undefined;
-    const second = this.#relations.length ? secondPart() : null;
+    const second = this.#relations.length ? deferredPart() : null;
     const [lines, kinds] =
       from && this.#arrangement && second ? second.relationLines(this.#relations, from, this.#frames, this.#scene, this.#arrangement) : [[], []];
     this.#relationLayer.replaceChildren(...lines);

@@ -4,16 +4,16 @@
 
 import type { FromPython } from "../model/types";
 import type { Model } from "../model/model";
-import type * as Second from "../deferred";
+import type * as Deferred from "../deferred";
 
-type Part = typeof Second;
+type Part = typeof Deferred;
 
 let part: Part | null = null;
 let asked = false;
 const waiting: ((part: Part) => void)[] = [];
 
 /** The deferred part, if it has been loaded. */
-export const secondPart = (): Part | null => part;
+export const deferredPart = (): Part | null => part;
 
 /** Calls `use` with the deferred part: immediately if it is loaded, otherwise when it has arrived. */
 export function whenHere(use: (part: Part) => void): void {
@@ -28,7 +28,7 @@ export function bring(loaded: Part): void {
 }
 
 /** Requests it, once; `failed` gets the reason if it is not available. */
-export function fetchSecondPart(model: Model, failed: (why: string) => void): void {
+export function fetchDeferredPart(model: Model, failed: (why: string) => void): void {
   if (part || asked) return;
   asked = true;
   const hear = (message: FromPython): void => {

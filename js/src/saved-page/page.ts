@@ -6,7 +6,7 @@ import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/model";
 import { bring } from "../page/deferred-part";
-import * as second from "../deferred";
+import * as deferred from "../deferred";
 import widget from "../widget";
 
 type Callback = (message: FromPython) => void;
@@ -142,7 +142,7 @@ async function main(): Promise<void> {
   const start = await part<Start>("start");
   if (!el || !start) return;
   el.replaceChildren();
-  bring(second);
+  bring(deferred);
   widget.render({ model: new Offline(start), el });
 }
 

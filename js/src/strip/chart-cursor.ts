@@ -6,7 +6,7 @@
 import { edge, pointAt } from "./chart-geometry";
 import { grouped, html, on, plainButton, svg } from "../page/dom";
 import { icon } from "../page/icons";
-import { secondPart, whenHere } from "../page/deferred-part";
+import { deferredPart, whenHere } from "../page/deferred-part";
 import type { MemoryChart } from "./memory-chart";
 
 const DRAG = 5; // pixels from which on a press is a drag
@@ -135,7 +135,7 @@ export class ChartCursor {
       const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
       if (to - from > 1) words += `, the highest of ${grouped(from + 1)} to ${grouped(to)}`;
-      words += ` · ${points.ops[shown] ?? ""}${secondPart()?.describePoint(this.#chart, shown) ?? ""}`;
+      words += ` · ${points.ops[shown] ?? ""}${deferredPart()?.describePoint(this.#chart, shown) ?? ""}`;
       if (this.#anchor !== null) words = `from op ${grouped(this.#anchor + 1)} · ${words}`;
     }
     for (const [name, value] of [["valuemin", start + 1], ["valuemax", stop], ["valuenow", at + 1], ["valuetext", words]] as const) {

@@ -33,7 +33,7 @@ MOMENTS_PART = 50
 DETAILS = 25_000
 # Requests of the page, and how they are answered without Python.
 OFFLINE = {
-    "second-part": "in the page's own script",
+    "deferred-part": "in the page's own script",
     "open": "every group",
     "open-all": "once",
     "select": "every box, as far as there is room",

@@ -61,7 +61,7 @@ TRAITS = ("scene", "state", "summary", "progress", "report", "error", "choices",
 # Timers up to this delay are waited for (a search's, for example); animations up to this length are ended.
 LONGEST_TIMER = 200  # milliseconds
 PAGE = """
-async ([code, second, css, traits, longest]) => {
+async ([code, deferred, css, traits, longest]) => {
   const style = document.createElement("style");
   style.textContent = css;
   document.head.append(style);
@@ -108,8 +108,8 @@ async ([code, second, css, traits, longest]) => {
       },
       send: (content) => {
         // Sent as Python would, without a turn of the test: what it brings is there for whoever clicks.
-        if (content.action === "second-part") {
-          setTimeout(() => { fire("msg:custom", { kind: "second-part", code: second }); });
+        if (content.action === "deferred-part") {
+          setTimeout(() => { fire("msg:custom", { kind: "deferred-part", code: deferred }); });
         } else {
           sending++;
           window.toPython(JSON.stringify(content)).finally(() => { sending--; });
