@@ -97,10 +97,10 @@ def record(row: Row) -> Result:
     import torch
 
     import lazyviz
-    from lazyviz.record.fake_cuda import releases
+    from lazyviz.record.fake_cuda import older_releases
 
     torch.manual_seed(0)
-    release = releases.release(row["torch"])
+    release = older_releases.release(row["torch"])
     device = card(row["card"])
     arguments = ast.literal_eval(row["arguments"])
     program = published_programs.PROGRAMS[row["program"]]

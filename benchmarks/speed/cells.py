@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ def beside_pending(name: str, function: Callable[[], Any]) -> Turn:
     """A turn that takes the time of ``function`` while an op of an earlier block is pending."""
     inner = timed(name, function)
 
-    def turn() -> dict[str, float]:
+    def turn() -> Mapping[str, float]:
         outside = torch.ones(2)
         with lazyviz.lazy() as graph:
             _ = outside * 3
