@@ -20,7 +20,7 @@ import torch
 from ...process.transaction import no_warnings
 from ...torch_internals import tensor_memory
 from ...torch_internals.dispatch_handlers import past_torch_function
-from ..provenance.source_lines import SourceFinder
+from ..provenance.source_lines import AT_USERS_LINE, SourceFinder
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ def _calls(call: Callable[[], Any]) -> Any: return call()  # fmt: skip
 
 @functools.lru_cache(1024)
 def _code_at(file: str, line: int) -> CodeType:
-    return _calls.__code__.replace(co_filename=file, co_firstlineno=line)
+    return _calls.__code__.replace(co_name=AT_USERS_LINE, co_filename=file, co_firstlineno=line)
 
 
 def at_users_line(sources: SourceFinder | None, frame: FrameType, call: Callable[[], Result]) -> Result:

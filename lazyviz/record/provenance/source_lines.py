@@ -72,6 +72,10 @@ class Place(NamedTuple):
     callers: tuple[SourceLine, ...]  # innermost first, up to the first line of the cell or block
 
 
+AT_USERS_LINE = "<as at the user's line>"
+"""The name of our functions that have the user's file and line, for warnings; they are not the user's."""
+
+
 class SourceFinder:
     """Finds the innermost frame of user code; caches its results by code object."""
 
@@ -195,6 +199,10 @@ class SourceFinder:
         self._above.pop(id(frame), None)
 
     def _learn(self, code: CodeType) -> bool | str:
+        if code.co_name == AT_USERS_LINE:
+            self._kinds[id(code)] = False
+            self._codes.append(code)
+            return False
         kind = _kind(code.co_filename)
         cell = self.parts.get(code.co_filename)
         if cell is None and kind is False and self.cell is not None and self.cell.has(code):
@@ -210,7 +218,7 @@ class SourceFinder:
     def _line(self, frame: FrameType, code: CodeType) -> SourceLine | None:
         key = (id(code), frame.f_lasti)
         line = self._lines.get(key)
-        if line is None:
+        if line is None and code.co_name != AT_USERS_LINE:
             file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
             if cell is not None:
                 number += cell.shift
