@@ -12,7 +12,7 @@ import lazyviz
 
 from . import programs
 from .figures import Figure, Settings
-from .reads import lazily
+from .reads import OPTIMIZERS, lazily
 from .timing import Turn, interleaved, medians, timed
 
 STEPS = 50
@@ -29,38 +29,20 @@ def data(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 16, device=device), torch.randint(4, (64,), device=device)
 
 
-def plain_steps(device: str) -> Callable[[], list[float]]:
-    """AdamW steps; the losses are read at the end."""
+def steps(device: str, optimizer: programs.Optimizer, read: bool) -> Callable[[], list[float]]:
+    """Training steps with dropout; ``read``: each reads its loss, else all are read at the end."""
 
     def run() -> list[float]:
         model, (x, y) = network().to(device), data(device)
-        updates = torch.optim.AdamW(model.parameters(), lr=programs.LEARNING_RATE)
-        losses = []
+        updates = optimizer(model.parameters())
+        losses: list[Any] = []
         for _ in range(STEPS):
             updates.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             updates.step()
-            losses.append(loss.detach())
-        return [loss.item() for loss in losses]
-
-    return run
-
-
-def reading_steps(device: str) -> Callable[[], list[float]]:
-    """SGD steps with dropout, each of which reads its loss."""
-
-    def run() -> list[float]:
-        model, (x, y) = network().to(device), data(device)
-        updates = programs.sgd(model.parameters())
-        losses = []
-        for _ in range(STEPS):
-            updates.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            updates.step()
-            losses.append(loss.item())
-        return losses
+            losses.append(loss.item() if read else loss.detach())
+        return [float(loss) for loss in losses]
 
     return run
 
@@ -112,17 +94,16 @@ def beside_pending(name: str, function: Callable[[], Any]) -> Turn:
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
-    plain = plain_steps(settings.device)
+    plain = steps(settings.device, OPTIMIZERS["AdamW"], read=False)
     turns = [timed("plain", plain), beside_pending("beside a pending op", plain)]
     found = medians(interleaved(turns, settings.rounds))
     ratio = found["beside a pending op, s"] / found["plain, s"]
     yield Figure("plain steps beside a pending op / without", f"AdamW, {STEPS} steps", ratio, detail=found)
-    for case, make in (
-        ("SGD with dropout, losses read", reading_steps),
-        ("epochs of a DataLoader", epochs),
-        ("boolean masks", masks),
+    for case, function in (
+        ("SGD with dropout, losses read", steps(settings.device, OPTIMIZERS["SGD"], read=True)),
+        ("epochs of a DataLoader", epochs(settings.device)),
+        ("boolean masks", masks(settings.device)),
     ):
-        function = make(settings.device)
         if function() != lazily(function)():
             raise RuntimeError("lazyviz and eager PyTorch have read different values")
         turns = [timed("eager", function), timed("lazy", lazily(function))]

@@ -3,7 +3,7 @@
 Private:
 
 - ``ProfilerStateBase`` in ``c10::ThreadLocalDebugInfo``: the allocator reports to it what a thread allocates
-  and frees; the public profilers that read this cost milliseconds per call (``allocations.cpp``).
+  and frees; the public profilers that read this do far more for each call (``allocations.cpp``).
 """
 
 from __future__ import annotations
