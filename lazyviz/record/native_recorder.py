@@ -7,11 +7,12 @@ environment), every op is recorded in Python, with the same results.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..graph.ir import Graph, SourceLine, TensorMeta
+from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
@@ -37,15 +38,19 @@ from .storage import (
     Unreachable,
     on_tensor_death,
 )
+from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
 
 METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "release_after"),
+    (TensorTable, "release_all"),
     (TensorTable, "made_real"),
+    (PendingRuns, "note_run"),
     (source_lines.SourceFinder, "find"),
     (source_lines.SourceFinder, "read_at"),
+    (source_lines.SourceFinder, "users"),
     (source_lines.SourceFinder, "enter"),
     (source_lines.SourceFinder, "leave"),
 )
@@ -141,6 +146,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         key_set_offset=private_api.KEY_SET_OFFSET,
         ENTRY=source_lines.ENTRY,
         NOWHERE=NOWHERE,
+        run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
         known_number=known_number,
         Shadow=Shadow,
         evaluate_number=evaluate_number,

@@ -184,7 +184,7 @@ class PendingRuns:
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
                 seconds, index = time.perf_counter() - start, len(recording.graph.nodes)
-                note_run(nodes, recording.graph)
+                self.note_run(nodes, recording.graph)
                 point = SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader)
                 recording.graph.sync_points.append(point)
 
@@ -246,19 +246,18 @@ class PendingRuns:
         assert self.evaluator is not None, "lazyviz.session.connect gives it one"
         self.evaluator(nodes, cause)
 
+    def note_run(self, nodes: Sequence[TrackedNode], graph: Graph) -> None:
+        """Note that ``nodes``, in program order, have run while ``graph`` is being recorded."""
+        if ran := _positions(nodes, graph):
+            index, own = len(graph.nodes), graph.nodes
+            values = chain.from_iterable([own[position].outputs for position in ran])
+            gone = [value.storage for value in values if value.storage.dropped == index]
+            graph.runs_inside.append(RunInside(index, ran, gone))
+
     def refuse_nested(self) -> None:
         """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
         if self.active_thread == threading.get_ident():
             raise RuntimeError(NESTED)
-
-
-def note_run(nodes: Sequence[TrackedNode], graph: Graph) -> None:
-    """Note that ``nodes``, in program order, have run while ``graph`` is being recorded."""
-    if ran := _positions(nodes, graph):
-        index, own = len(graph.nodes), graph.nodes
-        values = chain.from_iterable([own[position].outputs for position in ran])
-        gone = [value.storage for value in values if value.storage.dropped == index]
-        graph.runs_inside.append(RunInside(index, ran, gone))
 
 
 def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:

@@ -19,6 +19,7 @@ from ..record.tape import tape
 from . import evaluation, planned_device
 from .recompute_options import RecomputeError
 from .recorded_graph import RecordedGraph
+from .run_history import RunHistory
 from .split_options import SplitError
 
 REFUSED = (AbsentDeviceError, SplitError, RecomputeError, NoWorkersError)
@@ -180,7 +181,7 @@ def _runnable(failed: set[TrackedNode]) -> list[TrackedNode]:
 
     A split run that an op has stopped midway cannot go on, and none of its ops can run apart from it.
     """
-    splits = [lazy.runs.split_run for lazy in list(evaluation.graphs.values())]
+    splits = [runs.split_run for runs in list(RunHistory.with_split_runs)]
     stuck = (split.nodes for split in splits if split is not None and any(map(is_partial_write, split.nodes)))
     return _without(planned_device.runnable(), failed.union(*stuck))
 

@@ -33,13 +33,14 @@ from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Watch
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
-from ..record.sync_points import RunLock, note_run
+from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.unrecorded_ops import nodes_before_access
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics
 from .recorded_graph import RecordedGraph
+from .run_history import RunHistory
 from .run_options import RunOptions
 from .strategies.base import Strategy
 from .strategies.selection import choose
@@ -141,7 +142,7 @@ def _note(nodes: Sequence[TrackedNode]) -> None:
     """Note that ``nodes`` run before their block has ended, if one is being recorded on this thread."""
     graph = tape.recording.graph
     if graph is not None and tape.recording.owner == threading.get_ident():
-        note_run(nodes, graph)
+        tape.runs.note_run(nodes, graph)
 
 
 def _chosen(
@@ -413,9 +414,10 @@ def _must_start_over(split: SplitRun) -> bool:
 
 def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
     """The interrupted split run of some of ``nodes``, if any."""
-    for lazy in list(graphs.values()):
-        if lazy.runs.split_run is not None and not set(nodes).isdisjoint(lazy.runs.split_run.nodes):
-            return lazy.runs.split_run
+    for runs in list(RunHistory.with_split_runs):
+        split = runs.split_run
+        if split is not None and not set(nodes).isdisjoint(split.nodes):
+            return split
     return None
 
 
@@ -496,3 +498,4 @@ def forget_in_child() -> None:
     tape.runs.lock = RunLock()
     tape.pending_ops.forget_all(FORGOTTEN_BY_FORK)
     graphs.clear()
+    RunHistory.with_split_runs.clear()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from ..execute.progress import Run
 from ..execute.report import NonFinite, Report
@@ -21,10 +22,13 @@ Listener = Callable[[], None]
 class RunHistory:
     """The current run of a graph, and the results of earlier ones; listeners are notified of changes."""
 
+    with_split_runs: ClassVar[WeakSet[RunHistory]] = WeakSet()
+    """Those with an interrupted split run: every read asks for them, so it must not visit all graphs."""
+
     def __init__(self) -> None:
         self.state: str | None = None  # running, failed, or interrupted; None: derived from the nodes
         self.live: Run | None = None  # the current run, if its progress is followed
-        self.split_run: SplitRun | None = None  # an interrupted split run, to be continued
+        self._split_run: SplitRun | None = None
         self.error: BaseException | None = None
         self.nonfinite: dict[str, NonFinite] = {}  # by kind: the first in program order, over all runs
         self._report: Report | tuple[Any, ...] | None = None
@@ -32,6 +36,19 @@ class RunHistory:
         # Timelines of later runs, appended to it on access.
         self._timelines: list[Sequence[tuple[int, int]]] = []
         self._listeners: list[Listener] = []
+
+    @property
+    def split_run(self) -> SplitRun | None:
+        """An interrupted split run, to be continued."""
+        return self._split_run
+
+    @split_run.setter
+    def split_run(self, split_run: SplitRun | None) -> None:
+        if split_run is not None:
+            self.with_split_runs.add(self)  # first, so that an interrupt between the two loses nothing
+        self._split_run = split_run
+        if split_run is None:
+            self.with_split_runs.discard(self)
 
     @property
     def report(self) -> Report | None:

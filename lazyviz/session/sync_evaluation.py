@@ -28,6 +28,7 @@ from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph import RecordedGraph
+from .run_history import RunHistory
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
@@ -35,16 +36,12 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     errors, irs = node_passes.begin(nodes)
     if not nodes or errors or torch_cuda.may_have_cuda() or needs_absent(nodes):
         return None
+    if RunHistory.with_split_runs:
+        return None
     touched = []
-    for (
-        reference
-    ) in evaluation.graphs.valuerefs():  # iterating over `values` of a weak dictionary takes twice as long
-        lazy = reference()
-        if lazy is None:
-            continue
-        if lazy.runs.split_run is not None:
-            return None
-        if lazy.ir in irs:
+    for ir in irs:
+        lazy = evaluation.graphs.get(id(ir))
+        if lazy is not None:
             if lazy.choices.summaries or lazy.runs.has_listeners:
                 return None
             touched.append(lazy)
@@ -249,17 +246,16 @@ def run_with_options(
     Raises:
         lazyviz.SplitError, lazyviz.RecomputeError: a block's options cannot be met.
     """
-    if not any(lazy.choices.saves_memory for lazy in list(evaluation.graphs.values())):
-        return nodes
-    irs = {id(node.graph): node.graph for node in nodes}
-    if tape.recording.graph is not None:
-        irs.setdefault(id(tape.recording.graph), tape.recording.graph)
-    for ir in irs.values():
+    recorded = tape.recording.graph
+    irs = node_passes.begin(nodes)[1]
+    if recorded is not None and recorded not in irs:
+        irs.append(recorded)
+    for ir in irs:
         lazy = evaluation.graphs.get(id(ir))
         if lazy is None or lazy is apart or not lazy.choices.saves_memory:
             continue
         own = [node for node in lazy.nodes if node.state != "done"]
-        needed = {*nodes, *own} if ir is tape.recording.graph else own
+        needed = {*nodes, *own} if ir is recorded else own
         pending = closure(needed)
         if any(node.state == "failed" for node in set(pending).difference(closure(nodes))):
             continue

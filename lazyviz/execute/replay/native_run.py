@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -64,11 +64,15 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     :func:`lazyviz.execute.eager.run`.
     """
     nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
-    drawing = [nodes[at] for at in subgraph.draws]
-    drawn_from = tape.generators.drawn_whole(drawing) if drawing else ()
-    if drawn_from is None:
-        return False
-    saved = tape.generators.save(drawing) if drawing else []
+    drawn_from: Sequence[int] | None = ()
+    saved: list[Any] = []
+    draws: list[Any] = []
+    if subgraph.draws:  # most reads draw nothing
+        drawing = [nodes[at] for at in subgraph.draws]
+        drawn_from = tape.generators.drawn_whole(drawing)
+        if drawn_from is None:
+            return False
+        saved, draws = tape.generators.save(drawing), [node.draws for node in drawing]
     times = array("d", [perf_counter()])
     notes: tuple[Callable[[], Any], ...] = (partial(node_passes.note_done, nodes, times),)
     if subgraph.whole and not later:
@@ -87,7 +91,7 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     go: Callable[..., object] = known.code.in_one_go  # type: ignore[union-attr]
     end = partial(_end, tape, subgraph, known, times, ran, stage, saved)
     try:
-        lists = subgraph.scalars, [node.draws for node in drawing], subgraph.users, later
+        lists = subgraph.scalars, draws, subgraph.users, later
         call = partial(go, tape.runs, threading.get_ident(), take, *lists, times, notes, ran)
         if at_users_line(tape.scopes.sources, sys._getframe(), call) is NotImplemented:
             return False

@@ -243,7 +243,7 @@ cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, evaluate_number, number_in
-cdef object gradient_check, is_made_of_others, shape_only, is_reader
+cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -280,14 +280,14 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global run_inside, Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
-    Shadow = parts["Shadow"]
+    Shadow, run_inside = parts["Shadow"], parts["run_inside"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
@@ -1552,6 +1552,36 @@ def release_after(_, ran):
             release_value(value, recording)
 
 
+def release_all(_, *, bint recording):
+    """``lazyviz.record.tensor_table.TensorTable.release_all``."""
+    cdef dict computed = get(table, T_computed), known = get(table, T_storages)
+    if recording:
+        for address, storage in list(known.items()):
+            if get(storage, S_live):
+                computed[address] = storage
+    (<dict> get(table, T_outside)).clear()
+    known.clear()
+    held.clear()
+    TrackedStorage.held_bytes = 0
+
+
+def note_run(_, nodes, graph):
+    """``lazyviz.record.sync_points.PendingRuns.note_run``."""
+    cdef list ran = [], gone = []
+    cdef object index = len(<list> get(graph, G_nodes))
+    for node in nodes:
+        if get(node, N_graph) is graph:
+            ran.append(get(node, N_index))
+            for value in <list> get(node, N_outputs):
+                storage = get(value, V_storage)
+                if get(storage, S_dropped) == index:
+                    gone.append(storage)
+    if ran:
+        first, last = ran[0], ran[len(ran) - 1]  # in program order
+        positions = range(first, last + 1) if last - first == len(ran) - 1 else tuple(ran)
+        graph.runs_inside.append(run_inside((index, positions, gone)))
+
+
 cdef object UNMET = 0  # the address of a storage that was never real; Python has one such object
 
 
@@ -1852,6 +1882,17 @@ def read_at(_, frame):
             reader = reader_at(frame, spot)
         frame = frame.f_back
     return None, reader
+
+
+def users(_, frame):
+    """``lazyviz.record.provenance.source_lines.SourceFinder.users``."""
+    cdef Spot *spot
+    while frame is not None:
+        spot = spot_of(frame)
+        if <object> spot.line is not None:
+            return frame, <object> spot.line
+        frame = frame.f_back
+    return None
 
 
 def find(_, frame):
