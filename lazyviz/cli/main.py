@@ -82,7 +82,7 @@ def cli() -> None:
     """
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments
     """A size: bytes, or text such as 38GiB."""
 
     name = "size"
@@ -94,7 +94,7 @@ class Size(click.ParamType):
             self.fail(str(error), parameter, context)
 
 
-class Assumed(click.ParamType):
+class Assumed(click.ParamType):  # type: ignore[type-arg]
     """An assumed value: LINE=VALUE, FILE:LINE=VALUE, or *=VALUE."""
 
     name = "LINE=VALUE"

@@ -156,7 +156,7 @@ class Unreachable:
     drop: ClassVar[Callable[[], None] | None] = None  # drops unreachable nodes
 
 
-class TensorRef(weakref.ref):
+class TensorRef(weakref.ref[torch.Tensor]):
     """Weak reference to a user's tensor; eager PyTorch would free the tensor when this reference dies.
 
     ``next``: the reference to another tensor of the same value, such as one that autograd saves.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
@@ -199,9 +199,12 @@ def module_of(storage: Storage) -> str:
     return ".".join(parts[: -_NAME_PARTS.get(storage.role or "", len(parts))])
 
 
-def _sums(pairs: Iterable[tuple]) -> dict:
+_Key = TypeVar("_Key")
+
+
+def _sums(pairs: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
     """Bytes added up by key, largest first."""
-    sizes: dict = {}
+    sizes: dict[_Key, int] = {}
     for key, nbytes in pairs:
         sizes[key] = sizes.get(key, 0) + nbytes
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
