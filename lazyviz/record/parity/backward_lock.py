@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ...torch_internals import private_api
 from ..sync_points import RunLock
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class BackwardLock:
         """
         if self._lock.is_mine or not self._lock.owner:
             return self._lock
+        if private_api.current_autograd_node() is not None:
+            # A node of that pass calls this one: the engine goes on in another thread when passes are nested
+            # deeply, and the thread that holds the lock waits for this one.
+            return RunLock()
         seen, since = self._progress(), time.monotonic()
         # Polled: only `with` is safe from asynchronous exceptions (see RunLock), and it has no timeout.
         while self._lock.owner and not self._lock.is_lost:

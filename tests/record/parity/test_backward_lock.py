@@ -90,3 +90,35 @@ def test_backward_passes_inside_of_a_backward_pass_need_no_turn():
         x = torch.ones(3, requires_grad=True)
         Again.apply(x).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+class Nested(torch.autograd.Function):
+    """Its backward pass calls itself, ``x`` levels deep."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_() - 1
+        return ctx.x.detach() * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.x > 0:
+            with torch.enable_grad():
+                Nested.apply(ctx.x).sum().backward()
+        return gradient * ctx.x
+
+
+def test_passes_nested_so_deeply_that_the_engine_takes_other_threads(monkeypatch):
+    monkeypatch.setattr(backward_lock, "LONGEST", 5)
+
+    def gradient():
+        x = torch.tensor(150.0, requires_grad=True)  # the engine's limit for one thread is 60
+        Nested.apply(x).sum().backward()
+        return x.grad
+
+    expected = gradient()
+    with lazyviz.lazy() as graph:
+        found = gradient()
+    graph.evaluate()
+    assert torch.equal(found, expected)
