@@ -449,6 +449,35 @@ def test_a_draw_that_failed_and_is_gone_is_not_heard_of_again():
     lazyviz.sync()
 
 
+BYTES, SHORT = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.int16)
+# What the kernels' shape rules do not check, of tensors that are too large for a trial of the kernel.
+LARGE = {
+    "masked_fill": lambda x: x.masked_fill(BYTES.expand_as(x), 1.0),
+    "masked_scatter": lambda x: x.masked_scatter(SHORT.expand_as(x), x),
+    "an integer that does not fit": lambda x: x.long().masked_fill(x > 0, 1e300),
+    "assignment by a legacy mask": lambda x: x.__setitem__(BYTES.expand_as(x), 1.0),
+    "index_fill": lambda x: x.index_fill(0, SHORT, 1.0),
+    "index_copy": lambda x: x.index_copy(0, SHORT.int(), x[:1]),
+    "index_add": lambda x: x.index_add(0, SHORT, x[:1]),
+    "index_reduce": lambda x: x.index_reduce(0, SHORT, x[:1], "amax"),
+    "bucketize": lambda x: torch.bucketize(x, x.reshape(2, -1)),
+    "as_strided_scatter": lambda x: x.as_strided_scatter(x[:4].reshape(2, 2), (2, 2), (2**22, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_arguments_of_large_tensors_are_checked_at_the_line(name):
+    with pytest.raises(Exception) as expected:
+        LARGE[name](torch.zeros(2**21))
+    with lazyviz.lazy() as graph:
+        x = torch.zeros(2**21)
+        with pytest.raises(type(expected.value)) as found:
+            LARGE[name](x)
+    assert str(found.value) == str(expected.value)
+    graph.evaluate()
+
+
 MISTAKES = {
     "a tensor for a list": lambda x: torch.cat(x),
     "nothing added": lambda x: x + None,

@@ -55,6 +55,12 @@ def synchronized():
     del y
 
 
+def at_a_sync_point():
+    with lazyviz.lazy():
+        rows = (torch.rand(3) > 2).to(torch.uint8)
+        torch.ones(3)[rows]  # here
+
+
 def several_ops():
     with lazyviz.lazy():
         y = torch.rand(1).std() + torch.ones(1, 1).std(1)
@@ -76,7 +82,17 @@ def number_outside():
 
 
 @pytest.mark.parametrize(
-    "program", [read, read_inside, graph_evaluated, synchronized, several_ops, number, number_outside]
+    "program",
+    [
+        read,
+        read_inside,
+        graph_evaluated,
+        synchronized,
+        at_a_sync_point,
+        several_ops,
+        number,
+        number_outside,
+    ],
 )
 def test_the_line_is_the_users(program, seen):
     for _ in range(4):  # op by op, and then by code that is made for repeated programs

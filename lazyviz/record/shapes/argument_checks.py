@@ -60,6 +60,33 @@ def _pads_too_much(arguments: dict[str, Any]) -> bool:
     )
 
 
+def _no_mask(arguments: dict[str, Any]) -> bool:
+    """Whether the mask is not one, or an integer cannot hold the value."""
+    value, dtype = arguments.get("value"), arguments["self"].dtype
+    is_integral = not (dtype.is_floating_point or dtype.is_complex)
+    too_large = is_integral and isinstance(value, (int, float)) and not -(2**63) <= value < 2**63
+    return too_large or arguments["mask"].dtype != torch.bool
+
+
+def _has_byte_mask(arguments: dict[str, Any]) -> bool:
+    return any(index is not None and index.dtype == torch.uint8 for index in arguments["indices"])
+
+
+def _no_index(arguments: dict[str, Any]) -> bool:
+    return arguments["index"].dtype not in (torch.int32, torch.int64)
+
+
+def _no_long_index(arguments: dict[str, Any]) -> bool:
+    return arguments["index"].dtype != torch.int64
+
+
+def _reaches_too_far(arguments: dict[str, Any]) -> bool:
+    """Whether a view with these strides does not lie in the tensor; it may lie in its storage."""
+    steps = zip(arguments["size"], arguments["stride"])
+    last = (arguments.get("storage_offset") or 0) + sum((size - 1) * step for size, step in steps)
+    return last >= arguments["self"].numel()
+
+
 def _no_numbers(arguments: dict[str, Any]) -> bool:
     dtype = arguments.get("dtype")
     return dtype is not None and (dtype is torch.bool or dtype.is_complex)
@@ -76,7 +103,17 @@ CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
     "native_group_norm_backward": _no_groups_backward,
     "multinomial": lambda arguments: arguments["self"].shape[-1:] > (MOST_CATEGORIES,),
     "convolution": _pads_too_much,
-    "index_select": lambda arguments: arguments["index"].dtype not in (torch.int32, torch.int64),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), _no_mask),
+    **dict.fromkeys(
+        ("masked_scatter", "masked_scatter_"),
+        lambda arguments: arguments["mask"].dtype not in (torch.bool, torch.uint8),
+    ),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _has_byte_mask),
+    **dict.fromkeys(("index_fill", "index_fill_", "index_copy", "index_copy_"), _no_long_index),
+    **dict.fromkeys(("index_add", "index_add_", "index_reduce", "index_reduce_"), _no_index),
+    "index_select": _no_index,
+    "bucketize": lambda arguments: arguments["boundaries"].dim() != 1,
+    "as_strided_scatter": _reaches_too_far,
     "slice_scatter": lambda arguments: (
         arguments.get("step", 1) <= 0 or arguments["src"].dim() != arguments["self"].dim()
     ),

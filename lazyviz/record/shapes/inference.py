@@ -389,6 +389,8 @@ class ShapeCache:
             raise DataDependent(f"no shape rule for {op}") from error
         if sum(value.storage.nbytes for value in inputs) > kernel_probes.LARGEST_NBYTES:
             raise error
+        if op in (torch.ops.aten.index.Tensor, torch.ops.aten.index.Tensor_out):  # masks of dtype uint8
+            raise DataDependent(f"the result of {op} depends on data") from error
         raise DataDependent(
             f"PyTorch's shape rule for {op} rejects arguments that its kernel accepts"
         ) from error

@@ -81,9 +81,9 @@ PyObject* end(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// No signal handler can come between the call and the end of its measurement.
-PyObject* measured(PyObject*, PyObject* given) {
-  HANDLE_TH_ERRORS
+// No signal handler can come between the call and the end of its measurement. HANDLE_TH_ERRORS would give the warnings
+// of the kernel to our caller; without it, the PyTorch function that the user has called gives them to the user's line.
+PyObject* measured(PyObject*, PyObject* given) try {
   PyObject *function, *args, *kwargs;
   if (!PyArg_ParseTuple(given, "OO!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) return nullptr;
   if (!start()) {
@@ -96,7 +96,9 @@ PyObject* measured(PyObject*, PyObject* given) {
   if (result == nullptr) return nullptr;
   if (peak < 0) return Py_BuildValue("(NO)", result, Py_None);
   return Py_BuildValue("(NL)", result, static_cast<long long>(peak));
-  END_HANDLE_TH_ERRORS
+} catch (const std::exception& error) {
+  PyErr_SetString(PyExc_RuntimeError, error.what());
+  return nullptr;
 }
 
 PyMethodDef METHODS[] = {
