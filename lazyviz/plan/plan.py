@@ -444,7 +444,8 @@ class Plan(Tabular):
         """
         if self.time is None:
             raise ValueError(
-                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine"
+                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine, "
+                "and the time of factorizations and of GPUs without published rates is unknown"
             )
         return compare_with_profile(self.time, profile)
 

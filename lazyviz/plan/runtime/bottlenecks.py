@@ -51,7 +51,10 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     ]
     if time.unknown:
         names = sorted({node.name.rpartition("_")[0] for node in time.unknown})
-        lines.append(f"Not included: {len(time.unknown):,} ops of unknown duration: {', '.join(names[:5])}.")
+        ops = "op" if len(time.unknown) == 1 else "ops"
+        lines.append(
+            f"Not included: {len(time.unknown):,} {ops} of unknown duration: {', '.join(names[:5])}."
+        )
     shares = [
         f"{name} {format_share(seconds / time.seconds)}"
         for name, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
