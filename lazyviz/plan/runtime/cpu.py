@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ...graph.ir import Bound, Node
-from .flop_rules import executed_flops_of, steps_of
+from .flop_rules import steps_of
 from .op_classes import OpClass, short_name
 from .projection import OpTime, Projection, is_enough
 from .work import operator_class, read_again, work_of
@@ -145,7 +145,7 @@ def _timed(node: Node, rates: CpuRates) -> OpTime:
     if kind in ("view", "allocation"):
         return OpTime(node, rates.call / 2, 0.0, "launch", work)
     moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
-    flops = executed_flops_of(node) if work.flops else 0
+    flops = work.executed
     steps = steps_of(node) if kind == "rnn" else 1  # the products of a step wait for those of the one before
     computing = flops / rate_at(_products(kind, rates), flops / steps) if flops else 0.0
     moving = moved / rate_at(_traffic(node, kind, rates), moved) if moved and not work.flops else 0.0

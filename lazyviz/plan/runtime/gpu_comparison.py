@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +63,19 @@ class CardTable(Tabular):
                 row.append(f"{self.samples / each.time.seconds:,.0f}" if each.time is not None else "")
             if priced:
                 cost = each.cost(steps)
-                row.append(f"{cost:,.2f}" if cost is not None else "")
+                row.append(amount(cost) if cost is not None else "")
             verdict = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
             rows.append([*row, each.name, verdict])
         return Table(
             "Projected time of the last step on each GPU", (*columns, "card", "memory"), rows, len(columns)
         )
+
+
+def amount(cost: float) -> str:
+    """A cost with two decimals, small ones with two digits: ``"1,234.50"``, ``"0.00031"``."""
+    if not 0 < cost < 0.1:
+        return f"{cost:,.2f}"
+    return f"{cost:.{1 - math.floor(math.log10(cost))}f}"
 
 
 def on_cards(
@@ -88,7 +96,7 @@ def on_cards(
     by_name = {lookup(name).name: price for name, price in (prices or {}).items()}
     found, step = [], last_step(plan._nodes)
     for name in names if names is not None else PROFILES:
-        there = plan.replan(device=name)
+        there = plan.replan(batch_size=plan.batch_size, device=name)
         time = there.time_of(step)
         found.append(OnCard(there.device, there.fits, time, by_name.get(there.device)))
     found.sort(key=lambda each: (each.fits is False, each.time.seconds if each.time is not None else 1e30))

@@ -20,7 +20,7 @@ import torch
 
 from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
-from .flop_rules import arguments_of, executed_flops_of, groups_of
+from .flop_rules import arguments_of, groups_of
 from .op_classes import OpClass, short_name
 from .work import compute_dtype, likeness, operator_class, read_again, work_of
 
@@ -164,7 +164,7 @@ def _timed(node: Node, card: Card) -> Kernel | None:
     unit = card.unit(compute_dtype(node), kind)
     if unit is None:
         return None
-    computing = _computing(node, kind, card, unit, executed_flops_of(node))
+    computing = _computing(node, kind, card, unit, work.executed)
     share = _DEPTHWISE if kind == "convolution" and _is_depthwise(node) else 1.0
     moving = work.bytes_moved / (bandwidth * card.share("elementwise") * share)
     seconds = (computing**4 + moving**4) ** 0.25

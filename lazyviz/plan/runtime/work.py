@@ -17,7 +17,7 @@ import torch
 from ...graph.collectives import collective_of
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.private_api import OpOverload
-from .flop_rules import arguments_of, flops_of, steps_of
+from .flop_rules import arguments_of, executed_flops_of, flops_of, steps_of
 from .op_classes import OpClass, class_of, short_name
 
 FOREACH_TENSORS = 100
@@ -30,14 +30,16 @@ MOST_KNOWN = 50_000
 class Work:
     """The work of one or more ops.
 
-    ``flops``: multiplications and additions; ``bytes_read`` and ``bytes_written``: memory traffic;
-    ``launches``: number of kernels.
+    ``flops``: multiplications and additions, as PyTorch counts them; ``bytes_read`` and ``bytes_written``:
+    memory traffic; ``launches``: number of kernels; ``executed``: the FLOPs that the kernels execute
+    (:func:`~.flop_rules.executed_flops_of`).
     """
 
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     launches: int = 0
+    executed: int = 0
 
     @property
     def bytes_moved(self) -> int:
@@ -54,6 +56,7 @@ class Work:
             self.bytes_read + other.bytes_read,
             self.bytes_written + other.bytes_written,
             self.launches + other.launches,
+            self.executed + other.executed,
         )
 
 
@@ -196,7 +199,7 @@ def _count(node: Node) -> Work:
         sent = collective.sent_bytes if collective is not None else 0
         return Work(0, sent, sent, 1)
     read, written = _traffic(node)
-    return Work(flops_of(node), read, written, _launches(node, kind))
+    return Work(flops_of(node), read, written, _launches(node, kind), executed_flops_of(node))
 
 
 def _traffic(node: Node) -> tuple[int, int]:
@@ -259,14 +262,19 @@ def _launches(node: Node, kind: OpClass) -> int:
 
 def total(nodes: Iterable[Node]) -> Work:
     """The total work of several ops."""
-    flops = read = written = launches = 0
-    for node in nodes:
-        work = work_of(node)
+    return added(map(work_of, nodes))
+
+
+def added(works: Iterable[Work]) -> Work:
+    """The sum of ``works``."""
+    flops = read = written = launches = executed = 0
+    for work in works:
         flops += work.flops
         read += work.bytes_read
         written += work.bytes_written
         launches += work.launches
-    return Work(flops, read, written, launches)
+        executed += work.executed
+    return Work(flops, read, written, launches, executed)
 
 
 def grouped(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> dict[Hashable, Work]:

@@ -30,8 +30,6 @@ def why_unknown(plan: PlanLike) -> str:
     """Why nothing is projected for ``plan``, as a short text; "" if a time may be projected."""
     if plan.split.pieces > 1:
         return "time: of one piece only"
-    if plan.batch_size != plan.recorded_batch_size:
-        return f"time: of {plan.recorded_batch_size:,} samples only"
     if plan.time is not None:
         return ""
     calibrate = plan.device == "cpu" and known_rates() is None

@@ -102,9 +102,10 @@ def test_more_samples_cost_a_waiting_card_nothing():
     with lazyviz.lazy(device="H100-80GB", batch=[x]) as graph:
         model.cuda()(x.cuda())
     plan = graph.plan()
+    twice = plan._answers.sized(graph.nodes, 2 * plan.batch_size)
     found = {
         str(each).partition(":")[0]: each.seconds
-        for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"])
+        for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"], twice)
     }
     assert found["twice the batch size, per half"] == pytest.approx(plan.seconds / 2, rel=0.05)
     assert "waits for Python" in plan.explain()

@@ -156,6 +156,20 @@ def test_a_step_that_is_mostly_a_factorization_has_no_time(step):
     assert project_on_cpu(graph.nodes, RATES) is None
 
 
+@pytest.mark.parametrize("device", [CARD, "cpu"])
+def test_a_graph_without_kernels_is_explained(device):
+    with lazyviz.lazy(device=device) as graph:
+        torch.empty(3, 4, device="cpu" if device == "cpu" else "cuda").t()
+    assert "What limits" not in graph.plan(device=CARD).explain()
+
+
+def test_a_program_in_bfloat16_is_not_told_to_use_it():
+    with lazyviz.lazy(device=CARD) as graph:
+        layer = nn.Linear(4096, 4096).cuda().bfloat16()  # copied from the host in float32
+        layer(torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    assert "on H100" in graph.plan().explain() and "in bfloat16" not in graph.plan().explain()
+
+
 def test_a_small_factorization_in_a_step_is_named_as_not_included():
     def step(device):
         x = torch.ones(1024, 1024, device=device)
