@@ -114,13 +114,23 @@ def read_prices(file: str | Path) -> dict[str, float]:
             cells = [cell.strip() for cell in row]
             if not any(cells) or cells[0].startswith("#"):
                 continue
+            price = _price(cells)
+            if price is None and number == 1:
+                continue
+            place = f"{file}, line {number}"
+            if price is None:
+                raise ValueError(f"{place}: expected a GPU and its price per hour, such as L4-24GB,0.71")
             try:
-                name, price = cells[0], float(cells[1])
-            except (IndexError, ValueError):
-                if number == 1:
-                    continue
-                raise ValueError(
-                    f"{file}, line {number}: expected a GPU and its price per hour, such as L4-24GB,0.71"
-                ) from None
-            prices[lookup(name).name] = price
+                prices[lookup(cells[0]).name] = price
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
     return prices
+
+
+def _price(cells: Sequence[str]) -> float | None:
+    """The number in the second cell; ``None`` if it is none, negative, or not finite."""
+    try:
+        price = float(cells[1])
+    except (IndexError, ValueError):
+        return None
+    return price if 0 <= price < math.inf else None
