@@ -102,15 +102,15 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
         step()
     rates = known_rates()
     assert rates is not None
-    projected = project_on_cpu(graph.nodes, rates).seconds
+    projection = project_on_cpu(graph.nodes, rates)
     times = graph.evaluate().times
-    assert times is not None
+    assert projection is not None and times is not None
     taken = []
     for _ in range(rounds):
         start = time.perf_counter()
         step()
         taken.append(time.perf_counter() - start)
-    return projected, statistics.median(taken), *times.order
+    return projection.seconds, statistics.median(taken), *times.order
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ DATA = HERE / "data" / "published_times.csv"
 RESULTS = HERE / "results" / "published_times.json"
 PAGE = HERE.parent / "docs" / "published_times.md"
 PLAIN_ATTENTION = "ViT, plain attention"  # timm's before PyTorch had SDPA
+CONVOLUTIONAL = "convolutional"  # timm's, by their names
+IMAGES = ("ViT", CONVOLUTIONAL)
 PEERS = {"neusight": "NeuSight", "habitat": "Habitat", "roofline": "a data sheet's roofline"}
 Row = dict[str, str]
 Result = dict[str, Any]
@@ -37,6 +39,11 @@ def model_of(row: Row) -> Any:
     import torch
     import transformers
 
+    if row["class"] == CONVOLUTIONAL:
+        from models.convolutional import convolutional
+
+        with torch.device("cuda"):
+            return convolutional(row["model"])
     layers, width, heads = int(row["layers"]), int(row["width"]), int(row["heads"])
     inner, words, length = int(row["ffn"]), int(row["vocab"]), int(row["seq"])
     config: Any
@@ -76,8 +83,9 @@ def inputs_of(row: Row) -> dict[str, Any]:
     import torch
 
     batch, length = int(row["batch"]), int(row["seq"])
-    if row["class"].startswith("ViT"):
-        return {"pixels": torch.randn(batch, 3, length, length, device="cuda")}
+    if row["class"].startswith(IMAGES):
+        name = "pixel_values" if row["class"] == CONVOLUTIONAL else "pixels"
+        return {name: torch.randn(batch, 3, length, length, device="cuda")}
     return {"input_ids": torch.ones(batch, length, dtype=torch.long, device="cuda")}
 
 
@@ -85,14 +93,15 @@ def training_step(row: Row, model: Any, inputs: dict[str, Any]) -> Callable[[], 
     """NeuSight's step, which has no loss and no optimizer, or that of timm's ``benchmark.py``."""
     import torch
 
-    if not row["class"].startswith("ViT"):
+    if not row["class"].startswith(IMAGES):
         return lambda: outputs(model(**inputs)).backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
     classes = torch.zeros(int(row["batch"]), dtype=torch.long, device="cuda")
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(**inputs), classes).backward()
+        out = model(**inputs)
+        torch.nn.functional.cross_entropy(getattr(out, "logits", out), classes).backward()
         optimizer.step()
 
     return step
@@ -155,7 +164,7 @@ def roofline(gpu: str, nodes: Sequence[Any]) -> float:
 
 def usable(row: Row) -> bool:
     """Eager rows whose work does not depend on data."""
-    return row["execution"] == "eager" and row["class"].startswith(("GPT2", "OPT", "Bert", "ViT"))
+    return row["execution"] == "eager" and row["class"].startswith(("GPT2", "OPT", "Bert", *IMAGES))
 
 
 def errors(results: Sequence[Result], known: str, of: str = "projected") -> list[float]:
@@ -204,10 +213,18 @@ def peers(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def kind_of(result: Result) -> str:
+    """``"text"`` for NeuSight's rows, ``"ViT"``, or ``"convolutional"``."""
+    if "vit" in result["model"]:
+        return "ViT"
+    return CONVOLUTIONAL if int(result["seq"]) in (160, 224) else "text"
+
+
 def page(results: Sequence[Result]) -> str:
-    transformers = [each for each in results if "vit" not in each["model"]]
-    inference = [each for each in results if "vit" in each["model"] and each["mode"] == "inf"]
-    training = [each for each in results if "vit" in each["model"] and each["mode"] == "train"]
+    transformers = [each for each in results if kind_of(each) == "text"]
+    inference = [each for each in results if kind_of(each) == "ViT" and each["mode"] == "inf"]
+    training = [each for each in results if kind_of(each) == "ViT" and each["mode"] == "train"]
+    convolutions = [each for each in results if kind_of(each) == CONVOLUTIONAL]
     text = [
         "# Projected times against published ones",
         "",
@@ -240,6 +257,23 @@ def page(results: Sequence[Result]) -> str:
         "",
         *summary(training),
         "",
+        "## Convolutional networks in float16 by autocast",
+        "",
+        "Inference and training with SGD, without channels-last memory. There are no measurements for the",
+        "backward pass of convolutions, for convolutions in groups, and for those in float16, so that ranges",
+        "are wide. That batch norm reads its input twice in training was added after a look at these rows.",
+        within(convolutions),
+        "",
+        *(
+            line
+            for mode, title in (("inf", "Inference"), ("train", "Training"))
+            for line in (
+                f"{title}:",
+                "",
+                *summary([each for each in convolutions if each["mode"] == mode]),
+                "",
+            )
+        ),
         "## All rows",
         "",
         "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",

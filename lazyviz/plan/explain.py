@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
 from ..graph.sync_points import listed
 from .communication import communication_lines
@@ -35,7 +36,15 @@ def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
     time = plan.time_of(nodes)
     if time is None or not time.ops:
         return None
-    return time, limits(time, nodes, plan._answers.target)
+    return time, _limits(plan, time, nodes)
+
+
+def _limits(plan: Plan, time: Projection, nodes: Sequence[Node]) -> list[str]:
+    """The bottlenecks of ``nodes``; possible changes only for the recorded batch size."""
+    size, target = plan.recorded_batch_size, plan._answers.target
+    if plan.batch_size != size:
+        return limits(time, None, target)
+    return limits(time, nodes, target, plan._answers.sized(nodes, 2 * size) if size is not None else None)
 
 
 def explain(plan: Plan) -> str:
@@ -47,7 +56,7 @@ def explain(plan: Plan) -> str:
     lines.append(verdict(plan))
     lines += of_batch(plan)
     if (time := plan.time) is not None and time.ops:
-        lines += limits(time, plan._nodes, plan._answers.target)
+        lines += _limits(plan, time, plan._nodes)
     lines += communication_lines(plan._graph, plan.communication)
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))

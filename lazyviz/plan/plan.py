@@ -35,7 +35,6 @@ from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
 from .runtime.measured_times import TimesCompared, compare_with_profile
 from .runtime.projection import Projection
-from .runtime.work import total
 from .tables import Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
@@ -63,7 +62,10 @@ class Answers(Protocol):
     def remedies(self, plan: Plan, kinds: int | None = None) -> Sequence[Remedy]: ...
     @property
     def time(self) -> Projection | None: ...
+    @property
+    def flops(self) -> int: ...
     def time_of(self, nodes: Sequence[Node]) -> Projection | None: ...
+    def sized(self, nodes: Sequence[Node], samples: int | None) -> Sequence[Node]: ...
     def explain(self, plan: Plan) -> str: ...
     def verdict(self, plan: Plan) -> str: ...
     @property
@@ -424,14 +426,14 @@ class Plan(Tabular):
 
     @property
     def time(self) -> Projection | None:
-        """Projected run time of the graph in eager PyTorch; computed on first access.
+        """Projected run time of the graph with the plan's batch in eager PyTorch; computed on first access.
 
-        ``None`` if the rates of the device are unknown, or if the batch size differs from the recorded one.
+        ``None`` if the rates of the device are unknown, or most of the work is of unknown duration.
         """
-        return self._answers.time if self.batch_size == self.recorded_batch_size else None
+        return self._answers.time
 
     def time_of(self, nodes: Sequence[Node]) -> Projection | None:
-        """The projected time of some nodes of the graph, such as those of its second step."""
+        """The projected time of some nodes, such as those of the second step, with the plan's batch."""
         return self._answers.time_of(nodes)
 
     def compare_times(self, profile: Any) -> TimesCompared:
@@ -444,7 +446,8 @@ class Plan(Tabular):
         """
         if self.time is None:
             raise ValueError(
-                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine"
+                f"no time is projected on {self.device}: lazyviz.calibrate() is for the CPU of this machine, "
+                "and the time of factorizations and of GPUs without published rates is unknown"
             )
         return compare_with_profile(self.time, profile)
 
@@ -460,8 +463,8 @@ class Plan(Tabular):
 
     @property
     def flops(self) -> int:
-        """FLOPs of the graph, as counted by ``torch.utils.flop_counter``."""
-        return total(self._nodes).flops
+        """FLOPs of the graph with the plan's batch, as counted by ``torch.utils.flop_counter``."""
+        return self._answers.flops
 
     @property
     def by_phase(self) -> dict[str, tuple[float, int, int]]:

@@ -21,6 +21,7 @@ from .batch.split import (
     check_split,
     lay_out,
     rescaled,
+    resized,
     scaled,
     sizes_of,
 )
@@ -46,6 +47,7 @@ from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
 from .runtime.device_projection import project_on
 from .runtime.projection import Projection
+from .runtime.work import total
 from .workspace.size import Need
 from .workspace.table import scratch
 
@@ -380,7 +382,7 @@ class Planner:
             _lifetimes={span.storage: span for span in own.spans},
             verdict_of=own.of,
             lazyviz_peak_bytes=own.lazyviz_peak_bytes,
-            _answers=LateAnswers(self, eager, own, by_lazyviz),
+            _answers=LateAnswers(self, eager, own, by_lazyviz, size),
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,
             _reservation=own.reservation,
             _recorded_for=self.graph.card,
@@ -400,9 +402,15 @@ class LateAnswers:
     """Parts of a plan that are computed on demand and cached, such as remedies or the largest batch."""
 
     def __init__(
-        self, planner: Planner, eager: DevicePlan, own: DevicePlan, by_lazyviz: Callable[[], DevicePlan]
+        self,
+        planner: Planner,
+        eager: DevicePlan,
+        own: DevicePlan,
+        by_lazyviz: Callable[[], DevicePlan],
+        size: int | None,
     ) -> None:
         self._planner, self._eager, self._own, self._by_lazyviz = planner, eager, own, by_lazyviz
+        self._size = size
         self._reserved: dict[bool, tuple[int, int, int] | None] = {}
         self._remedies: dict[int | None, Sequence[Remedy]] = {}  # by requested number of kinds
 
@@ -464,7 +472,20 @@ class LateAnswers:
         return self.time_of(self._planner.graph.nodes)
 
     def time_of(self, nodes: Sequence[Node]) -> Projection | None:
-        return project_on(nodes, self.target)
+        sized = self.sized(nodes, self._size)
+        found = project_on(sized, self.target)
+        return found if found is None or sized is nodes else found.of_nodes(dict(zip(sized, nodes)))
+
+    @cached_property
+    def flops(self) -> int:
+        return total(self.sized(self._planner.graph.nodes, self._size)).flops
+
+    def sized(self, nodes: Sequence[Node], samples: int | None) -> Sequence[Node]:
+        """``nodes`` with a batch of ``samples``; ``nodes`` itself for the recorded batch."""
+        batch = self._planner.batch
+        if batch is None or samples is None or samples == batch.size:
+            return nodes
+        return resized(nodes, batch, samples)
 
     def explain(self, plan: Plan) -> str:
         with gc_pause.paused():

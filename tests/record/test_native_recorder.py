@@ -411,3 +411,29 @@ def test_what_modules_hold_is_the_same_in_both_ways():
     modules = [module for model in (*models, nn.Identity(), scripted) for module in model.modules()]
     for held in (modules, [*modules[:3], None, *modules[3:]], []):
         assert native_recorder._module.content_of(held) == module_scopes.content_of(held)
+
+
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.parametrize("number", [1.5, 3, True, -0.0, float("inf"), 2**62])
+def test_numbers_are_recorded_without_a_tensor_object_for_them(number, monkeypatch):
+    # PyTorch's own conversion makes a Python tensor of the number, to look for this attribute.
+    asked = []
+    made = property(lambda tensor: asked.append(tensor) or 0)
+    x = torch.ones(3)
+    with lazyviz.lazy():
+        x * number  # the first time, PyTorch infers the shape
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "_wrapped_number", made, raising=False)
+        with lazyviz.lazy() as graph:
+            y = x * number
+    assert asked == []
+    (_, recorded) = graph.nodes[0].args
+    assert type(recorded) is type(number) and str(recorded) == str(number)
+    assert torch.equal(y, x * number)
+
+
+def test_complex_numbers_are_recorded():
+    x = torch.ones(3)
+    with lazyviz.lazy() as graph:
+        y = x * (1 + 2j)
+    assert graph.nodes[0].args[1] == 1 + 2j and torch.equal(y, x * (1 + 2j))

@@ -274,23 +274,28 @@ def rescaled(graph: Graph, device: torch.device, kind: str, batch: Batch, sample
 
     Computed again per kernel, because scratch memory does not grow in proportion.
     """
+    nodes = [node for node in _spread(batch.analysis) if has_rule(node, kind)]
+    return scratch(graph, device, kind, resized(nodes, batch, samples))
+
+
+def resized(nodes: Iterable[Node], batch: Batch, samples: int) -> list[Node]:
+    """``nodes`` with the tensor metadata of a batch of ``samples``, for computing scratch memory or time."""
     analysis = batch.analysis
 
-    def resized(call: Call | None, value: Value) -> TensorMeta:
-        shard, meta = analysis.placements.get(value), value.meta
-        if shard is None and call is not None:
-            shard = call.slices.get(value)
-        if not isinstance(shard, Shard):
+    def meta_of(call: Call | None, value: Value) -> TensorMeta:
+        placement, meta = analysis.placements.get(value), value.meta
+        if placement is None and call is not None:
+            placement = call.slices.get(value)
+        if isinstance(placement, Local) and len(meta.shape) == 1:  # bytes for a kernel's own use
+            shape, stride = tuple(size * samples // batch.size for size in meta.shape), meta.stride
+        elif isinstance(placement, Shard):
+            shape = tuple(placement.shape(meta.shape, samples))
+            stride = tuple(placement.stride(meta, samples))
+        else:
             return meta
-        shape, stride = tuple(shard.shape(meta.shape, samples)), tuple(shard.stride(meta, samples))
         return TensorMeta(shape, stride, meta.offset, meta.dtype, meta.device, meta.flags)
 
-    nodes = [
-        with_metadata(node, partial(resized, analysis.calls.get(node)))
-        for node in _spread(analysis)
-        if has_rule(node, kind)
-    ]
-    return scratch(graph, device, kind, nodes)
+    return [with_metadata(node, partial(meta_of, analysis.calls.get(node))) for node in nodes]
 
 
 def _spread(analysis: BatchAnalysis) -> list[Node]:

@@ -16,7 +16,7 @@ from ..units import format_share
 from .device_projection import card_of
 from .kernels import Card
 from .projection import OpTime, Projection, duration, project
-from .what_if import in_dtype, with_batch
+from .what_if import in_dtype
 from .work import operator_class, touched
 
 LINES = 5
@@ -42,8 +42,15 @@ class Change:
         return f"{self.text}: {duration(self.seconds)}"
 
 
-def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]:
-    """A projection as text: seconds and their range, bounds, the slowest lines, and possible changes."""
+def limits(
+    time: Projection, nodes: Sequence[Node] | None, target: Target, twice: Sequence[Node] | None = None
+) -> list[str]:
+    """A projection as text: seconds and their range, bounds, the slowest lines, and possible changes.
+
+    ``nodes``: the projected ones; without them, changes are left out. ``twice``: these with twice the batch.
+    """
+    if not time.seconds:
+        return [f"Projected time on {time.device}: no kernel runs."]
     low, high = time.seconds_range
     lines = [
         f"Projected time on {time.device}: {duration(time.seconds)} ({duration(low)} to {duration(high)}); "
@@ -51,7 +58,10 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     ]
     if time.unknown:
         names = sorted({node.name.rpartition("_")[0] for node in time.unknown})
-        lines.append(f"Not included: {len(time.unknown):,} ops of unknown duration: {', '.join(names[:5])}.")
+        ops = "op" if len(time.unknown) == 1 else "ops"
+        lines.append(
+            f"Not included: {len(time.unknown):,} {ops} of unknown duration: {', '.join(names[:5])}."
+        )
     shares = [
         f"{name} {format_share(seconds / time.seconds)}"
         for name, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
@@ -73,12 +83,14 @@ def limits(time: Projection, nodes: Sequence[Node], target: Target) -> list[str]
     for line, (seconds, _) in list(time.by_line.items())[:LINES]:
         text = line_with_text(line) if line is not None else "(no line)"
         lines.append(f"  {duration(seconds):>8} {format_share(seconds / time.seconds):>6}  {text}")
-    if found := changes(time, nodes, target):
+    if nodes is not None and (found := changes(time, nodes, target, twice)):
         lines += ["What would make it faster:", *(f"  {each}" for each in found)]
     return lines
 
 
-def changes(time: Projection, nodes: Sequence[Node], target: Target) -> list[Change]:
+def changes(
+    time: Projection, nodes: Sequence[Node], target: Target, twice: Sequence[Node] | None = None
+) -> list[Change]:
     """The effect of another precision, fused kernels, more samples, or another GPU, largest first."""
     card = card_of(target)
     if card is None or not time.seconds:
@@ -87,7 +99,7 @@ def changes(time: Projection, nodes: Sequence[Node], target: Target) -> list[Cha
         *_precision(nodes, card),
         *_attention(time, card),
         *_fused(time),
-        *_batch(nodes, card),
+        *_batch(twice, card),
         *_cards(nodes, card),
     ]
     worth = [each for each in found if each.seconds < (1 - WORTH) * time.seconds]
@@ -158,14 +170,10 @@ def _fused(time: Projection) -> Iterable[Change]:
         yield Change("elementwise ops fused by torch.compile, at best", max(time.seconds - saved, 0.0))
 
 
-def _batch(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
-    grows = any(
-        isinstance(size, str) for node in nodes for value in node.outputs for size in value.symbolic_shape
-    )
-    if grows:
-        changed = project(with_batch(nodes, 2), card)
-        if changed is not None:
-            yield Change("twice the batch size, per half", changed.seconds / 2)
+def _batch(twice: Sequence[Node] | None, card: Card) -> Iterable[Change]:
+    changed = project(twice, card) if twice is not None else None
+    if changed is not None:
+        yield Change("twice the batch size, per half", changed.seconds / 2)
 
 
 def _cards(nodes: Sequence[Node], card: Card) -> Iterable[Change]:

@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from ...graph.ir import Bound, Node
+from .flop_rules import steps_of
 from .op_classes import OpClass, short_name
-from .projection import OpTime, Projection
-from .work import operator_class, work_of
+from .projection import OpTime, Projection, is_enough
+from .work import operator_class, read_again, work_of
 
 FORMAT = 1
 Curve = tuple[tuple[float, float], ...]
@@ -125,12 +126,15 @@ def known_rates() -> CpuRates | None:
     return _read[file][1]
 
 
-def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection:
-    """The time of ``nodes`` on the CPU, in sequence."""
-    ops = [_timed(node, rates) for node in nodes]
+def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection | None:
+    """The time of ``nodes`` on the CPU, in sequence; ``None`` if most of their work is unknown."""
+    unknown = [node for node in nodes if operator_class(node) == "iterative"]
+    ops = [_timed(node, rates) for node in nodes if operator_class(node) != "iterative"]
+    if not is_enough(ops, unknown):
+        return None
     busy = sum(each.seconds for each in ops)
     covered = sum(each.seconds for each in ops if operator_class(each.node) not in _ROUGH)
-    return Projection("cpu", busy, ops, "calibrated", covered / busy if busy else 1.0)
+    return Projection("cpu", busy, ops, "calibrated", covered / busy if busy else 1.0, unknown)
 
 
 _ROUGH: tuple[OpClass, ...] = ("other", "attention", "rnn", "indexing", "random", "collective", "reduction")
@@ -140,8 +144,10 @@ def _timed(node: Node, rates: CpuRates) -> OpTime:
     kind, work = operator_class(node), work_of(node)
     if kind in ("view", "allocation"):
         return OpTime(node, rates.call / 2, 0.0, "launch", work)
-    moved = work.bytes_moved
-    computing = work.flops / rate_at(_products(kind, rates), work.flops) if work.flops else 0.0
+    moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
+    flops = work.executed
+    steps = steps_of(node) if kind == "rnn" else 1  # the products of a step wait for those of the one before
+    computing = flops / rate_at(_products(kind, rates), flops / steps) if flops else 0.0
     moving = moved / rate_at(_traffic(node, kind, rates), moved) if moved and not work.flops else 0.0
     seconds = rates.call + computing + moving
     bound: Bound = "launch" if rates.call > computing + moving else "compute" if work.flops else "memory"

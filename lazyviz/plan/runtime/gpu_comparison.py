@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +63,19 @@ class CardTable(Tabular):
                 row.append(f"{self.samples / each.time.seconds:,.0f}" if each.time is not None else "")
             if priced:
                 cost = each.cost(steps)
-                row.append(f"{cost:,.2f}" if cost is not None else "")
+                row.append(amount(cost) if cost is not None else "")
             verdict = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
             rows.append([*row, each.name, verdict])
         return Table(
             "Projected time of the last step on each GPU", (*columns, "card", "memory"), rows, len(columns)
         )
+
+
+def amount(cost: float) -> str:
+    """A cost with two decimals, small ones with two digits: ``"1,234.50"``, ``"0.00031"``."""
+    if not 0 < cost < 0.1:
+        return f"{cost:,.2f}"
+    return f"{cost:.{1 - math.floor(math.log10(cost))}f}"
 
 
 def on_cards(
@@ -88,7 +96,7 @@ def on_cards(
     by_name = {lookup(name).name: price for name, price in (prices or {}).items()}
     found, step = [], last_step(plan._nodes)
     for name in names if names is not None else PROFILES:
-        there = plan.replan(device=name)
+        there = plan.replan(batch_size=plan.batch_size, device=name)
         time = there.time_of(step)
         found.append(OnCard(there.device, there.fits, time, by_name.get(there.device)))
     found.sort(key=lambda each: (each.fits is False, each.time.seconds if each.time is not None else 1e30))
@@ -106,13 +114,23 @@ def read_prices(file: str | Path) -> dict[str, float]:
             cells = [cell.strip() for cell in row]
             if not any(cells) or cells[0].startswith("#"):
                 continue
+            price = _price(cells)
+            if price is None and number == 1:
+                continue
+            place = f"{file}, line {number}"
+            if price is None:
+                raise ValueError(f"{place}: expected a GPU and its price per hour, such as L4-24GB,0.71")
             try:
-                name, price = cells[0], float(cells[1])
-            except (IndexError, ValueError):
-                if number == 1:
-                    continue
-                raise ValueError(
-                    f"{file}, line {number}: expected a GPU and its price per hour, such as L4-24GB,0.71"
-                ) from None
-            prices[lookup(name).name] = price
+                prices[lookup(cells[0]).name] = price
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
     return prices
+
+
+def _price(cells: Sequence[str]) -> float | None:
+    """The number in the second cell; ``None`` if it is none, negative, or not finite."""
+    try:
+        price = float(cells[1])
+    except (IndexError, ValueError):
+        return None
+    return price if 0 <= price < math.inf else None

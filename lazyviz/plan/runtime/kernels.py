@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ import torch
 
 from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
+from .flop_rules import arguments_of, groups_of
 from .op_classes import OpClass, short_name
-from .work import compute_dtype, likeness, operator_class, work_of
+from .work import compute_dtype, likeness, operator_class, read_again, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.
@@ -40,6 +41,13 @@ _ATTENTION_ON_HOPPER = {"forward": 0.46, "backward": 0.4}
 WINOGRAD = 1.35
 """Speedup of 3x3 convolutions with stride 1 over matrix products with as many FLOPs, on the calibrated
 GPUs."""
+_DIRECT = 0.25
+"""Share of the float32 units' peak that direct kernels of convolutions in groups reach, without tensor
+cores: an estimate.  Tiles of matrix products would mostly be empty if a group has few channels."""
+_DEPTHWISE = 0.6
+"""The bandwidth of depthwise convolutions, as a share of that of elementwise kernels: an estimate, between
+0.33 of PyTorch's kernels in github.com/pytorch/pytorch, issue 18631 (1.02 ms for two float32 images of
+32 x 512 x 512 on a Titan Xp), and cuDNN's, which are faster."""
 _SPLITS = (1, 2, 4, 8)
 MOST_KNOWN = 50_000
 
@@ -134,6 +142,8 @@ def _timed(node: Node, card: Card) -> Kernel | None:
     kind, work = operator_class(node), work_of(node)
     if not work.launches:
         return NO_TIME
+    if kind == "iterative":
+        return None
     launch = work.launches * float(CALIBRATED["kernel_seconds"])
     places = {value.device.type for value in (*node.inputs, *node.outputs)} if card.host_apart else set()
     if places == {"cpu"}:
@@ -147,20 +157,28 @@ def _timed(node: Node, card: Card) -> Kernel | None:
     bandwidth = card.rates.gbps * 1e9
     if not work.flops:
         share = card.share(kind if kind in ("softmax", "norm") else "elementwise")
-        moving = work.bytes_moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
+        moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
+        moving = moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
         covered = kind in ("softmax", "norm", "elementwise")
         return Kernel(launch + moving, "memory" if moving > launch else "launch", covered)
     unit = card.unit(compute_dtype(node), kind)
     if unit is None:
         return None
-    computing = _computing(node, kind, card, unit, work.flops)
-    moving = work.bytes_moved / (bandwidth * card.share("elementwise"))
+    computing = _computing(node, kind, card, unit, work.executed)
+    share = _DEPTHWISE if kind == "convolution" and _is_depthwise(node) else 1.0
+    moving = work.bytes_moved / (bandwidth * card.share("elementwise") * share)
     seconds = (computing**4 + moving**4) ** 0.25
     bound: Bound = "compute" if computing >= moving else "memory"
-    covered = kind in ("matmul", "batched matmul", "convolution") and (
-        unit == "float32" or unit in card.rates.sustained
-    )
+    covered = _is_measured(node, kind) and (unit == "float32" or unit in card.rates.sustained)
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def _is_measured(node: Node, kind: OpClass) -> bool:
+    """Whether the calibration has data on products like these: of convolutions, only on float32 forward."""
+    if kind == "convolution":
+        forward = "backward" not in short_name(node.op)
+        return forward and compute_dtype(node) == torch.float32 and groups_of(node) == 1
+    return kind in ("matmul", "batched matmul")
 
 
 def cards_of(values: Iterable[Value]) -> list[torch.device]:
@@ -195,6 +213,8 @@ def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) ->
     seconds *= flops / counted if counted else 1.0
     if kind == "convolution" and unit == "float32" and _winograd(node):
         seconds /= WINOGRAD
+    if kind == "convolution" and groups_of(node) > 1:
+        seconds = min(seconds, flops / (card.rates.peak("float32") * _DIRECT))
     return seconds
 
 
@@ -223,6 +243,8 @@ def products_of(node: Node, kind: OpClass) -> list[Product]:
         if len(operands) < 2 or not node.outputs:
             return []
         first, second = operands[-2], operands[-1]
+        if short_name(node.op) == "_grouped_mm" and min(len(first), len(second)) == 2:
+            return [_product_in_groups(first, second, node.outputs[0].shape)]
         count = first[0] if kind == "batched matmul" else 1
         rows = math.prod(first[:-1]) if kind == "matmul" else first[-2]
         columns = second[0] if short_name(node.op) == "linear" else second[-1]
@@ -232,13 +254,22 @@ def products_of(node: Node, kind: OpClass) -> list[Product]:
     return []
 
 
+def _product_in_groups(first: Sequence[int], second: Sequence[int], out: Sequence[int]) -> Product:
+    """``_grouped_mm`` with groups of equal size; the sizes are data."""
+    if len(second) == 3:
+        return Product(second[0], math.ceil(first[0] / second[0]), second[-1], first[-1])
+    if len(first) == 3:
+        return Product(first[0], first[1], math.ceil(second[-1] / first[0]), first[-1])
+    return Product(out[0], first[0], second[-1], math.ceil(first[-1] / out[0]))
+
+
 def _convolutions(node: Node) -> list[Product]:
     """A convolution as matrix products: pixels x filters x taps; its two gradients are two of them."""
     backward = "backward" in short_name(node.op)
     out = node.inputs[0].shape if backward else node.outputs[0].shape
     weight = node.inputs[2 if backward else 1].shape
     pixels = out[0] * math.prod(out[2:])
-    groups = next((each for each in reversed(node.args) if type(each) is int), 1)
+    groups = groups_of(node)
     filters, taps = max(weight[0] // groups, 1), math.prod(weight[1:])
     if not backward:
         return [Product(groups, pixels, filters, taps)]
@@ -247,10 +278,20 @@ def _convolutions(node: Node) -> list[Product]:
     return found + ([Product(groups, filters, taps, pixels)] if 1 in given else [])
 
 
+def _is_depthwise(node: Node) -> bool:
+    """Whether each filter has one input channel, of several."""
+    if groups_of(node) == 1:
+        return False
+    named = arguments_of(node)
+    weight = named["weight"].shape
+    channels = weight[0] // groups_of(node) if named.get("transposed") else weight[1]
+    return int(channels) == 1
+
+
 def _winograd(node: Node) -> bool:
-    backward = "backward" in short_name(node.op)
-    weight = node.inputs[2 if backward else 1].shape
-    lists = [each for each in node.args if isinstance(each, (list, tuple))]
-    groups = next((each for each in reversed(node.args) if type(each) is int), 1)
-    stride = lists[1 if backward and len(lists) > 3 else 0] if lists else ()
-    return tuple(weight[2:]) == (3, 3) and all(each == 1 for each in stride) and groups == 1
+    named = arguments_of(node)
+    return (
+        tuple(named["weight"].shape[2:]) == (3, 3)
+        and groups_of(node) == 1
+        and not any(each != 1 for name in ("stride", "dilation") for each in named.get(name, ()))
+    )

@@ -12,8 +12,11 @@ from ...torch_internals.private_api import OpOverload
 
 OpClass = Literal[
     "matmul", "batched matmul", "convolution", "attention", "rnn", "softmax", "norm", "elementwise",
-    "reduction", "copy", "indexing", "random", "optimizer", "collective", "allocation", "view", "other",
+    "reduction", "copy", "indexing", "random", "optimizer", "collective", "allocation", "view",
+    "iterative", "other",
 ]  # fmt: skip
+"""``"iterative"``: factorizations and dynamic programs, whose steps depend on each other, so that neither
+FLOPs nor bytes determine their time."""
 
 _BY_NAME: dict[str, OpClass] = {}
 for _class, _names in (
@@ -50,6 +53,14 @@ for _class, _names in (
         "random",
         "native_dropout normal_ uniform_ bernoulli_ random_ exponential_ randn rand randint randperm "
         "multinomial bernoulli",
+    ),
+    (
+        "iterative",
+        "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd "
+        "linalg_cholesky_ex linalg_eig linalg_eigvals linalg_householder_product linalg_inv_ex "
+        "linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve "
+        "linalg_matrix_exp linalg_qr linalg_solve_triangular cholesky cholesky_inverse cholesky_solve geqrf "
+        "ormqr orgqr triangular_solve _ctc_loss _ctc_loss_backward _cudnn_ctc_loss",
     ),
     (
         "allocation",

@@ -17,9 +17,10 @@ from ...graph.ir import Bound, Node, SourceLine
 from ...graph.modules import ModuleNames
 from ..devices.rates import Known
 from ..tables import Table, Tabular
+from .flop_rules import least_flops
 from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
 from .streams import Sent, Streams, cards_among, nodes_on_other_streams
-from .work import NOTHING, Work, is_view, total, work_of
+from .work import NOTHING, Work, added, is_view, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
 """Relative uncertainty of the time, by the source of the GPU's rate."""
@@ -80,7 +81,7 @@ class Projection(Tabular):
     @cached_property
     def work(self) -> Work:
         """The total work of all ops, also those of unknown duration."""
-        return total((*(each.node for each in self.ops), *self.unknown))
+        return added((*(each.work for each in self.ops), *map(work_of, self.unknown)))
 
     @property
     def flops(self) -> int:
@@ -93,7 +94,7 @@ class Projection(Tabular):
         """
         if not self.peak_flops or not self.seconds:
             return None
-        return sum(each.work.flops for each in self.ops) / self.seconds / self.peak_flops
+        return sum(each.work.executed for each in self.ops) / self.seconds / self.peak_flops
 
     @property
     def hidden(self) -> float:
@@ -145,6 +146,11 @@ class Projection(Tabular):
             lambda node: (node.forward or node).source
         )
         return {line: each for line, each in found.items() if line is None or isinstance(line, SourceLine)}
+
+    def of_nodes(self, origin: Mapping[Node, Node]) -> Projection:
+        """The same times for the nodes that the projected ones are copies of, by copy."""
+        ops = [replace(each, node=origin[each.node]) for each in self.ops]
+        return replace(self, ops=ops, unknown=[origin[each] for each in self.unknown])
 
     def of(self, nodes: Iterable[Node]) -> float:
         """Seconds of some nodes of the graph, such as those of a module."""
@@ -228,14 +234,19 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     seconds = streams.finish()
     for at, each in sent.items():
         ops[at] = replace(ops[at], seconds=each.exposed, hidden=each.hidden)
-    work = sum(each.work.flops for each in ops)
-    if not ops or sum(work_of(node).flops for node in unknown) > work / 10 or (unknown and not work):
+    if not is_enough(ops, unknown):
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
     known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
     # The peak of the units that compute most of the FLOPs, summed over all GPUs.
     peak = peaks.most_common(1)[0][0] * max(len(cards), 1) if peaks else None
     return Projection(card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
+
+
+def is_enough(ops: Sequence[OpTime], unknown: Sequence[Node]) -> bool:
+    """Whether the ``ops`` of known duration are at least ten elevenths of the work."""
+    work = sum(each.work.flops for each in ops)
+    return bool(ops) and not (unknown and (not work or sum(map(least_flops, unknown)) > work / 10))
 
 
 def _note(by_unit: dict[Known, float], kernel: Kernel, card: Card) -> None:

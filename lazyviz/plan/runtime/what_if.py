@@ -1,4 +1,4 @@
-"""What-if graphs: the recorded program in another precision, or with a larger batch."""
+"""What-if graphs: the recorded program in another precision."""
 
 from __future__ import annotations
 
@@ -20,39 +20,15 @@ def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
             return meta
         return TensorMeta(meta.shape, meta.stride, meta.offset, dtype, meta.device, meta.flags)
 
-    found = _changed(nodes, change, lambda node: node.phase != "optimizer")
+    def is_changed(node: Node) -> bool:
+        places = {value.device.type for value in (*node.inputs, *node.outputs)}
+        return node.phase in ("forward", "backward") and len(places) == 1  # not what comes from the host
+
+    found = _changed(nodes, change, is_changed)
     for node, changed in zip(nodes, found):
         if changed is not node and (alike := likeness(node)) is not None:
             changed.likeness = shared((alike, dtype))  # ops with the same work still have the same work
     return found
-
-
-def with_batch(nodes: Sequence[Node], factor: int) -> list[Node]:
-    """``nodes`` with ``factor`` times as many samples; shapes show which dimensions grow with the batch."""
-
-    def change(value: Value) -> TensorMeta:
-        meta = value.meta
-        shape = tuple(
-            size * factor if isinstance(symbol, str) else size
-            for size, symbol in zip(meta.shape, value.symbolic_shape)
-        )
-        if shape == meta.shape:
-            return meta
-        stride = _strides(meta, shape)
-        return TensorMeta(shape, stride, meta.offset, meta.dtype, meta.device, meta.flags)
-
-    return _changed(nodes, change, lambda node: True)
-
-
-def _strides(meta: TensorMeta, shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of the larger tensor in the same order of dimensions; broadcast dimensions keep stride 0."""
-    order = sorted(range(len(shape)), key=lambda dim: (meta.stride[dim], meta.shape[dim]))
-    strides, grown = list(meta.stride), 1
-    for dim in order:
-        strides[dim] *= grown
-        if meta.stride[dim] and meta.shape[dim]:
-            grown *= shape[dim] // meta.shape[dim]
-    return tuple(strides)
 
 
 def _changed(

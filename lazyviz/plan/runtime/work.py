@@ -1,25 +1,23 @@
 """Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
 
-FLOPs are counted by the formulas of ``torch.utils.flop_counter``: a multiplication and an addition are two.
-Operators that it does not know, and whose work is a matrix product, have rules here.  Elementwise work counts
-as zero, as it does there and in papers on model FLOPs.  Bytes are those that a kernel must access once: a
-broadcast dimension is one element wide, and a view moves nothing.
+FLOPs are counted as in :mod:`.flop_rules`.  Bytes are those that a kernel must access once: a broadcast
+dimension is one element wide, and a view moves nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from ...graph.collectives import collective_of
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.private_api import OpOverload
+from .flop_rules import arguments_of, executed_flops_of, flops_of, steps_of
 from .op_classes import OpClass, class_of, short_name
 
 FOREACH_TENSORS = 100
@@ -32,14 +30,16 @@ MOST_KNOWN = 50_000
 class Work:
     """The work of one or more ops.
 
-    ``flops``: multiplications and additions; ``bytes_read`` and ``bytes_written``: memory traffic;
-    ``launches``: number of kernels.
+    ``flops``: multiplications and additions, as PyTorch counts them; ``bytes_read`` and ``bytes_written``:
+    memory traffic; ``launches``: number of kernels; ``executed``: the FLOPs that the kernels execute
+    (:func:`~.flop_rules.executed_flops_of`).
     """
 
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     launches: int = 0
+    executed: int = 0
 
     @property
     def bytes_moved(self) -> int:
@@ -56,6 +56,7 @@ class Work:
             self.bytes_read + other.bytes_read,
             self.bytes_written + other.bytes_written,
             self.launches + other.launches,
+            self.executed + other.executed,
         )
 
 
@@ -198,13 +199,13 @@ def _count(node: Node) -> Work:
         sent = collective.sent_bytes if collective is not None else 0
         return Work(0, sent, sent, 1)
     read, written = _traffic(node)
-    return Work(flops_of(node), read, written, _launches(node, kind))
+    return Work(flops_of(node), read, written, _launches(node, kind), executed_flops_of(node))
 
 
 def _traffic(node: Node) -> tuple[int, int]:
     """Bytes read and written."""
     name, targets = short_name(node.op), _written_arguments(node.op)
-    named = dict(zip((each.name for each in node.op._schema.arguments), node.args)) | node.kwargs
+    named = arguments_of(node)
     made = sum(touched(value.meta) for value in node.outputs if value.storage.created == node.index)
     read = written = 0
     table = True
@@ -228,6 +229,22 @@ def _traffic(node: Node) -> tuple[int, int]:
     return read, written + made
 
 
+def read_again(node: Node) -> int:
+    """Bytes that an op reads a second time: normalization over more than a thread block keeps.
+
+    Batch and group norm read their input for its mean and variance, and again to normalize it; their backward
+    passes read it and the gradient for two sums, and again for the gradient of the input.
+    """
+    name = short_name(node.op)
+    if class_of(node.op) != "norm" or not ("batch_norm" in name or "group_norm" in name):
+        return 0
+    named = arguments_of(node)
+    if not named.get("training", named.get("train", "no_training" not in name)):
+        return 0
+    again = [value for key, value in named.items() if key in ("input", "X", "grad_out", "grad_output", "dY")]
+    return sum(touched(value.meta) for value in again if isinstance(value, Value))
+
+
 def _launches(node: Node, kind: OpClass) -> int:
     if kind == "optimizer":
         return max(1, math.ceil(len(node.inputs) / FOREACH_TENSORS))
@@ -235,91 +252,9 @@ def _launches(node: Node, kind: OpClass) -> int:
         return 2
     if kind == "attention" and "backward" in short_name(node.op):
         return 3
+    if kind == "rnn":
+        return steps_of(node)
     return 1 if any(value.nbytes for value in (*node.outputs, *node.inputs)) else 0
-
-
-# --- FLOPs ----------------------------------------------------------------------------------------------
-
-
-def flops_of(node: Node) -> int:
-    """FLOPs of one op: by PyTorch's counter, otherwise by a rule of lazyviz, otherwise 0."""
-    formula = flop_registry.get(node.op.overloadpacket)
-    if formula is not None:
-        returned: list[Any] = [None] * len(node.op._schema.returns)
-        for value in node.outputs:
-            if value.index < len(returned):
-                returned[value.index] = value.shape
-        out = returned[0] if len(returned) == 1 else tuple(returned)
-        try:
-            return int(formula(*_shapes(node.args), **_shapes(node.kwargs), out_val=out))
-        except (AttributeError, TypeError, AssertionError, IndexError, ValueError):
-            return 0  # a call that the formula does not support
-    rule = _OWN.get(short_name(node.op))
-    return int(rule(node)) if rule is not None else 0
-
-
-def _shapes(argument: Any) -> Any:
-    if isinstance(argument, Value):
-        return argument.shape
-    if isinstance(argument, (tuple, list)):
-        return [_shapes(each) for each in argument]
-    if isinstance(argument, dict):
-        return {key: _shapes(each) for key, each in argument.items()}
-    return argument
-
-
-def _product_with_vector(node: Node) -> int:
-    matrix = node.inputs[1 if short_name(node.op) == "addmv" else 0]
-    return 2 * math.prod(matrix.shape)
-
-
-def _linear(node: Node) -> int:
-    return 2 * math.prod(node.inputs[0].shape) * node.inputs[1].shape[0]
-
-
-def _attention(node: Node) -> int:
-    query, key, value = (each.shape for each in node.inputs[:3])
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(node: Node) -> int:
-    grad, query, key, value = (each.shape for each in node.inputs[:4])
-    return int(sdpa_backward_flop_count(grad, query, key, value))
-
-
-def _rnn(node: Node) -> int:
-    """Every weight matrix is multiplied once per element of the sequences, twice in the backward pass."""
-    steps = math.prod(node.inputs[0].shape[:-1])
-    passes = 2 if "backward" in short_name(node.op) else 1
-    kernels = [value for value in node.inputs[1:] if len(value.shape) == 2 and min(value.shape) > 1]
-    return 2 * passes * steps * sum(math.prod(value.shape) for value in kernels)
-
-
-def _encoder_layer(node: Node) -> int:
-    """One layer of ``nn.TransformerEncoder``'s fused inference path: its matrix products and attention."""
-    if len(node.inputs[0].shape) != 3:  # a nested tensor, whose sizes the record does not have
-        return 0
-    batch, length, width = node.inputs[0].shape
-    weights = [value.shape for value in node.inputs[1:] if len(value.shape) == 2]
-    kernels = [shape for shape in weights if width in shape]
-    return 2 * batch * length * sum(map(math.prod, kernels)) + 4 * batch * length * length * width
-
-
-_OWN: Mapping[str, Callable[[Node], int]] = {
-    "mv": _product_with_vector,
-    "addmv": _product_with_vector,
-    "dot": _product_with_vector,
-    "vdot": _product_with_vector,
-    "linear": _linear,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_fused_attention_overrideable": _attention,
-    "_cudnn_rnn": _rnn,
-    "_cudnn_rnn_backward": _rnn,
-    "mkldnn_rnn_layer": _rnn,
-    "mkldnn_rnn_layer_backward": _rnn,
-    "_transformer_encoder_layer_fwd": _encoder_layer,
-}
 
 
 # --- totals ---------------------------------------------------------------------------------------------
@@ -327,14 +262,19 @@ _OWN: Mapping[str, Callable[[Node], int]] = {
 
 def total(nodes: Iterable[Node]) -> Work:
     """The total work of several ops."""
-    flops = read = written = launches = 0
-    for node in nodes:
-        work = work_of(node)
+    return added(map(work_of, nodes))
+
+
+def added(works: Iterable[Work]) -> Work:
+    """The sum of ``works``."""
+    flops = read = written = launches = executed = 0
+    for work in works:
         flops += work.flops
         read += work.bytes_read
         written += work.bytes_written
         launches += work.launches
-    return Work(flops, read, written, launches)
+        executed += work.executed
+    return Work(flops, read, written, launches, executed)
 
 
 def grouped(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> dict[Hashable, Work]:

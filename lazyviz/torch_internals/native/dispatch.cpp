@@ -130,11 +130,42 @@ PyObject* of_integer(int64_t value, Kind kind) {
   }
 }
 
+// For a tracer's tensor with unknown sizes: reading a size would fix it from then on.
+bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
+
+// Whether no Python object has been made for a tensor; the slot's method depends on the version of PyTorch.
+template <typename Slot>
+bool is_free(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj() == nullptr;
+  } else {
+    return !slot.check_pyobj().has_value();
+  }
+}
+
+// The number in a tensor that PyTorch has made of a Python number; null if it may stand for another object.
+// PyTorch's own code makes a Python tensor first, to look for an attribute of it that a new one cannot have.
+PyObject* of_wrapped_number(const at::Tensor& tensor) {
+  const c10::TensorImpl* implementation = tensor.unsafeGetTensorImpl();
+  if (!is_free(*implementation->pyobj_slot()) || !tensor.has_storage() || !tensor.is_cpu() || is_symbolic(tensor)) {
+    return nullptr;
+  }
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double: return PyFloat_FromDouble(*tensor.const_data_ptr<double>());
+    case c10::ScalarType::Long: return PyLong_FromLongLong(*tensor.const_data_ptr<int64_t>());
+    case c10::ScalarType::Bool: return PyBool_FromLong(*tensor.const_data_ptr<bool>());
+    default: return nullptr;
+  }
+}
+
 // A value as a Python object; rare types are converted by PyTorch's own code.
 PyObject* to_python(const c10::IValue& value, Kind kind) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) return THPVariable_Wrap(tensor);
+    if (tensor.defined()) {
+      if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return THPVariable_Wrap(tensor);
+      if (PyObject* number = of_wrapped_number(tensor)) return number;
+    }
   } else if (value.isNone()) {
     return Py_NewRef(Py_None);
   } else if (value.isInt()) {
@@ -151,9 +182,6 @@ PyObject* to_python(const c10::IValue& value, Kind kind) {
   }
   return torch::jit::toPyObject(value).release().ptr();
 }
-
-// For a tracer's tensor with unknown sizes: reading a size would fix it from then on.
-bool is_symbolic(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();

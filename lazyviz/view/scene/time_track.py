@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.ir import Bound
+from ...plan.runtime.cpu import known_rates
 from ...plan.runtime.projection import RANGE, Projection, duration
 from ...plan.units import format_share
 from .memory_chart import MOST_PHASES, spans, stretches
@@ -29,11 +30,10 @@ def why_unknown(plan: PlanLike) -> str:
     """Why nothing is projected for ``plan``, as a short text; "" if a time may be projected."""
     if plan.split.pieces > 1:
         return "time: of one piece only"
-    if plan.batch_size != plan.recorded_batch_size:
-        return f"time: of {plan.recorded_batch_size:,} samples only"
     if plan.time is not None:
         return ""
-    return "time: lazyviz.calibrate() first" if plan.device == "cpu" else f"time: unknown on {plan.device}"
+    calibrate = plan.device == "cpu" and known_rates() is None
+    return "time: lazyviz.calibrate() first" if calibrate else f"time: unknown on {plan.device}"
 
 
 def projected(scene: Scene) -> Projection | None:

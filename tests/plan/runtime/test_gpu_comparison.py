@@ -70,8 +70,12 @@ def test_unanswerable_questions_are_refused(tmp_path):
     file = tmp_path / "prices.csv"
     file.write_text("card,price\nL4-24GB,0.71\n# spot\n\nA100-40GB , 3.67\n")
     assert read_prices(file) == {"L4-24GB": 0.71, "A100-40GB": 3.67}
-    file.write_text("card,price\nL4-24GB\n")
-    with pytest.raises(ValueError, match="line 2"):
+    for line in ("L4-24GB", "L4-24GB,-1", "L4-24GB,nan", "L4-24GB,inf", "L4-25GB,1"):
+        file.write_text(f"card,price\n{line}\n")
+        with pytest.raises(ValueError, match="line 2"):
+            read_prices(file)
+    file.write_text("L4-25GB,1\n")  # not a header
+    with pytest.raises(ValueError, match="line 1: Unknown device"):
         read_prices(file)
 
 
@@ -102,9 +106,10 @@ def test_more_samples_cost_a_waiting_card_nothing():
     with lazyviz.lazy(device="H100-80GB", batch=[x]) as graph:
         model.cuda()(x.cuda())
     plan = graph.plan()
+    twice = plan._answers.sized(graph.nodes, 2 * plan.batch_size)
     found = {
         str(each).partition(":")[0]: each.seconds
-        for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"])
+        for each in changes(plan.time, graph.nodes, PROFILES["H100-80GB"], twice)
     }
     assert found["twice the batch size, per half"] == pytest.approx(plan.seconds / 2, rel=0.05)
     assert "waits for Python" in plan.explain()

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
 from lazyviz.plan.runtime import work
+from lazyviz.plan.runtime.kernels import Product, products_of
 from lazyviz.plan.runtime.what_if import in_dtype
 from lazyviz.plan.runtime.work import Work, likeness, operator_class, work_of
 
@@ -237,3 +238,39 @@ def test_ops_of_the_same_work_are_looked_up_by_one_object():
     assert added[0].likeness is added[1].likeness is not first.likeness
     assert work_of(added[0]).bytes_moved * 2 == work_of(first).bytes_moved
     del y, z, other
+
+
+@pytest.mark.parametrize(("f", "shapes", "flops"), [
+    (lambda a, b, c: torch.addbmm(a, b, c), [(3, 6), (4, 3, 5), (4, 5, 6)], 2 * 4 * 3 * 5 * 6),
+    (lambda a, b, c: F.bilinear(a, b, c), [(3, 5), (3, 6), (7, 5, 6)], 2 * 3 * 5 * 6 * 7),
+    (lambda x, w, b: F.conv_tbc(x, w, b, 1), [(7, 2, 4), (3, 4, 6), (6,)], 2 * 7 * 2 * 3 * 4 * 6),
+    (lambda a, b: torch.cdist(a, b), [(40, 5), (50, 5)], 2 * 40 * 50 * 7),
+    (lambda x: nn.LSTM(8, 16, 2, bidirectional=True)(x)[0], [(7, 3, 8)], 84 * 64 * (8 + 16 + 32 + 16)),
+    (lambda x: nn.LSTM(1, 16)(x)[0], [(7, 3, 1)], 2 * 21 * 64 * (1 + 16)),
+])  # fmt: skip
+def test_products_that_the_counter_does_not_know(f, shapes, flops):
+    with lazyviz.lazy() as graph:
+        f(*(torch.randn(*shape) for shape in shapes))
+    assert sum(node.flops for node in graph.nodes) == flops
+
+
+def test_a_recurrent_layer_on_a_card_takes_as_many_flops_as_on_the_cpu():
+    def flops(**options):
+        with lazyviz.lazy(**options) as graph, torch.device("cuda" if options else "cpu"):
+            x = torch.randn(7, 3, 8, requires_grad=True)
+            nn.LSTM(8, 16, 2, bidirectional=True)(x)[0].sum().backward()
+        return sum(node.flops for node in graph.nodes)
+
+    assert flops(device="A100-40GB") == flops() == 3 * 2 * 21 * 2 * 64 * (8 + 16 + 32 + 16)
+
+
+def test_products_in_groups_have_the_flops_of_their_rows():
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        rows = torch.ones(64, 32, device="cuda", dtype=torch.bfloat16)
+        weights = torch.ones(4, 32, 16, device="cuda", dtype=torch.bfloat16)
+        ends = torch.tensor([16, 32, 48, 64], device="cuda", dtype=torch.int32)
+        torch._grouped_mm(rows, weights, offs=ends)
+    product = next(node for node in graph.nodes if "_grouped_mm" in str(node.op))
+    assert product.flops == 2 * 64 * 32 * 16
+    assert products_of(product, "batched matmul") == [Product(4, 16, 16, 32)]
+    assert graph.plan().seconds > 0

@@ -57,16 +57,16 @@ def test_the_bound_of_a_large_product_is_compute_and_of_an_update_memory():
     assert by_op["aten.relu.default"] == "m"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"batch_size": 8}, "of 4 samples only"), ({"split": 2}, "of one piece only")],
-)
-def test_another_batch_or_pieces_have_no_time_and_say_so(change, words):
+def test_pieces_have_no_time_and_say_so_and_another_batch_has_its_own():
     net, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with lazyviz.lazy(batch=[x]) as graph:
+    with lazyviz.lazy(device="T4-16GB", batch=[x]) as graph:
         y = net(x)
-    track = track_json(Scene(graph.ir, graph.plan(**change)))
-    assert words in track["words"] and track["seconds"] == [] and track["keys"] == []
+    track = track_json(Scene(graph.ir, graph.plan(split=2)))
+    assert "of one piece only" in track["words"] and track["seconds"] == [] and track["keys"] == []
+    large = graph.plan(batch_size=1 << 20)
+    track = track_json(Scene(graph.ir, large))
+    assert sum(track["seconds"]) == pytest.approx(large.seconds, rel=0.01)
+    assert large.seconds > 10 * graph.plan().seconds
     del y
 
 
