@@ -326,9 +326,13 @@ class LazyBlock(Transaction, Generic[G]):
         place = None  # avoids a reference cycle
         tape.scopes.name_modules(variables)
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
-        if self.graph is not None and (ir := self.graph.ir).sync_points:
-            made = (value for node in ir.nodes for value in node.outputs)
-            name_earlier(cast("Iterator[TrackedValue]", itertools.chain(ir.inputs, made)), variables)
+        if self.graph is None or not variables:
+            return
+        ir = self.graph.ir
+        if ir.sync_points:
+            name_earlier(_values(ir), variables)
+        if ir.sync_points or any(each.role == "parameter" and not each.name for each in ir.storages):
+            tape.scopes.name_weights(_values(ir), variables)
 
     def _account(self) -> None:
         """Register the recorded ops as pending ops of the graph."""
@@ -370,6 +374,11 @@ class LazyBlock(Transaction, Generic[G]):
             _claims.remove(self)
         if _block_of_task.get() is self:
             _block_of_task.set(self._outer)
+
+
+def _values(ir: Graph) -> Iterator[TrackedValue]:
+    made = (value for node in ir.nodes for value in node.outputs)
+    return cast("Iterator[TrackedValue]", itertools.chain(ir.inputs, made))
 
 
 # --- what is open in this process ---------------------------------------------------------

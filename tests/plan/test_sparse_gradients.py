@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.cli.result import plan_of
 
 from .profiler import allocated_by
 
@@ -47,6 +48,15 @@ def test_training_with_sparse_gradients_is_planned_as_it_is_measured(layer, opti
         kept = program()
     assert graph.plan().eager_peak_bytes == pytest.approx(measured, abs=256)  # numbers of an op's own
     del kept
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_a_plan_in_which_sparse_gradients_are_added_has_remedies():
+    with lazyviz.lazy() as graph:
+        table = nn.Embedding(500, 32, sparse=True)
+        first, second = torch.randint(500, (2, 64))
+        (table(first) * table(second)).sum().backward()
+    assert {"autocast", "bf16"} & {each.kind for each in plan_of(graph).remedies}
 
 
 @pytest.mark.parametrize("keep", ["sparse", "values"])

@@ -16,6 +16,7 @@ from . import precision, program_edits
 from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
+from .zeroed_gradients import zero_grad
 
 WORTHWHILE = 0.005  # minimum share of the peak that a listed remedy saves
 SMALLEST_BLOCK = 512  # and minimum bytes: the CUDA caching allocator reserves nothing smaller
@@ -58,6 +59,7 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
     candidates: dict[str, Callable[[], Iterable[program_edits.Changed]]] = {
         "variable": lambda: program_edits.variables(program, at),
         "no_grad": lambda: program_edits.no_grad(program),
+        "zero_grad": lambda: zero_grad(program, at),
         "inplace": lambda: program_edits.in_place(program, at),
         "foreach": lambda: program_edits.foreach(program),
         "recompute": lambda: program_edits.recompute(program, at, plan._graph.calls),

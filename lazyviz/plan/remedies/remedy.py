@@ -95,6 +95,7 @@ class Remedies(tuple[Remedy, ...], Tabular):
 KINDS = (
     "variable",
     "no_grad",
+    "zero_grad",
     "inplace",
     "foreach",
     "split",

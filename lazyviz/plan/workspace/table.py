@@ -61,7 +61,7 @@ def scratch(
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
     for node in graph.nodes if nodes is None else nodes:
-        rule = table.get(node.op._schema.name)
+        rule = _rule(table, node)
         measured = node.scratch_bytes if kind == "cpu" else None
         if rule is None and measured is None:
             continue
@@ -69,9 +69,8 @@ def scratch(
             continue
         if measured is not None:
             need = exactly(measured)
-        elif rule is None or (node.at_once and _has_sparse_operand(node.args)):
-            continue  # a kernel that the rule does not describe
         else:
+            assert rule is not None
             need = rule(node, threads)
         if kind == "cuda" and graph.cudnn_benchmark:
             need = benchmarked(node.op._schema.name, need)
@@ -82,6 +81,12 @@ def scratch(
 
 def _table(kind: str) -> Mapping[str, Rule]:
     return CUDA_TABLE if kind == "cuda" else _CPU_TABLE if kind == "cpu" else {}
+
+
+def _rule(table: Mapping[str, Rule], node: Node) -> Rule | None:
+    """The rule for the kernel of ``node``; those of sparse tensors are other kernels, without rules."""
+    rule = table.get(node.op._schema.name)
+    return None if rule is None or (node.at_once and _has_sparse_operand(node.args)) else rule
 
 
 def _has_sparse_operand(args: tuple[Any, ...]) -> bool:
@@ -98,7 +103,7 @@ precision.
 
 def has_rule(node: Node, kind: str = "cpu") -> bool:
     """Whether the kernel of ``node`` for a type of device is known to need scratch memory."""
-    return node.op._schema.name in _table(kind)
+    return _rule(_table(kind), node) is not None
 
 
 def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int | None:
@@ -107,7 +112,7 @@ def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int |
 
     ``known`` is a cache for one record: similar layers are computed once.
     """
-    rule = _CPU_TABLE.get(node.op._schema.name)
+    rule = _rule(_CPU_TABLE, node)
     if rule is None:
         return None
     entry = getattr(node, "entry", None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from ...graph.modules import ModuleFacts, ModuleRoot
+from ...graph.ir import Role
+from ...graph.modules import ModuleFacts, ModuleRoot, OwnedName
+from ..storage import TrackedStorage
 
 MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]
@@ -50,6 +53,29 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
         if prefix and key not in within:  # the module that contained it has another name now
             facts = root.facts
         root.call(variable, prefix, facts)
+
+
+def name_weights(nameless: dict[int, TrackedStorage], variables: Mapping[str, Any]) -> None:
+    """Name the storages of tensors, given by the identity of these, that are parameters or buffers of modules
+    that variables refer to.
+    """
+    for expression, module, _ in _modules(variables):
+        root: ModuleRoot | None = None
+        for path, part in _parts(module):
+            weights: tuple[tuple[Role, Mapping[str, Any]], ...] = (
+                ("parameter", part._parameters),
+                ("buffer", part._buffers),
+            )
+            for role, held in weights:
+                for key, tensor in held.items():
+                    storage = nameless.pop(id(tensor), None)
+                    if storage is None:
+                        continue
+                    if root is None:
+                        root = ModuleRoot(type(module).__name__, weakref.ref(module))
+                        root.call(expression, "", facts_below(module))
+                    storage.role = role
+                    storage.name = OwnedName(f"{path}.{key}" if path else key, root)
 
 
 def _without_loop_variables(

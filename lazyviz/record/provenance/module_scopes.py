@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
 from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
 from ..storage import TrackedNode, TrackedStorage, TrackedValue
-from .module_names import name_roots
+from .module_names import name_roots, name_weights
 from .source_lines import SourceFinder
 
 CLONE = torch.ops.aten.clone.default
@@ -167,6 +167,26 @@ class Scopes:
     def name_modules(self, variables: Mapping[str, Any]) -> None:
         """Name the outermost modules of the ending block like the user's variables."""
         name_roots([self.roots[key] for key in self.met if key in self.roots], variables)
+
+    def name_weights(self, values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:
+        """Name the weights and optimizer states among ``values`` that have no name yet.
+
+        They were computed at a sync point before their model was called, or it was not called at all: a copy
+        with averaged weights, or a target network.
+        """
+        nameless: dict[int, TrackedStorage] = {}
+        for value in values:
+            storage = value.storage
+            tensor = value.tensor() if value.tensor is not None and not storage.name else None
+            if tensor is None:
+                continue
+            role, name = self.role_of(tensor)
+            if name:
+                storage.role, storage.name = role, name
+            else:
+                nameless.setdefault(id(tensor), storage)
+        if any(storage.role == "parameter" for storage in nameless.values()):
+            name_weights(nameless, variables)
 
     def path_of_unnamed(self, module: torch.nn.Module) -> str:
         """The path of a module that was created after its root was entered, or is not registered."""

@@ -121,6 +121,62 @@ def test_layers_are_counted_once_however_many_steps_were_recorded():
     lazyviz.reset()
 
 
+def stepping(where, optimizer, *, to_none=True):
+    """Three steps with a teacher, whose temporary memory is the largest.
+
+    ``where`` in a step the gradients are dropped, or set to zero.
+    """
+    torch.manual_seed(0)
+    with lazyviz.lazy() as graph:
+        student, teacher = nn.Linear(64, 64), nn.Linear(64, 2000)
+        chosen = optimizer(student.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.no_grad():
+                target = teacher(torch.randn(256, 64)).amax(1)
+            output = student(torch.randn(32, 64))
+            if where == "after the forward pass":
+                chosen.zero_grad(set_to_none=to_none)
+            (output.mean() - target.mean()).square().backward()
+            chosen.step()
+            if where == "after the step":
+                chosen.zero_grad(set_to_none=to_none)
+    return make_plan(graph.ir, of="eager"), (student, chosen)
+
+
+OPTIMIZERS = [torch.optim.SGD, torch.optim.AdamW]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_gradients_that_the_next_forward_pass_finds_could_be_dropped_before(optimizer):
+    plan, _kept = stepping("after the forward pass", optimizer)
+    foreseen = remedy_of(plan, "zero_grad", "zero_grad() right after the optimizer's step at ")
+    actual, _kept = stepping("after the step", optimizer)
+    assert foreseen.peak_bytes == actual.peak_bytes < plan.peak_bytes
+    assert (
+        "chosen.step()" in foreseen.source.text and not foreseen.estimate and str(foreseen.cost) == "nothing"
+    )
+    assert not [each for each in actual.remedies if each.kind == "zero_grad"]
+
+
+@pytest.mark.parametrize("where", ["after the forward pass", "after the step"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_gradients_that_are_set_to_zero_could_be_dropped(where, optimizer):
+    plan, _kept = stepping(where, optimizer, to_none=False)
+    foreseen = remedy_of(plan, "zero_grad", "zero_grad(set_to_none=True)")
+    actual, _kept = stepping("after the step", optimizer)
+    assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, abs=64 * 4) and foreseen.estimate
+    assert "chosen.zero_grad(" in foreseen.source.text
+
+
+def test_accumulated_gradients_stay():
+    layer = nn.Linear(256, 256)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            layer(torch.randn(8, 256)).sum().backward()
+    assert not [each for each in graph.plan().remedies if each.kind == "zero_grad"]
+    lazyviz.reset()
+
+
 def test_only_modules_that_are_called_can_be_recomputed():
     layers, shape = MODELS["both"]
     plan = plan_of(Layers(layers(), recomputed=False), torch.randn(shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.graph.modules import full_name
 from lazyviz.record.provenance import variable_names
 
 
@@ -182,3 +184,57 @@ def test_large_containers_are_not_looked_through_and_hide_no_variable(monkeypatc
     assert ("y",) in variables(graph)
     assert 0 < looked_at <= variable_names.MAX_ITEMS + 2000
     assert many and y.sum() == 8
+
+
+class Averaged:
+    """Holds a copy of a model that no step calls."""
+
+    def __init__(self, model):
+        self.model = copy.deepcopy(model)
+
+
+def names_of(graph):
+    return {
+        full_name(each.name): each.role for each in graph.ir.storages if each.role is not None and each.name
+    }
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_weights_of_modules_that_are_not_called_have_names(computed):
+    with lazyviz.lazy() as graph:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        average = Averaged(model)
+        targets = {"q": nn.Linear(4, 2)}
+        if computed:
+            lazyviz.sync()
+    names = names_of(graph)
+    assert {names[f"{of}.0.weight"] for of in ("model", "average.model")} == {"parameter"}
+    assert names["average.model.1.running_mean"] == "buffer"
+    assert names["targets['q'].bias"] == "parameter"
+    assert average and targets
+
+
+class Reading(torch.optim.Optimizer):
+    """Reads what it has just made, as optimizers of sparse gradients do."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["average"] = torch.zeros_like(parameter)
+            lazyviz.sync()
+            parameter -= parameter.grad
+
+
+def test_weights_and_optimizer_states_that_a_sync_point_computed_have_names():
+    with lazyviz.lazy() as graph:
+        model = nn.Linear(4, 4)
+        lazyviz.sync()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer = Reading(model.parameters())
+        optimizer.step()
+    names = names_of(graph)
+    assert names["model.weight"] == "parameter"
+    assert names["model.weight.average"] == "optimizer"
