@@ -43,17 +43,18 @@ class Deferred(Arrived):
     Inside another one of the same thread, it returns that one. ``level`` creates the context in which
     handlers are called; ``raised`` is an exception raised by one of them, or by another user function.
     ``leave`` restores state that was set inside of it, if an asynchronous exception prevented a context from
-    being exited.
+    being exited. ``of_op`` is set while an op is recorded, see :class:`at_once`.
     """
 
-    __slots__ = ("_handlers", "leave", "level", "raised")
+    __slots__ = ("_handlers", "leave", "level", "of_op", "raised")
 
     current: ClassVar[dict[int, Deferred]] = {}  # by thread
     # The handlers of all signals when a context was last entered, and those that can be called.
     _found: ClassVar[tuple[list[Any], dict[int, Callable[[int, FrameType | None], Any]]]] = [], {}
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_op: bool = False) -> None:
         super().__init__()
+        self.of_op = of_op
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.level: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.leave: Callable[[], None] | None = None
@@ -79,18 +80,37 @@ class Deferred(Arrived):
                 self._restore()
             except BaseException as error:  # an asynchronous exception may have come before it did anything
                 first = first or error
-        while self:  # everything is done, but signals arrived
-            try:
-                if (number := self.pop(0)) != ENDING:
-                    signal.raise_signal(number)
-            except BaseException as error:
-                first = first or error
+        try:
+            self._raise_arrived()
+        except BaseException as error:
+            first = first or error
         self.raised = None
         if first is not None:
             try:
                 raise first
             finally:
                 del first  # this frame is in its traceback
+
+    def _raise_arrived(self) -> None:
+        """Raise again the signals that have arrived, for their handlers."""
+        first: BaseException | None = None
+        while self:
+            try:
+                if (number := self.pop(0)) != ENDING:
+                    signal.raise_signal(number)
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            try:
+                raise first
+            finally:
+                del first
+
+    def _resume(self, thread: int, defer: bool) -> None:
+        if Deferred.current.get(thread) is not self:
+            if defer:
+                self._defer()
+            Deferred.current[thread] = self
 
     def handle(self, where: str) -> None:
         """Call the handlers of signals that have arrived, now that the state is consistent.
@@ -153,6 +173,22 @@ class Deferred(Arrived):
                 raise first
             finally:
                 del first
+
+
+class at_once(Transaction):
+    """In a :class:`Deferred` of an op that is recorded, for a part of it that may take long: signals are
+    handled when they arrive.
+    """
+
+    def begin(self) -> None:
+        thread = threading.get_ident()
+        outer = Deferred.current.get(thread)
+        if outer is not None and outer.of_op:
+            mine = bool(outer._handlers)
+            self.undo_by(lambda: outer._resume(thread, mine))
+            del Deferred.current[thread]
+            outer._restore()
+            outer._raise_arrived()
 
 
 class deferred(Transaction):

@@ -96,15 +96,17 @@ def known(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     """The contents of ``values`` at this point of the program, or None if only running the graph can tell."""
     if (contents := _known_contents(values)) is not None:
         return contents
-    if Search.is_unknown(values):
-        return None
+    return None if Search.is_unknown(values) else _found(shapes, values)
+
+
+@deferring
+def _found(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None:
     walk = _Walk(shapes)
     if not walk.reach(values):
         return None
     return _silently_computed(walk, values) if walk.has_nodes else _computed(walk, values)
 
 
-@deferring
 def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
     with dispatch_level.NoGrad(), dispatch_level.kernels_only():
         try:
@@ -130,6 +132,7 @@ def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
     return contents
 
 
+@deferring
 def number(shapes: ShapeCache, value: TrackedValue) -> Any:
     """The number in ``value``, if at most one in-place write has been recorded since it was last computed.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
+from ..process.signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
@@ -92,6 +93,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Unexamined=Unexamined,
         tape=tape,
         recorder=recorder,
+        Deferred=Deferred,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),
         storage=storage,

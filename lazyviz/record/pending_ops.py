@@ -90,6 +90,7 @@ class PendingOps:
 
     def forget_all(self, error: NodeError = FORGOTTEN) -> None:
         """Drop all pending nodes, unevaluated, permanently; ``error`` is what reading their results says."""
+        self._recording.changed()
         with suppress(Exception):  # what it has written is written, so its nodes have run
             self._runs.finish_background()
         if self.nodes:

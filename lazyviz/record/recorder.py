@@ -12,12 +12,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
-from ..process.signals import Deferred
+from ..process.signals import Deferred, at_once
 from ..process.tracebacks import shorten
 from ..process.transaction import Exclusive
 from ..torch_internals import cuda as torch_cuda
@@ -143,6 +144,20 @@ def _unwrapped(
 dynamo.skip_code(RecorderMode.__torch_dispatch__.__code__, recursive=True)
 
 
+class _Call(NamedTuple):
+    """A call that can be recorded; ``written`` are the storages that it writes."""
+
+    op: OpOverload
+    info: OpInfo
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    recorded: tuple[tuple[Any, ...], dict[str, Any]]  # with values in place of tensors
+    values: list[TrackedValue]
+    tensors: list[torch.Tensor]
+    written: Sequence[TrackedStorage]
+    inferred: Inferred
+    generator: torch.Generator | None  # that it draws from
+
+
 class Recorder:
     """Makes a node of every op call that can be deferred, and runs the others."""
 
@@ -174,35 +189,63 @@ class Recorder:
 
     # --- recording ----------------------------------------------------------------
 
-    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: C901 - see LONG in tests/test_architecture.py
-        """Record one op call; returns pending tensors in the structure of the op's result."""
+    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record one op call; returns pending tensors in the structure of the op's result.
+
+        Signals wait for its end, because their handlers may evaluate what the call needs, or record ops.
+        After a finalizer has done so, it starts over.
+        """
+        recording = self._recording
+        while recording.graph is not None:  # such code may have ended the block as well
+            last_change = recording.last_change
+            with Deferred(of_op=True):
+                call, answer = self._prepared(op, args, kwargs)
+                if call is None:
+                    return answer
+                if recording.last_change == last_change:
+                    answer = self._append(call, sys._getframe(2))
+                    break
+        else:
+            return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
+        if TrackedStorage.held_bytes > recording.held_bytes_limit:
+            self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
+        return answer
+
+    def _prepared(  # noqa: C901 - see LONG in tests/test_architecture.py
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Call | None, Any]:
+        """What is to be recorded; or None, and the result of a call that is not recorded as it is.
+
+        Nothing changes that could not be done again.
+        """
         shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:
-            return answer
+            return None, answer
         values: list[TrackedValue] = []
         tensors: list[torch.Tensor] = []
         key: list[Any] = [info, torch.get_default_dtype(), torch.is_grad_enabled()]
         by_type = info.by_type
         try:
             if info.is_view and not is_lazy(args[0]) and self._external.is_foreign(args[0]):
-                return op(*args, **kwargs)  # later writes by others show in views, but not in a snapshot
+                # Later writes by others show in views, but not in a snapshot.
+                return None, op(*args, **kwargs)
             new_args = tuple([self._translate(item, by_type, values, tensors, key) for item in args])
             new_kwargs = {}
             for name, item in kwargs.items():
                 key.append(name)
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except NotDeferrable as reason:
-            return self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
+            return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
         except Unexamined:
             self._memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
-            return self.record(op, args, kwargs)
+            return None, self.record(op, args, kwargs)
         except Placeholder:
-            return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
+            return None, unrecorded_ops.dispatch(self._tape, op, args, kwargs)
         except ZeroTensor:
             if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
-                return op(*args, **kwargs)
-            return self.record(
+                return None, op(*args, **kwargs)
+            return None, self.record(
                 op,
                 unrecorded_ops.replaced(args, unrecorded_ops.with_memory),
                 unrecorded_ops.replaced(kwargs, unrecorded_ops.with_memory),
@@ -211,16 +254,15 @@ class Recorder:
             refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
         ):
             if not kernel_probes.on_absent_gpu(values, new_kwargs):
-                return self.run_now(op, info, args, kwargs, f"{op} rejects these arguments")
+                return None, self.run_now(op, info, args, kwargs, f"{op} rejects these arguments")
             if info.name in CHECKED_EVERYWHERE:
                 raise refused
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
-            written = [
-                self._storage_of(tensor) for tensor in unrecorded_ops.written_tensors(info, args, kwargs)
-            ]
+            found = {id(tensor): value.storage for tensor, value in zip(tensors, values)}
+            written = [found[id(each)] for each in unrecorded_ops.written_tensors(info, args, kwargs)]
             if any(storage.foreign for storage in written):
-                return self._write_shared(op, info, args, kwargs)
+                return None, self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
                 key.append(kernel_probes.sharing(values))  # the kernel may refuse to write its input
         if info.needs_storage:
@@ -231,36 +273,45 @@ class Recorder:
             recorded = new_args, new_kwargs
             inferred, answer = self._infer(op, info, args, kwargs, recorded, values, cache_key)
             if inferred is None:
-                return answer
+                return None, answer
         else:
             shapes.hits += 1
         if (inferred.on_meta or inferred.special) and (
             answer := self._run_unlike_others(op, info, args, kwargs, inferred, tensors)
         ) is not _NO_ANSWER:
-            return answer
+            return None, answer
         if inferred.dtype is not None and new_kwargs.get("dtype") is None:
             new_kwargs["dtype"] = inferred.dtype  # the default may change before the run
-        if info.counts_writes:
-            unrecorded_ops.count_writes(info, args, kwargs)
+        generator = self._generator(info, args, kwargs, inferred, values) if info.draws else None
+        call = (args, kwargs), (new_args, new_kwargs), values, tensors, written
+        return _Call(op, info, *call, inferred, generator), None
 
-        graph = self._recording.graph
+    def _append(self, call: _Call, frame: FrameType) -> Any:
+        """Make the node; returns the op's result."""
+        recording, info, graph = self._recording, call.info, self._recording.graph
         assert graph is not None
-        node = TrackedNode(graph, op, new_args, new_kwargs)
-        node.inputs, node.entry = values, inferred
-        order(node, written)
-        self._scopes.locate(node, sys._getframe(2), info.mutates)
-        if info.draws and (generator := self._generator(info, args, kwargs, inferred, values)) is not None:
-            self._generators.record(node, generator)
-        result = self._outputs(node, inferred, values, tensors)
-        graph.nodes.append(node)
-        self._pending[node] = None
-        if info.checks:
-            order_check(node)
-        if info.is_view and is_lazy(tensors[0]):
-            self._recording.viewed = view_is_being_made(tensors[0])
-        if TrackedStorage.held_bytes > self._recording.held_bytes_limit:
-            self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
-        return result
+        self._runs.refuse_nested()
+        recording.appending = threading.get_ident()
+        try:
+            if info.counts_writes:
+                unrecorded_ops.count_writes(info, *call.given)
+            node = TrackedNode(graph, call.op, *call.recorded)
+            recording.last_change = node.sequence
+            node.inputs, node.entry = call.values, call.inferred
+            order(node, call.written)
+            self._scopes.locate(node, frame, info.mutates)
+            if call.generator is not None:
+                self._generators.record(node, call.generator)
+            result = self._outputs(node, call.inferred, call.values, call.tensors)
+            graph.nodes.append(node)
+            self._pending[node] = None
+            if info.checks:
+                order_check(node)
+            if info.is_view and is_lazy(call.tensors[0]):
+                recording.viewed = view_is_being_made(call.tensors[0])
+            return result
+        finally:
+            recording.appending = 0
 
     def _answer_immediately(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -586,6 +637,12 @@ class Recorder:
         of_sparse: bool = False,
     ) -> Any:
         """Evaluate what the call needs, then make the call itself on real tensors."""
+        with at_once():  # it may take long
+            return self._run_now(op, info, args, kwargs, cause, of_sparse)
+
+    def _run_now(
+        self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str, of_sparse: bool
+    ) -> Any:
         needed, nbytes = unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)
         absent = self._recording.absent
         if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:

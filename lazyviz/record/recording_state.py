@@ -61,8 +61,8 @@ class RecordingState:
     """
 
     __slots__ = (
-        "absent", "allow_sync", "batch", "busy", "communicating", "explicit_detach", "graph",
-        "held_bytes_limit", "immediate_step", "owner", "pauses", "summing", "viewed", "world",
+        "absent", "allow_sync", "appending", "batch", "busy", "communicating", "explicit_detach", "graph",
+        "held_bytes_limit", "immediate_step", "last_change", "owner", "pauses", "summing", "viewed", "world",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -70,6 +70,10 @@ class RecordingState:
         self.owner = 0  # thread that records
         self.pauses = 0
         self.busy = False  # the compiled recorder is recording an op, without holding the lock of runs
+        self.appending = 0  # thread that is making a node; no other code may change what is pending
+        # A number that is new once anything has been recorded, evaluated or forgotten: what was found out
+        # before that about an op that is being recorded must be found out again.
+        self.last_change = 0
         self.viewed: TensorRef | None = None  # the tensor of which a view is being created
         self.explicit_detach = False  # Python code is calling Tensor.detach, which is recorded as an op
         self.allow_sync = True
@@ -80,6 +84,10 @@ class RecordingState:
         self.absent: PlannedCards | None = None  # the planned card, if it is not in this machine
         self.world: OneRank | None = None  # the recorded rank, if several ranks are planned
         self.communicating = False  # a functional collective, or a part of one, is being recorded
+
+    def changed(self) -> None:
+        """Tensors have become real or pending, or will be recorded elsewhere."""
+        self.last_change = next(TrackedNode._sequence)
 
     @staticmethod
     def in_autograd() -> bool:

@@ -75,19 +75,25 @@ class Generators:
         last = tail[1].newest
         return last if last is not None and last.state != "done" else None
 
+    def continued(self, generator: torch.Generator) -> tuple[DrawSequence, TrackedNode | None] | None:
+        """The sequence that the next draw of ``generator`` belongs to, and the node before that draw.
+
+        ``None``: a new sequence has to begin.
+        """
+        tail = self._tails.get(generators.generator_identity(generator))
+        if tail is None or _seed_of(generator) != tail[0]:
+            return None
+        return tail[1], tail[1].last or tail[1].awaits
+
     def record(self, node: TrackedNode, generator: torch.Generator) -> None:
         """Append a draw to the generator's program order."""
-        tail = self._tails.get(generators.generator_identity(generator))
-        if tail is not None and _seed_of(generator) == tail[0]:
-            sequence = tail[1]
-        else:
-            sequence = DrawSequence(generator, state_of(generator))
-        before = sequence.last or sequence.awaits
+        known = self.continued(generator)
+        sequence, before = known or (DrawSequence(generator, state_of(generator)), None)
         if before is not None:
             node.after = [*node.after, before]
         sequence.last = node
         node.draws = sequence
-        if tail is None or sequence is not tail[1]:
+        if known is None:
             self._mark(sequence)
 
     def restart(self, generator: torch.Generator, state: TrackedValue) -> None:

@@ -29,6 +29,10 @@ NESTED = (
     "handler, "
     "a finalizer) needs ops that have not run; the evaluation continues: try again when it has ended"
 )
+WITHIN_OP = (
+    "an operator is being recorded, and code that Python calls in between (a finalizer) needs ops that have "
+    "not run, or calls operators itself; recording continues: try again later"
+)
 TRACE_ELSEWHERE = (
     "Tracing runs the program on tensors with values: trace it on the CPU, and move what was traced to the "
     "planned GPU."
@@ -255,9 +259,13 @@ class PendingRuns:
             graph.runs_inside.append(RunInside(index, ran, gone))
 
     def refuse_nested(self) -> None:
-        """Raise ``RuntimeError`` during a run of this thread, while the pending nodes must not change."""
+        """Raise ``RuntimeError`` while the pending nodes must not change: during a run of this thread, or
+        while it is making a node.
+        """
         if self.active_thread == threading.get_ident():
             raise RuntimeError(NESTED)
+        if self._recording.appending == threading.get_ident():
+            raise RuntimeError(WITHIN_OP)
 
 
 def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:

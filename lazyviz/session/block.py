@@ -399,6 +399,7 @@ def _innermost() -> LazyBlock[Any] | None:
 def _publish() -> None:
     """Record for the innermost open block, or nothing; idempotent."""
     block, recording = _open[-1] if _open else None, tape.recording
+    recording.changed()
     if block is None or block.graph is None:
         recording.graph = None
         recording.owner, recording.allow_sync = 0, True

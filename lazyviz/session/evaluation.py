@@ -84,6 +84,7 @@ class ActiveRun:
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
         tape.runs.active_thread = threading.get_ident()
+        tape.recording.changed()
         tape.runs.await_recorder()
         return arrived
 

@@ -26,13 +26,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import lazyviz
 from lazyviz.torch_internals import private_api
 
+Result = TypeVar("Result")
 PACKAGE = os.path.dirname(os.path.abspath(lazyviz.__file__)) + os.sep
 
 
@@ -145,6 +146,32 @@ def inject(
         if by_signal:
             signal.signal(signal.SIGUSR1, before)
     return None
+
+
+def call_at(
+    action: Callable[[], Result],
+    at: int,
+    function: Callable[[], object],
+    *,
+    where: Callable[[FrameType], bool] = in_lazyviz,
+) -> Result:
+    """Call ``action``; the handler of a signal that arrives at its point number ``at`` calls ``function``."""
+    tracer = _Tracer(where, False, at, by_signal=True)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        before = sys.gettrace()
+        sys.settrace(None)
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with tracer.tracing():
+            return action()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def sampled(count: int, most: int, seed: int = 0) -> list[int]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import lazyviz
+from lazyviz.record import native_recorder, recorder
+
+from ..bit_equality import difference
+from .inject import call_at, is_plain, points, sampled
+from .steps import Step
 
 UNDER_WAY = "an evaluation is in progress"
 
@@ -159,3 +168,112 @@ def test_another_thread_that_asks_waits_for_the_run():
     graph.evaluate(progress=progress)
     threads[0].join(30)
     assert got == [([40, 40, 40], 60)]
+
+
+@contextlib.contextmanager
+def recorded_natively(natively: bool) -> Iterator[None]:
+    used = native_recorder.use(natively)
+    try:
+        if used != natively:
+            pytest.skip("the native modules are not built")
+        yield
+    finally:
+        native_recorder.use(True)
+
+
+class InBlock:
+    """A training step in a block, for a handler of a signal that arrives in its midst."""
+
+    def __init__(self) -> None:
+        self.step = Step("perceptron, one layer")
+        begun = self.step.begin()
+        self.expected = self.step.left(*begun, self.step.take(*begun))
+        self.ask = "nothing"
+
+    def handle(self) -> None:
+        model, parameter = self.model, next(self.model.parameters())
+        {
+            "nothing": lambda: None,
+            "everything": lazyviz.sync,
+            "the graph": self.graph.evaluate,
+            "one tensor": lambda: lazyviz.evaluate(parameter),
+            "buffers": lambda: [buffer.tolist() for buffer in model.buffers()],
+            "item": lambda: self.earlier.sum().item(),
+            "print": lambda: repr(parameter),
+            "numpy": lambda: parameter.detach().numpy(),
+            "deepcopy": lambda: copy.deepcopy(model),
+            "a block": self.inner_block,
+        }[self.ask]()
+
+    def inner_block(self) -> None:
+        with lazyviz.lazy():
+            self.earlier = self.earlier * 2
+
+    def run(self) -> Any:
+        self.model, optimizer = self.step.begin()
+        with lazyviz.lazy() as self.graph:
+            self.earlier = torch.ones(2) + 1
+            loss = call_at(lambda: self.step.take(self.model, optimizer), self.at, self.handle)
+        return self.step.left(self.model, optimizer, loss)
+
+    def check(self, at: int) -> None:
+        self.at = at
+        left = self.run()
+        found = {name: difference(value, left[name]) for name, value in self.expected.items()}
+        assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *("everything", "the graph", "one tensor", "buffers", "item", "print", "numpy", "deepcopy"),
+        "a block",
+    ],
+)
+def test_a_handler_asks_while_an_op_is_recorded(ask, natively):
+    with recorded_natively(natively):
+        program = InBlock()
+        program.at = -1
+        count = points(program.run)
+        program.ask = ask
+        for at in sampled(count, 40, seed=len(ask)):
+            program.check(at)
+
+
+def test_a_reset_in_a_handler_while_an_op_is_recorded():
+    program = InBlock()
+    program.at = -1
+    count = points(program.run)
+    for at in sampled(count, 60, seed=3):
+        program.at = at
+        with contextlib.suppress(RuntimeError):
+            program.model, optimizer = program.step.begin()
+            with lazyviz.lazy():
+                call_at(lambda: program.step.take(program.model, optimizer), at, lazyviz.reset)  # noqa: B023
+        lazyviz.reset()
+        assert is_plain()
+
+
+def test_a_finalizer_that_asks_while_a_node_is_made_gets_one_error(monkeypatch):
+    x = torch.zeros(3)
+    errors = []
+    original = recorder.order
+
+    def order(*given):
+        for ask in (lazyviz.sync, x.tolist, lazyviz.lazy().__enter__):
+            try:
+                ask()
+            except RuntimeError as error:
+                errors.append(str(error))
+        original(*given)
+
+    with recorded_natively(False), lazyviz.lazy() as graph:
+        x.add_(1)
+        monkeypatch.setattr(recorder, "order", order)
+        y = x * 2
+        monkeypatch.undo()
+    assert len(errors) == 3
+    assert all("an operator is being recorded" in error for error in errors)
+    assert len(graph.nodes) == 2
+    assert y.tolist() == [2, 2, 2]

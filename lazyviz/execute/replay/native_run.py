@@ -39,6 +39,7 @@ def is_possible(tape: Tape) -> bool:
         node_passes.active
         and not runs.active_thread
         and not runs.running
+        and not recording.appending
         and threading.get_ident() == _main
         and (recording.graph is None or recording.owner == _main)
     )
@@ -64,6 +65,7 @@ def run(tape: Tape, subgraph: Subgraph, known: Known) -> bool:
     :func:`lazyviz.execute.eager.run`.
     """
     nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
+    tape.recording.changed()
     drawn_from: Sequence[int] | None = ()
     saved: list[Any] = []
     draws: list[Any] = []

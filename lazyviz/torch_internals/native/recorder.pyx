@@ -104,6 +104,7 @@ ctypedef struct Quick:
 SOURCE = ""  # set by the build: a digest of this file, by which a stale build is detected
 
 cdef object MISS = object()
+cdef object AGAIN = object()  # something has changed while a call was being recorded
 
 
 # --- objects with slots -------------------------------------------------------------
@@ -235,7 +236,7 @@ cdef class Maker:
 cdef object slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
-cdef object TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
+cdef object Deferred, generators, TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external
 cdef dict infos, entries, above, pending_nodes, held
@@ -262,7 +263,7 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
@@ -281,7 +282,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global run_inside, Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
-    global slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
+    global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
@@ -310,7 +311,8 @@ def connect(**parts):
     is_ordinary, symbolic = parts["is_ordinary"], parts["symbolic"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
-    tape, recorder = parts["tape"], parts["recorder"]
+    tape, recorder, Deferred = parts["tape"], parts["recorder"], parts["Deferred"]
+    generators = tape.generators
     recording_state, table, runs, external = tape.recording, tape.tensors, tape.runs, tape.external
     pending_nodes = tape.pending
     scopes, shapes = tape.scopes, tape.shapes
@@ -356,7 +358,7 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, R_next, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-    global RS_graph, RS_pauses, RS_absent, RS_busy, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+    global RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
@@ -401,7 +403,8 @@ def _find_slots(parts):
     state = type(recording_state)
     RS_graph, RS_pauses, RS_absent = offset(state, "graph"), offset(state, "pauses"), offset(state, "absent")
     RS_explicit_detach = offset(state, "explicit_detach")
-    RS_busy = offset(state, "busy")
+    RS_busy, RS_appending = offset(state, "busy"), offset(state, "appending")
+    RS_last_change = offset(state, "last_change")
     RS_viewed, RS_owner, RS_summing = offset(state, "viewed"), offset(state, "owner"), offset(state, "summing")
     RS_batch, RS_held_bytes_limit = offset(state, "batch"), offset(state, "held_bytes_limit")
     PR_active_thread = offset(type(runs), "active_thread")
@@ -887,6 +890,20 @@ cdef object record(object func, tuple args, object kwargs):
 
 
 cdef object record_op(Op op, object func, tuple args, object kwargs):
+    """Record a call as often as code that Python calls in between (a signal handler, a finalizer) changes what
+    is pending.  From the second time on, signals wait.
+    """
+    result = attempt(op, func, args, kwargs, False)
+    while result is AGAIN:
+        with Deferred():
+            result = attempt(op, func, args, kwargs, True) if is_recording() else MISS
+    return result
+
+
+cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferring):
+    """Record a call.  Once ``last_change`` has been compared, no Python code runs until the node is in the
+    graph, unless signals are deferred.
+    """
     cdef list values, tensors
     cdef Words words
     cdef tuple new_args
@@ -894,7 +911,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     cdef dict new_kwargs
     cdef bint in_engine, grad_mode
     cdef uint64_t sequence = 0
-    graph = get(recording_state, RS_graph)
+    graph, last_change = get(recording_state, RS_graph), get(recording_state, RS_last_change)
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
@@ -930,19 +947,19 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     add(&words, grad_mode)
     new_args = PyTuple_New(len(args))
     for number in range(len(args)):
-        item = translate(args[number], op, values, tensors, &words)
+        item = translate(args[number], op, graph, deferring, values, tensors, &words)
         Py_INCREF(item)
         PyTuple_SET_ITEM(new_args, number, item)
-        if item is MISS:
-            return MISS
+        if item is MISS or item is AGAIN:
+            return item
     new_kwargs = no_kwargs
     if kwargs:
         new_kwargs = {}
         for name, item in kwargs.items():
             add_object(&words, name)
-            item = translate(item, op, values, tensors, &words)
-            if item is MISS:
-                return MISS
+            item = translate(item, op, graph, deferring, values, tensors, &words)
+            if item is MISS or item is AGAIN:
+                return item
             new_kwargs[name] = item
     cdef list written = None
     if op.mutates:
@@ -960,6 +977,8 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
             for item in written_tensors(op.info, args, kwargs or {}):
                 written.append(storage_of(item))
         for storage in written:
+            if storage is None:  # the tensor has become real
+                return AGAIN
             if get(storage, S_foreign) is not False:
                 return MISS
     inferred = inferred_for(op, grad_mode, new_args, new_kwargs, values, &words)
@@ -972,36 +991,54 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
             return MISS
         if new_kwargs.get("dtype") is None:
             new_kwargs = {**new_kwargs, "dtype": get(inferred, I_dtype)}
+    if not deferring and needs_python(inferred, tensors):
+        return AGAIN
+    place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not get(scopes, C_root))
+    generator = drawn = None
+    if op.draws:
+        if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
+            generator = default_generator
+        else:
+            generator = recorder._generator(op.info, args, kwargs or {}, inferred, values)
+        if generator is not None:
+            drawn = generators.continued(generator)
+            if drawn is None and not deferring:
+                return AGAIN
+    if get(recording_state, RS_last_change) is not last_change:
+        return AGAIN
+    if get(recording_state, RS_appending):
+        runs.refuse_nested()
     global hit_count
     hit_count += 1
     # From here on, state changes.
-    if op.counts_writes:
-        count_writes(op.info, args, kwargs or {})
     cdef list recorded = get(graph, G_nodes)
     node = nodes.make()
+    if get(recording_state, RS_owner) == PyThread_get_thread_ident():
+        put(recording_state, RS_appending, get(recording_state, RS_owner))
     try:
         put(node, N_index, len(recorded))
         put(node, N_op, func)
         put(node, N_args, new_args)
         put(node, N_kwargs, new_kwargs)
         put(node, N_graph, graph)
-        put(node, N_sequence, next(node_numbers))
+        number_of_node = next(node_numbers)
+        put(node, N_sequence, number_of_node)
+        put(recording_state, RS_last_change, number_of_node)
         put(node, N_inputs, values)
         put(node, N_entry, inferred)
         order(node, values, written)
-        locate(node, graph, values, in_engine, sequence, grad_mode, op.mutates)
-        if op.draws:
-            if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
-                generator = default_generator
-            else:
-                generator = recorder._generator(op.info, args, kwargs or {}, inferred, values)
-            if generator is not None:
-                tape.generators.record(node, generator)
+        is_located = locate(node, graph, place, in_engine, sequence, grad_mode, op.mutates)
+        if drawn is not None:
+            draw(node, <tuple> drawn)
+        elif generator is not None:
+            generators.record(node, generator)
         result = outputs(node, graph, len(recorded), inferred, values, tensors)
     except BaseException:
         # Objects that an exception keeps out of the graph would never be shown to the collector.
         show_node(node)
         raise
+    finally:
+        put(recording_state, RS_appending, NOBODY)
     recorded.append(node)
     if args:  # the empty tuple is shared
         hidden(new_args)
@@ -1010,10 +1047,45 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     pending_nodes[node] = None
     if op.is_view and is_pending(tensors[0]):
         view_is_being_made(tensors[0])
+    # What follows may run Python code: the op is recorded.
+    if not is_located:
+        locate_gradient(node, sequence)
+    if op.counts_writes:
+        count_writes(op.info, args, kwargs or {})
     if held and TrackedStorage.held_bytes > get(recording_state, RS_held_bytes_limit):
         put(recording_state, RS_busy, False)  # the op is recorded, and the next line may wait for another run
         runs.sync("dropped inputs kept by the graph exceed the byte budget", list(pending_nodes))
-    return result
+    container = get(inferred, I_container)
+    return result if container is None else container(result)
+
+
+cdef object NOBODY = 0
+
+
+cdef bint needs_python(object inferred, list tensors) except -1:
+    """Whether Python code makes some of the results (`tensor_of`)."""
+    for spec in <list> get(inferred, I_outputs):
+        if type(spec) is OutputSpec and get(spec, O_itself) is not True:
+            source = get(spec, O_source)
+            if is_made_in_python(get(spec, O_meta), None if source is None else tensors[source]):
+                return True
+    return False
+
+
+cdef bint is_made_in_python(object meta, object base) except -1:
+    return bool(get(meta, M_flags)) or (
+        base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()
+    )
+
+
+cdef int draw(object node, tuple drawn) except -1:
+    """``Generators.record``, for a sequence that continues."""
+    sequence, before = drawn
+    if before is not None:
+        put(node, N_after, [*get(node, N_after), before])
+    sequence.last = node
+    put(node, N_draws, sequence)
+    return 0
 
 
 cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
@@ -1102,11 +1174,13 @@ cdef object counted_first(object value):
         return None
     if get(value, V_given) is not True or get(value, V_real) is None or get(get(value, V_meta), M_flags):
         return None
+    shadow = Shadow()  # Python code: a signal handler may have run the node
     real = get(value, V_real)
+    if real is None or get(storage, S_shadow) is not None or not adds_a_number(node, value):
+        return None
     known = taken(quick.copy_number(<PyObject *> real, get(storage, S_nbytes)))
     if known is None:
         return None
-    shadow = Shadow()
     shadow.tensors[value] = known
     put(storage, S_shadow, shadow)
     return counted(value)
@@ -1216,7 +1290,9 @@ cdef bint sums_in_place(tuple args) except -1:
     )
 
 
-cdef object translate(object item, Op op, list values, list tensors, Words *words):
+cdef object translate(
+    object item, Op op, object graph, bint deferring, list values, list tensors, Words *words
+):
     """The recorded form of one argument; collects tensors, and the words of the call."""
     cdef type cls = type(item)
     cdef Py_ssize_t before
@@ -1224,9 +1300,9 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
     if cls is LazyTensor or cls is LazyParameter:
         value = item._lazyviz
     elif cls is Tensor or cls is Parameter:
-        value = outside(item, op)
-        if value is MISS:
-            return MISS
+        value = outside(item, op, graph, deferring)
+        if value is MISS or value is AGAIN:
+            return value
     elif cls is float or cls is int or cls is bool or cls is complex:
         add_object(words, cls)
         if cls not in op.by_type:
@@ -1240,9 +1316,9 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
         before = len(values)
         entries = []
         for entry in item:
-            entry = translate(entry, op, values, tensors, words)
-            if entry is MISS:
-                return MISS
+            entry = translate(entry, op, graph, deferring, values, tensors, words)
+            if entry is MISS or entry is AGAIN:
+                return entry
             entries.append(entry)
         if cls is tuple:
             return PyList_AsTuple(entries)
@@ -1262,7 +1338,7 @@ cdef object translate(object item, Op op, list values, list tensors, Words *word
     return value
 
 
-cdef object outside(object tensor, Op op):
+cdef object outside(object tensor, Op op, object graph, bint deferring):
     """The value of a real tensor whose memory nothing else writes."""
     cdef PyObject *found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
     if found is not NULL:
@@ -1285,14 +1361,16 @@ cdef object outside(object tensor, Op op):
     try:
         if op.is_view and found is not NULL and external.is_foreign(tensor):
             return MISS
-        value = value_of_plain(tensor, nbytes)
+        value = value_of_plain(tensor, graph, nbytes, deferring)
     except Unexamined:  # Python's recorder handles it
         return MISS
-    return value if value is not MISS and get(get(value, V_storage), S_foreign) is False else MISS
+    if value is MISS or value is AGAIN or get(get(value, V_storage), S_foreign) is False:
+        return value
+    return MISS
 
 
-cdef tuple new_outside(object tensor, object graph, object address, int64_t nbytes):
-    """The storage of plain CPU memory that is new to the record, and its name."""
+cdef object new_outside(object graph, object address, int64_t nbytes, tuple role):
+    """The storage of plain CPU memory that is new to the record; ``role`` has its role and name."""
     storage = storages_.make()
     put(storage, S_id, next(storage_numbers))
     put(storage, S_nbytes, nbytes)
@@ -1303,42 +1381,41 @@ cdef tuple new_outside(object tensor, object graph, object address, int64_t nbyt
     put(storage, S_readers, hidden([]))
     put(storage, S_address, address)
     (<list> get(graph, G_storages)).append(storage)
-    role, name = role_of(tensor)
-    put(storage, S_role, role)
-    put(storage, S_name, name)
+    put(storage, S_role, role[0])
+    put(storage, S_name, role[1])
     earlier = (<dict> get(table, T_computed)).get(address)
     if earlier is not None and earlier.live:
         storage.continues = earlier
-    return storage, name
+    return storage
 
 
-cdef object value_of_plain(object tensor, int64_t nbytes):
+cdef object value_of_plain(object tensor, object graph, int64_t nbytes, bint deferring):
     """``lazyviz.record.external_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
     cdef dict known = get(table, T_storages)
+    meta, role = meta_of(tensor), role_of(tensor)  # first, because they may run Python code
     address = quick.storage_address(<PyObject *> tensor)
     cdef PyObject *found = PyDict_GetItem(known, address)
     if nbytes < 0 and found is NULL:  # the owner of the memory has to be determined
         return MISS
-    if nbytes < 0 or get(recording_state, RS_batch) is not None:
-        return external.from_outside(tensor)
-    graph = get(recording_state, RS_graph)
+    if (
+        nbytes < 0
+        or get(recording_state, RS_batch) is not None
+        or (found is not NULL and get(<object> found, S_foreign) is not False)
+        or (found is NULL and address in <dict> get(table, T_exported))
+    ):
+        return external.from_outside(tensor) if deferring else AGAIN
     if found is not NULL:
         storage = <object> found
-        if get(storage, S_foreign) is not False:
-            return external.from_outside(tensor)
         if get(storage, S_nbytes) < nbytes:
             put(storage, S_nbytes, nbytes)
-        name = get(storage, S_name)
     else:
-        if address in <dict> get(table, T_exported):
-            return external.from_outside(tensor)
-        storage, name = new_outside(tensor, graph, address, nbytes)
+        storage = new_outside(graph, address, nbytes, role)
         known[address] = storage
+    name = get(storage, S_name)
     value = values_.make()
-    meta = meta_of(tensor)
     put(value, V_id, next(value_numbers))
     put(value, V_meta, meta)
     put(value, V_storage, storage)
@@ -1394,7 +1471,8 @@ cdef tuple role_of(object tensor):
 cdef object storage_of(object tensor):
     if is_pending(tensor):
         return get(tensor._lazyviz, V_storage)
-    return get((<dict> get(table, T_outside))[<size_t> <void *> tensor], V_storage)
+    cdef PyObject *found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
+    return None if found is NULL else get(<object> found, V_storage)
 
 
 cdef void order(object node, list values, list written):
@@ -1623,17 +1701,16 @@ cdef object drop_storage(object storage, dict known, bint recording):
 # --- provenance ---------------------------------------------------------------------
 
 
-cdef object locate(
-    object node, object graph, list values, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
-):
-    """``lazyviz.record.provenance.module_scopes.Scopes.locate``; ``sequence`` is that of the calling autograd
-    node.
+cdef bint locate(
+    object node, object graph, object place, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
+) except -1:
+    """``lazyviz.record.provenance.module_scopes.Scopes.locate``, without Python code; ``sequence`` is that of
+    the calling autograd node.  Returns whether nothing is left to `locate_gradient`.
     """
     cdef PyObject *found
     root = get(scopes, C_root)
     put(node, N_module, get(scopes, C_module))
     put(node, N_root, root)
-    place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not root)
     put(node, N_source, (<tuple> place)[0])
     hint = (<tuple> place)[1]
     put(node, N_callers, (<tuple> place)[2] if not root else get(scopes, C_callers))
@@ -1644,30 +1721,34 @@ cdef object locate(
     put(node, N_grad, grad_mode)
     put(node, N_inference, True if quick.inference_mode() else False)
     if in_engine:
+        put(node, N_phase, "backward")
         found = PyDict_GetItem(get(scopes, C_by_sequence), sequence)
         if found is NULL:
-            if sequence < NO_SEQUENCE:
-                scopes.locate_gradient(node, engine_node())
-            else:
-                locate_sum(node, engine_node())
-            return
+            return False
         forward = <object> found
-        put(node, N_phase, "backward")
         put(node, N_forward, forward)
         if not get(scopes, C_module):
             put(node, N_module, get(forward, N_module))
             put(node, N_root, get(forward, N_root))
-        return
+        return True
     phase = hint if hint is not None else get(scopes, C_phase)
-    if hint is None and phase == "other" and values and (grad_mode or not mutates):
+    if hint is None and phase == "other" and get(node, N_inputs) and (grad_mode or not mutates):
         phase = "forward"
     put(node, N_phase, phase)
     (<dict> get(scopes, C_by_sequence)).setdefault(quick.next_sequence() - 1, node)
+    return True
+
+
+cdef object locate_gradient(object node, uint64_t sequence):
+    """``Scopes.locate_gradient``, for a node without a known forward op."""
+    if sequence < NO_SEQUENCE:
+        scopes.locate_gradient(node, engine_node())
+    else:
+        locate_sum(node, engine_node())
 
 
 cdef object locate_sum(object node, object engine):
     """``Scopes.locate_gradient``, if the engine adds to a parameter's gradient."""
-    put(node, N_phase, "backward")
     parameter = getattr(engine, "variable", None)
     if parameter is None:
         return
@@ -2085,7 +2166,9 @@ def module_call_of(scopes, original):
 
 
 cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
-    """``Recorder._outputs``, except for ops that change the metadata of their arguments."""
+    """``Recorder._outputs``, except for ops that change the metadata of their arguments; without the container
+    of the results.
+    """
     cdef list results = None, made = [], specs = get(inferred, I_outputs)
     cdef dict fresh = None
     result = None
@@ -2149,7 +2232,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
     if results is None:
         return result
     if container is not None:
-        return container(results)
+        return results
     return results[0] if results else None
 
 
@@ -2176,7 +2259,7 @@ cpdef object wrapper(object meta):
 
 cdef object tensor_of(object value, object meta, object storage, object base):
     """``lazyviz.record.lazy_tensor.wrap``."""
-    if get(meta, M_flags) or (base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()):
+    if is_made_in_python(meta, base):
         return wrap(value, base)
     tensor = wrapper(meta)
     tensor._lazyviz = value
