@@ -227,7 +227,11 @@ def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with Deferred():
-            return function(*args, **kwargs)
+        signals = Deferred()
+        try:
+            with signals:
+                return function(*args, **kwargs)
+        finally:
+            signals.__exit__()  # another thread's exception may have stopped it
 
     return called

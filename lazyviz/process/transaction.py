@@ -173,9 +173,11 @@ class no_warnings(Transaction):
     ``warnings.catch_warnings`` would make Python show warnings again that it has already shown.
     """
 
+    has_dropped = False  # whether there were any
+
     def begin(self) -> None:
         filters: Any = warnings.filters
-        entry = "ignore", None, Warning, _AnyModule(), 0
+        entry = "ignore", None, Warning, _AnyModule(self), 0
 
         def remove() -> None:
             with contextlib.suppress(ValueError):  # it is removed already
@@ -188,7 +190,11 @@ class no_warnings(Transaction):
 class _AnyModule:
     """Replaces the pattern of a filter, so that its own entry can be distinguished from all others."""
 
+    def __init__(self, context: no_warnings) -> None:
+        self._context = context
+
     def match(self, module: str) -> bool:
+        self._context.has_dropped = True
         return True
 
 

@@ -104,7 +104,15 @@ def _found(shapes: ShapeCache, values: Sequence[TrackedValue]) -> Tensors | None
     walk = _Walk(shapes)
     if not walk.reach(values):
         return None
-    return _silently_computed(walk, values) if walk.has_nodes else _computed(walk, values)
+    if not walk.has_nodes:
+        return _computed(walk, values)
+    found, has_warned = _silently_computed(walk, values)
+    if has_warned:  # the nodes have to run where the user can see it
+        walk.give_up()
+        return None
+    if found is not None:
+        walk.keep()
+    return found
 
 
 def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
@@ -116,7 +124,7 @@ def _computed(walk: _Walk, values: Sequence[TrackedValue]) -> Tensors | None:
             return None
 
 
-_silently_computed = warning_routing.silenced(_computed)  # the nodes warn when they run
+_silently_computed = warning_routing.noting_warnings(_computed)
 
 
 def _known_contents(values: Sequence[TrackedValue]) -> Tensors | None:
@@ -311,6 +319,7 @@ class _Walk:
         self._written: set[TrackedStorage] = set()
         self._tensors: Tensors = {}
         self._budget = LARGEST_NBYTES
+        self._computed: list[TrackedNode] = []
 
     @property
     def has_nodes(self) -> bool:
@@ -436,9 +445,14 @@ class _Walk:
             for value in node.outputs:
                 if value.node is node:
                     self._tensors[value] = results[value.index]
-        for node in nodes:
-            self._keep(node)
+        self._computed = nodes
         return {value: self._tensor(value) for value in values}
+
+    def keep(self) -> None:
+        """Note that the nodes have been folded, and their contents."""
+        with dispatch_level.kernels_only():
+            for node in self._computed:
+                self._keep(node)
 
     def give_up(self) -> None:
         """A node failed midway, so contents that the others wrote are no longer valid."""

@@ -195,16 +195,19 @@ class Recorder:
         Signals wait for its end, because their handlers may evaluate what the call needs, or record ops.
         After a finalizer has done so, it starts over.
         """
-        recording = self._recording
+        recording, answer = self._recording, None
         while recording.graph is not None:  # such code may have ended the block as well
-            last_change = recording.last_change
-            with Deferred(of_op=True):
-                call, answer = self._prepared(op, args, kwargs)
-                if call is None:
-                    return answer
-                if recording.last_change == last_change:
-                    answer = self._append(call, sys._getframe(2))
-                    break
+            last_change, signals = recording.last_change, Deferred(of_op=True)
+            try:
+                with signals:
+                    call, answer = self._prepared(op, args, kwargs)
+                    if call is None:
+                        return answer
+                    if recording.last_change == last_change:
+                        answer = self._append(call, sys._getframe(2))
+                        break
+            finally:
+                signals.__exit__()  # another thread's exception may have stopped it
         else:
             return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
         if TrackedStorage.held_bytes > recording.held_bytes_limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -217,3 +218,34 @@ def test_a_counter_counts_as_in_eager_mode(dtype):
     assert seen == expected
     assert not graph.sync_points
     assert torch.equal(count, last)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: torch.ones(1).std(),
+        lambda: torch.zeros(1).var(),
+        lambda: torch.add(torch.ones(3), 1, out=torch.ones(2)),
+        lambda: torch.ones(2, dtype=torch.complex64).to(torch.float),
+    ],
+)
+def test_a_warning_of_a_known_value_is_shown_once_as_in_eager_mode(compute):
+    def shown(read):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            read()
+        return [str(each.message) for each in found]
+
+    def read():
+        with lazyviz.lazy() as graph:
+            compute().tolist()
+        graph.evaluate()
+
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        expected = shown(compute)
+        assert len(expected) == 1
+        assert shown(read) == expected
+    finally:
+        torch.set_warn_always(before)

@@ -133,13 +133,26 @@ class _Ignored(no_warnings):
             self.active.remove(self)
 
 
-def silenced(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """``function`` without its warnings, because it computes something that the user did not request."""
+def noting_warnings(function: Callable[Parameters, Result]) -> Callable[Parameters, tuple[Result, bool]]:
+    """``function`` without its warnings; it also returns whether there were any."""
     below = in_python(function)
 
     @functools.wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> tuple[Result, bool]:
+        ignored = _Ignored()
+        with ignored:
+            result = below(*args, **kwargs)
+        return result, ignored.has_dropped
+
+    return called
+
+
+def silenced(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """``function`` without its warnings, because it computes something that the user did not request."""
+    noting = noting_warnings(function)
+
+    @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with _Ignored():
-            return below(*args, **kwargs)
+        return noting(*args, **kwargs)[0]
 
     return called

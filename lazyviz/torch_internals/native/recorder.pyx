@@ -895,8 +895,12 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     """
     result = attempt(op, func, args, kwargs, False)
     while result is AGAIN:
-        with Deferred():
-            result = attempt(op, func, args, kwargs, True) if is_recording() else MISS
+        signals = Deferred()
+        try:
+            with signals:
+                result = attempt(op, func, args, kwargs, True) if is_recording() else MISS
+        finally:
+            signals.__exit__()  # another thread's exception may have stopped it
     return result
 
 
