@@ -70,7 +70,7 @@ class FirstSteps:
         self._block: LazyBlock[LazyGraph] | None = None
         self._graph: LazyGraph | None = None
         self._need: tuple[int, Plan] | None = None  # the most that a step has needed
-        self._largest: Report | None = None  # of the runs
+        self._largest: tuple[Report, int] | None = None  # of the runs, with the number of recorded ops
         self._last: LazyGraph | None = None  # of the last step, as long as others are to be recorded
 
     @property
@@ -111,8 +111,8 @@ class FirstSteps:
         if self._need is None or need > self._need[0]:
             self._need = need, plan
         report = graph.evaluate()
-        if self._largest is None or (report.peak_bytes or 0) > (self._largest.peak_bytes or 0):
-            self._largest = report
+        if self._largest is None or (report.peak_bytes or 0) > (self._largest[0].peak_bytes or 0):
+            self._largest = report, len(graph.nodes)
         if not self._left:
             return self._found(folder)
         self._last = graph
@@ -161,10 +161,12 @@ class FirstSteps:
         steps = "the first step" if recorded == 1 else f"the first {recorded:,} steps"
         numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
         text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
-        report = self._largest
+        report, count = self._largest or (None, 0)
         if report is not None and report.peak_bytes is not None:
             numbers["lazyviz/measured_peak_bytes"] = report.peak_bytes
             text += f" Measured: {format_bytes(report.peak_bytes)}"
+            if report.ops_run < count:  # the others have run at sync points
+                text += f" while the last {report.ops_run:,} of {count:,} ops ran"
             text += f" ({report.comparison})." if report.comparison else "."
             if report.projected_bytes is not None:
                 numbers["lazyviz/projected_peak_bytes"] = report.projected_bytes

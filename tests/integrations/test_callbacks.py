@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import lazyviz
+from lazyviz.integrations.first_steps import FirstSteps
 from lazyviz.testing import PeakExceeded
 
 pytestmark = pytest.mark.slow
@@ -321,3 +322,16 @@ def test_what_is_wrong_is_said_before_the_training(wrong):
 
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
         LazyvizCallback(**wrong)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_findings_say_which_ops_the_measured_peak_is_of(reads):
+    steps = FirstSteps(steps=1)
+    model = torch.nn.Linear(64, 64)
+    steps.begin("step 1")
+    loss = model(torch.ones(32, 64)).square().mean()
+    if reads:
+        loss.item()
+    loss.backward()
+    findings = steps.stepped()
+    assert ("while the last" in findings.text) is reads
