@@ -204,7 +204,8 @@ class Recorder:
                     if call is None:
                         return answer
                     if recording.last_change == last_change:
-                        answer = self._append(call, sys._getframe(2))
+                        # A thread of the engine has no frame above the one that called this function.
+                        answer = self._append(call, sys._getframe(1).f_back)
                         break
             finally:
                 signals.__exit__()  # another thread's exception may have stopped it
@@ -289,7 +290,7 @@ class Recorder:
         call = (args, kwargs), (new_args, new_kwargs), values, tensors, written
         return _Call(op, info, *call, inferred, generator), None
 
-    def _append(self, call: _Call, frame: FrameType) -> Any:
+    def _append(self, call: _Call, frame: FrameType | None) -> Any:
         """Make the node; returns the op's result."""
         recording, info, graph = self._recording, call.info, self._recording.graph
         assert graph is not None
