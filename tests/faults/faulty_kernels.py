@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import lazyviz
+from lazyviz.record.provenance.source_lines import AT_USERS_LINE
 
 PACKAGE = os.path.dirname(os.path.abspath(lazyviz.__file__)) + os.sep
 
@@ -179,7 +180,9 @@ class Calls:
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         if event not in ("call", "c_return"):
             return
-        if not frame.f_code.co_filename.startswith((PACKAGE, "<lazyviz replay>")):
+        code = frame.f_code
+        is_replay = code.co_name == AT_USERS_LINE and code.co_argcount > 1  # the generated code
+        if not (is_replay or code.co_filename.startswith(PACKAGE)):
             return
         number, self.count = self.count, self.count + 1
         if number == self.at:

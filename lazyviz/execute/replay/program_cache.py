@@ -25,7 +25,7 @@ from ...plan.projection import Peak
 from ...process.gc_pause import paused
 from ...process.signals import Deferred
 from ...process.transaction import complete
-from ...record.interception.warning_routing import at_users_line
+from ...record.interception.warning_routing import at_users_line, moved_to_users_line
 from ...record.rng import state_of
 from ...record.storage import TrackedNode
 from ...record.tape import Tape
@@ -320,7 +320,7 @@ class Replay:
             _Watch(nodes, times, self.memory, arrived, progress, cancelled) if progress or cancelled else None
         )
         code = partial(
-            self.code,
+            moved_to_users_line(tape.scopes.sources, sys._getframe(), self.code),
             outside,
             subgraph.scalars,
             [nodes[at].draws for at in subgraph.draws],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -122,7 +123,7 @@ class _Writer:
         ]
         if self.alive:
             text.append(f" tensors += {', '.join(self.alive)},")
-        exec(compile("\n".join(text), "<lazyviz replay>", "exec"), self.names)
+        exec(compile(_on_one_line(ast.parse("\n".join(text))), "<lazyviz replay>", "exec"), self.names)
         code: Code = self.names.pop("replay")
         return code
 
@@ -237,6 +238,18 @@ class _Writer:
             name = self.constants[key] = f"c{len(self.constants)}"
             self.names[name] = item
         return self.constants[key]
+
+
+def _on_one_line(tree: ast.Module) -> ast.Module:
+    """For :func:`.moved_to_users_line`: kernels warn with the line of the frame that calls them."""
+    for node in ast.walk(tree):
+        for name in ("lineno", "end_lineno"):
+            if hasattr(node, name):
+                setattr(node, name, 1)
+        for name in ("col_offset", "end_col_offset"):
+            if hasattr(node, name):
+                setattr(node, name, 0)
+    return tree
 
 
 def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:

@@ -55,6 +55,19 @@ def at_users_line(sources: SourceFinder | None, frame: FrameType, call: Callable
     return result
 
 
+def moved_to_users_line(sources: SourceFinder, frame: FrameType, function: Any) -> Any:
+    """A copy of a generated function whose frame has the user's file and line above ``frame``.
+
+    ``function`` must be on a single line; what is not a Python function is returned as it is.
+    """
+    found = sources.users(frame) if isinstance(function, FunctionType) else None
+    if found is None:
+        return function
+    line = found[1]
+    code = function.__code__.replace(co_name=AT_USERS_LINE, co_filename=line.file, co_firstlineno=line.line)
+    return FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
+
+
 class _Outcome:
     """Calls a function, and keeps its error, whose traceback shall not show the user's line twice."""
 
