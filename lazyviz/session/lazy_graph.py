@@ -778,4 +778,5 @@ def _reset() -> None:
     give_back(tape)
     tape.pending_ops.forget_all()
     evaluation.graphs.clear()
+    RunHistory.with_split_runs.clear()
     evaluation.watch.restore()
