@@ -109,6 +109,9 @@ class Background(Protocol):
     def finish(self) -> None:
         """Wait until it ends, and mark its nodes as done; raises its error, if any."""
 
+    def finish_first(self, needed: Iterable[TrackedNode]) -> None:
+        """The same for its nodes up to the last of ``needed``, or for all of them."""
+
 
 class PendingRuns:
     """Runs of pending nodes: their evaluator and threads, and the sync points that request them.
@@ -244,6 +247,16 @@ class PendingRuns:
         if background is None or (nodes is not None and background.nodes.isdisjoint(nodes)):
             return False
         background.finish()
+        return True
+
+    def finish_first(self, nodes: Iterable[TrackedNode]) -> bool:
+        """Finish what ``nodes`` need of the run on another thread, if there is one and any of them belongs to
+        it; returns whether there was one.
+        """
+        background = self.background
+        if background is None or background.nodes.isdisjoint(nodes):
+            return False
+        background.finish_first(nodes)
         return True
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:

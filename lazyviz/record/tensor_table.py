@@ -117,6 +117,18 @@ class TensorTable:
                 if storage.external:
                     storage.count_held()
 
+    def note_memory(self, values: Iterable[TrackedValue]) -> None:
+        """Find the memory of ``values`` that are real by its address while pending nodes read it, through
+        other values too.
+        """
+        for value in values:
+            storage = value.storage
+            if not storage.uses or storage.foreign or (value.node is not None and value.node.state != "done"):
+                continue
+            tensor = value.tensor() if value.tensor is not None else value.real
+            if tensor is not None:
+                self._set_address(storage, private_api.storage_address(tensor))
+
     def release_unread(self, pending: Iterable[TrackedNode]) -> None:
         """Forget all memory that no pending node uses any more."""
         storages = [storage for storage in list(self.storages.values()) if not storage.has_pending_access]

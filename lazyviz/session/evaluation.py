@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
 compile_reasons: deque[str] = deque(maxlen=100)  # miss reasons of compilations
 last_run: tuple[str, int, float] | None = None  # its cause, ops and seconds
+_INTERVAL = 0.005  # seconds between two checks for signals, while nodes on another thread are waited for
 
 
 def needed(tensors: Sequence[torch.Tensor]) -> list[TrackedNode]:
@@ -207,6 +208,7 @@ class AsyncEvaluation:
         self._strategy = strategy if report is None else None
         self.cause, self.reason, self.report = cause, reason, report
         self.error: BaseException | None = None
+        self._positions: dict[TrackedNode, int] | None = None
         self.nodes = frozenset(strategy.nodes if strategy is not None and report is None else ())
 
     def begin(self) -> bool:
@@ -236,6 +238,58 @@ class AsyncEvaluation:
         """Stop it between two nodes; finishing it then raises ``Interrupted``."""
         if (started := self.started) is not None:
             started.stop(eager.Interrupted("canceled"))
+
+    def finish_first(self, needed: Iterable[TrackedNode]) -> None:
+        """Wait until all of ``needed`` have run, and do the bookkeeping of the nodes up to the last of them.
+
+        The rest continues, and its errors are raised where it is needed.  If everything has run, or nothing
+        can be used before, this is :meth:`finish`.  An interrupt ends the run, as there.
+        """
+        strategy = self._strategy
+        if strategy is None:
+            return
+        if self._positions is None:
+            self._positions = {node: at for at, node in enumerate(strategy.nodes)}
+        count = 1 + max(self._positions.get(node, -1) for node in needed)
+        with tape.runs.lock:
+            if not strategy.can_finish_first() or self._wait_for_first(count) not in range(
+                count, len(strategy.nodes)
+            ):
+                self.finish()
+                return
+            if self._strategy is None:  # a signal's handler has finished it
+                return
+            context = ActiveRun(strategy.nodes)
+            try:
+                with context:
+                    strategy.finish_first(count)
+            finally:
+                context.__exit__()
+
+    def _wait_for_first(self, count: int) -> int:
+        """Wait until that many nodes have run, or no other will; how many have.  0: signals were deferred."""
+        outer = Deferred.current.get(threading.get_ident())
+        try:
+            while (started := self.started) is not None:
+                ran = started.wait_for_first(count, _INTERVAL)
+                if ran >= count or started.is_over:
+                    return ran
+                if outer:
+                    return 0
+        except BaseException as error:
+            self._end_by(error)
+            raise
+        return 0
+
+    def _end_by(self, error: BaseException) -> None:
+        """``error`` was raised while the run was waited for: stop it between two nodes, and finish it."""
+        if (started := self.started) is not None:
+            started.stop(error)
+            try:
+                self.finish()
+            except BaseException as another:
+                if another is not error:
+                    raise
 
     def finish(self) -> None:
         """Wait for its end, and do its bookkeeping; a second call does nothing.

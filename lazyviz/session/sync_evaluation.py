@@ -213,7 +213,7 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     """Run ``nodes``, which a read depends on, with the options of their graph."""
     if evaluation.forbidden.get():
         raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
-    if tape.runs.background is not None and tape.runs.finish_background(nodes):
+    if tape.runs.background is not None and tape.runs.finish_first(nodes):
         nodes = node_passes.unfinished(nodes)
     counters = evaluation.metrics.counters
     counters["syncs"] += 1

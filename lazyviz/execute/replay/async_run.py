@@ -2,7 +2,8 @@
 
 That thread only runs kernels: it never holds the interpreter lock, makes no tensor of the user real, and does
 no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their
-results, writes what they read, or reads what they write reaches a sync point, which joins the run first.
+results, writes what they read, or reads what they write reaches a sync point.  That joins the run first, or
+takes the results of its first nodes, up to the last one that is needed, while the others continue to run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from ...process.signals import Deferred
+from ...record.rng import state_of
 from ...record.storage import DrawSequence, TrackedValue
 from . import node_passes
 from .instructions import Code, Stopped
@@ -34,6 +36,7 @@ class AsyncRun:
     times: array[float]
     generators: list[tuple[DrawSequence, torch.Generator]]
     later: list[TrackedValue] | None = None  # those of the subgraph, at the beginning
+    taken: int = 0  # number of nodes whose results were handed over, and that were marked as done
 
     @property
     def compiled(self) -> Any:
@@ -67,12 +70,32 @@ class AsyncRun:
 
         It is a C call, so that no Python code runs between it and its bookkeeping.
         """
-        later = self.later
-        if later is None:
-            later = self.later = subgraph.later
+        later = self._later(subgraph)
+        return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
+
+    def _later(self, subgraph: Subgraph) -> list[TrackedValue]:
+        """The values that its code hands over to nodes recorded before it began."""
+        if self.later is None:
+            later = subgraph.later
             # Nodes recorded since it began are pending, and may need everything that the user has tensors of.
             subgraph.whole, subgraph.later = False, [*later, *subgraph.users]
-        return partial(self.compiled.join, self.generators, subgraph.users, later, arrived, self.times)
+            self.later = later
+        return self.later
+
+    def wait_for_first(self, count: int, seconds: float) -> int:
+        """Wait that long at most until that many nodes have run, or no other will; how many have."""
+        return int(self.compiled.wait_for_first(count, seconds))
+
+    def take_first(self, subgraph: Subgraph, count: int) -> None:
+        """Hand over the results of the first ``count`` nodes, which have run; can be called again.
+
+        The states of generators from which no other node draws are theirs from now on.
+        """
+        self.compiled.hand_over_first(count, subgraph.users, self._later(subgraph), self.times)
+        last = {subgraph.nodes[at].draws: at for at in subgraph.draws}
+        for sequence, generator in self.generators:
+            if last[sequence] < count:
+                sequence.state = state_of(generator)
 
 
 def part(subgraph: Subgraph) -> None:
@@ -112,6 +135,14 @@ def async_obstacle(subgraph: Subgraph, code: Code) -> str | None:
     if any(value.meta.device.type != "cpu" for value in subgraph.values):
         return "it uses other devices than the CPU; GPU kernels are queued asynchronously anyway"
     return None
+
+
+def can_be_taken_in_parts(subgraph: Subgraph) -> bool:
+    """Whether results may be used while later nodes of any such subgraph run.
+
+    A node that changes the shape or strides of an earlier result in place would change what is being used.
+    """
+    return not any(node.entry is None or node.entry.restructured for node in subgraph.nodes)
 
 
 def current_async_obstacle(subgraph: Subgraph) -> str | None:

@@ -73,6 +73,7 @@ class Known:
     not_async: str | None = (
         None  # why its kernels cannot run on another thread, "": they can; None: not checked yet
     )
+    in_parts: bool | None = None  # whether results can be taken while later nodes run there; None: likewise
 
     def learn(self, subgraph: Subgraph, memory: Memory, projection: Projection | None) -> None:
         """Store its projection, if that depends on nothing else."""
@@ -282,6 +283,43 @@ class Replay:
                 self.started, reason = None, "PyTorch dispatch modes are active"
         return reason
 
+    def take_first(self, tape: Tape, count: int, timed: bool) -> None:
+        """Do the bookkeeping of the first ``count`` nodes, which have run on another thread, while it
+        continues.
+        """
+        started = self.started
+        assert started is not None
+        nodes = self.subgraph.nodes
+        ran = nodes[started.taken : count]
+        drawing = [nodes[at] for at in self.subgraph.draws if started.taken <= at < count]
+        with kernel_level(tape, drawing, ran):
+            complete(partial(self._note_first, tape, started, ran, count, timed, []))
+
+    def _note_first(
+        self,
+        tape: Tape,
+        started: async_run.AsyncRun,
+        ran: Sequence[TrackedNode],
+        count: int,
+        timed: bool,
+        stage: list[Any],
+    ) -> None:
+        """Can be called again if it was interrupted."""
+        if started.taken == count:
+            return
+        subgraph, first = self.subgraph, started.taken
+        started.take_first(subgraph, count)
+        finish(tape, subgraph, ran, started.times[first : count + 1] if timed else None, stage)
+        tape.tensors.note_memory(subgraph.users)
+        started.taken = count
+
+    def can_take_first(self) -> bool:
+        """Whether results of its first nodes can be used while others run on another thread."""
+        known = self.known
+        if known.in_parts is None:
+            known.in_parts = async_run.can_be_taken_in_parts(self.subgraph)
+        return known.in_parts
+
     def learn(self, projection: Projection | None) -> None:
         """After the run: store its projection."""
         self.known.learn(self.subgraph, self.memory, projection)
@@ -374,8 +412,10 @@ class Replay:
     ) -> None:
         """Bookkeeping after the code has run or was stopped; can be called again if it was interrupted."""
         subgraph, nodes, stopped = self.subgraph, self.subgraph.nodes, ran[0]
+        first = self.started.taken if self.started is not None else 0
         if stopped is None:
-            finish(tape, subgraph, nodes, times if timed else None, stage)
+            left = nodes[first:] if first else nodes
+            finish(tape, subgraph, left, times[first:] if timed else None, stage)
             self.known.seconds = times[-1] - times[0]
             return
         _, variables, has_run, _ = stopped
@@ -383,8 +423,8 @@ class Replay:
         if has_run:  # the kernel of one more node
             self._store_results(nodes[finished], variables)
             finished += 1
-        seconds = array("d", [*times, perf_counter()]) if timed else None
-        finish(tape, subgraph, nodes[:finished], seconds, stage)
+        seconds = array("d", [*times[first:], perf_counter()]) if timed else None
+        finish(tape, subgraph, nodes[first:finished], seconds, stage)
         for number, value in enumerate(subgraph.values):  # values that the remaining nodes need
             if value.uses and value.real is None:
                 value.real = variables.get(name_of(number))

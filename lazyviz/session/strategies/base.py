@@ -125,6 +125,13 @@ class Strategy:
     def _start(self) -> str | None:
         return self.not_async
 
+    def can_finish_first(self) -> bool:
+        """Whether its first nodes can be finished while the others run on another thread."""
+        return False
+
+    def finish_first(self, count: int) -> None:
+        """Do the bookkeeping of the first ``count`` nodes, which have run on another thread."""
+
     def execute(self) -> None:
         """Run the nodes.  Raises the errors of :meth:`lazyviz.session.lazy_graph.LazyGraph.evaluate`."""
         wanted = self.wanted

@@ -40,6 +40,12 @@ class ReplayRun(Strategy):
     def _start(self) -> str | None:
         return self.found.start()
 
+    def can_finish_first(self) -> bool:
+        return self.found.can_take_first()
+
+    def finish_first(self, count: int) -> None:
+        self.found.take_first(tape, count, self._timed)
+
     def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
         self.found.run(tape, progress=on_progress, cancelled=cancelled, timed=self._timed)
         self.share = len(self.nodes)

@@ -639,8 +639,11 @@ class Run {
     return true;
   }
 
-  // Runs the nodes until one fails or `stop` is set; results for others are kept in `handed`.
-  void run_alone(const std::atomic<bool>& stop) {
+  // Runs the nodes until one fails or `stop` is set; results for others are kept in `handed`. Calls `ran` with the
+  // number of nodes that have run after each: what they have added to `handed` and `ends`, which have their final
+  // capacity, may be read on another thread from then on.
+  template <typename Ran>
+  void run_alone(const std::atomic<bool>& stop, const Ran& ran) {
     for (const Node& node : lines.nodes) {
       if (stop.load(std::memory_order_relaxed)) return;
       if (node.grad_mode != NONE) c10::GradMode::set_enabled(node.grad_mode != 0);
@@ -658,6 +661,7 @@ class Run {
       }
       ends.push_back(since + seconds(Clock::now()));
       for (int32_t slot : node.gone.of(lines.slots)) slots[slot].reset();
+      ran(ends.size());
     }
   }
 
@@ -686,6 +690,37 @@ class Run {
     }
     return true;
   }
+
+  // Hands over the results of the first `count` nodes, while later ones may be running; false with an exception.
+  bool hand_over_first(size_t count) {
+    size_t most = 0;
+    for (size_t at = 0; at < count; at++) {
+      for (const Result& result : lines.nodes[at].results.of(lines.results)) {
+        if (result.user != NONE || result.later != NONE) most++;
+      }
+    }
+    for (; given_over < most; given_over++) {
+      const auto& [result, real] = handed[given_over];
+      at::Tensor own;  // the running nodes may use `real`, so that others get another tensor on its memory
+      if (real.defined()) {
+        own = at::Tensor(real.unsafeGetTensorImpl()->shallow_copy_and_detach(
+            c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+      }
+      if (!hand_over(*result, own, true)) return false;
+    }
+    return true;
+  }
+
+  // Adds the end times of the nodes up to `count`, all of which have run on another thread.
+  bool note_times_until(size_t count) {
+    if (count <= noted) return true;
+    THPObjectPtr bytes(PyBytes_FromStringAndSize(
+        reinterpret_cast<const char*>(ends.data() + noted), (count - noted) * sizeof(double)));
+    if (!bytes || !THPObjectPtr(PyObject_CallMethod(times, "frombytes", "O", bytes.get()))) return false;
+    noted = count;
+    return true;
+  }
+  bool note_all_times() { return note_times_until(ends.size()); }
 
   // Sets the exception of the kernel that has failed, if any.
   void raise_failure() {
@@ -1030,6 +1065,7 @@ class Run {
   std::vector<at::Tensor> held;
   std::vector<std::pair<const Result*, at::Tensor>> handed;
   size_t given_over = 0;
+  size_t noted = 0;  // end times that are in `times`
   std::exception_ptr failure;
   Interpreter interpreter;  // last, so that the interpreter is held again before other members are destroyed
 };
@@ -1231,7 +1267,8 @@ class Warnings : public c10::WarningHandler {
   std::vector<c10::Warning> all;
 };
 
-// A run on the worker thread. Between `start` and `is_over`, only that thread accesses the run.
+// A run on the worker thread. Between `start` and `is_over`, only that thread accesses the run, except for what the
+// nodes that have run have left for others.
 class AsyncRun {
  public:
   AsyncRun(const Program& program, const Given& given) : run(program, given) {}
@@ -1248,7 +1285,7 @@ class AsyncRun {
       if (at::get_num_threads() != threads) at::set_num_threads(threads);
       to_kernels();
       c10::WarningUtils::WarningHandlerGuard guard(&self->warnings);
-      self->run.run_alone(self->stop);
+      self->run.run_alone(self->stop, [&self](size_t count) { self->note_ran(count); });
       std::lock_guard lock(self->mutex);
       self->over = true;
       self->ends.notify_all();
@@ -1268,6 +1305,18 @@ class AsyncRun {
     return over;
   }
 
+  // Waits for that long, without the interpreter, until `count` nodes have run or no other will.
+  void wait_for(size_t count, std::chrono::milliseconds most) {
+    awaited = count;
+    if (ran >= count) return;
+    Interpreter interpreter;
+    interpreter.leave();
+    std::unique_lock lock(mutex);
+    ends.wait_for(lock, most, [this, count] { return over || ran >= count; });
+  }
+
+  size_t have_run() const { return ran; }
+
   Run run;
   const pid_t process = getpid();
   std::atomic<bool> stop = false;  // between two nodes
@@ -1275,6 +1324,14 @@ class AsyncRun {
   Warnings warnings;
 
  private:
+  void note_ran(size_t count) {
+    ran = count;
+    if (count != awaited) return;
+    std::lock_guard lock(mutex);
+    ends.notify_all();
+  }
+
+  std::atomic<size_t> ran = 0, awaited = 0;  // numbers of nodes; written before the other one is read
   std::mutex mutex;
   std::condition_variable ends;
   bool over = false;
@@ -1360,7 +1417,7 @@ PyObject* results_of(AsyncRun& async_run, PyObject* states, PyObject* arrived, P
   }
   if (!error && interrupt != nullptr) error = THPObjectPtr(Py_NewRef(interrupt));
   if (error && !is_of_a_kernel && PyObject_SetAttrString(arrived, "raised", error.get()) != 0) return nullptr;
-  if (!run.note_times()) return nullptr;
+  if (!run.note_all_times()) return nullptr;
   if (!error) Py_RETURN_NONE;
   THPObjectPtr variables(run.variables());
   if (!variables) return nullptr;
@@ -1387,6 +1444,33 @@ PyObject* join(PyObject* self, PyObject* args) {
   }));
   async_run.is_joined = result != nullptr;
   return result;
+}
+
+// Hands over the results of the first nodes, which have run. Arguments: their number, `users`, `later` and the times.
+PyObject* hand_over_first(PyObject* self, PyObject* args) {
+  Py_ssize_t count;
+  PyObject *users, *later, *times;
+  if (!PyArg_ParseTuple(args, "nO!O!O", &count, &PyList_Type, &users, &PyList_Type, &later, &times)) return nullptr;
+  AsyncRun& async_run = async_run_of(self);
+  if (count < 0 || static_cast<size_t>(count) > async_run.have_run()) {
+    PyErr_SetString(PyExc_ValueError, "internal error: these nodes have not run");
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  async_run.run.give_to(users, later, times);
+  if (!async_run.run.hand_over_first(count) || !async_run.run.note_times_until(count)) return nullptr;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Waits for at most that many seconds until that many nodes have run, or no other will; returns how many have.
+PyObject* wait_for_first(PyObject* self, PyObject* args) {
+  Py_ssize_t count;
+  double most;
+  if (!PyArg_ParseTuple(args, "nd", &count, &most)) return nullptr;
+  AsyncRun& async_run = async_run_of(self);
+  async_run.wait_for(static_cast<size_t>(count), std::chrono::milliseconds(static_cast<int64_t>(1000 * most)));
+  return PyLong_FromSize_t(async_run.have_run());
 }
 
 PyObject* is_joined(PyObject* self, PyObject*) { return PyBool_FromLong(async_run_of(self).is_joined); }
@@ -1433,6 +1517,8 @@ PyMethodDef methods_of_async[] = {
     {"is_joined", is_joined, METH_NOARGS, "Whether its results have been handed over."},
     {"is_over", is_over, METH_NOARGS, "Whether it has ended."},
     {"wait", wait_for, METH_O, "Waits that many seconds at most; whether it has ended."},
+    {"wait_for_first", wait_for_first, METH_VARARGS, "Waits for that many nodes, that many seconds at most."},
+    {"hand_over_first", hand_over_first, METH_VARARGS, "Hands over the results of that many nodes."},
     {"stop", stop_async, METH_O, "Ends it between two nodes; joining it raises that."},
     {nullptr, nullptr, 0, nullptr},
 };
