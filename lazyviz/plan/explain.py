@@ -12,7 +12,7 @@ from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
-from .runtime.bottlenecks import limits
+from .runtime.bottlenecks import limits, not_given
 from .runtime.projection import Projection
 from .runtime.steps import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
@@ -57,6 +57,8 @@ def explain(plan: Plan) -> str:
     lines += of_batch(plan)
     if (time := plan.time) is not None and time.ops:
         lines += _limits(plan, time, plan._nodes)
+    elif time is None:
+        lines += not_given(plan._nodes, plan._answers.target)
     lines += communication_lines(plan._graph, plan.communication)
     if plan._reservation is not None and plan.verdict_of == "lazyviz":
         lines.append(_reserved(plan))

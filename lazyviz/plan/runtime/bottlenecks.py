@@ -13,7 +13,7 @@ from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
 from ..units import format_share
-from .device_projection import card_of
+from .device_projection import card_of, without_time
 from .kernels import Card
 from .projection import OpTime, Projection, duration, project
 from .what_if import in_dtype
@@ -40,6 +40,17 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.text}: {duration(self.seconds)}"
+
+
+def not_given(nodes: Sequence[Node], target: Target) -> list[str]:
+    """Why there is no projected time, as text, if ops of unknown duration are the reason."""
+    names = sorted({node.name.rpartition("_")[0] for node in without_time(nodes, target)})
+    if not names:
+        return []
+    return [
+        f"Projected time on {target.name}: not given, because these ops of unknown duration may take most of "
+        f"it: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}."
+    ]
 
 
 def limits(

@@ -126,9 +126,14 @@ def known_rates() -> CpuRates | None:
     return _read[file][1]
 
 
+def without_time_on_cpu(nodes: Sequence[Node]) -> list[Node]:
+    """Those of ``nodes`` whose time depends on their data."""
+    return [node for node in nodes if operator_class(node) == "iterative"]
+
+
 def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection | None:
     """The time of ``nodes`` on the CPU, in sequence; ``None`` if most of their work is unknown."""
-    unknown = [node for node in nodes if operator_class(node) == "iterative"]
+    unknown = without_time_on_cpu(nodes)
     ops = [_timed(node, rates) for node in nodes if operator_class(node) != "iterative"]
     if not is_enough(ops, unknown):
         return None

@@ -11,8 +11,8 @@ import torch
 from ...graph.ir import Bound, Graph, Node
 from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
-from .cpu import known_rates, project_on_cpu
-from .kernels import Card
+from .cpu import known_rates, project_on_cpu, without_time_on_cpu
+from .kernels import Card, kernel_time, times_on
 from .projection import Projection, project
 
 
@@ -23,6 +23,17 @@ def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Project
         return project_on_cpu(nodes, rates) if rates is not None else None
     card = card_of(target)
     return project(nodes, card) if card is not None else None
+
+
+def without_time(nodes: Sequence[Node], target: Device | DeviceProfile) -> list[Node]:
+    """Those of ``nodes`` of unknown duration on ``target``; none if nothing is known about that."""
+    if target.name == "cpu":
+        return without_time_on_cpu(nodes) if known_rates() is not None else []
+    card = card_of(target)
+    if card is None:
+        return []
+    times = times_on(card)
+    return [node for node in nodes if kernel_time(node, card, times) is None]
 
 
 class NodeTime(NamedTuple):

@@ -194,10 +194,9 @@ class Projection(Tabular):
 def duration(seconds: float) -> str:
     """``"12.3 ms"``, three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return (
-                f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"
-            )
+        if seconds >= 0.9995 * size:  # 999.6 of the next unit would be shown as 1e+03
+            count = seconds / size
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 
 

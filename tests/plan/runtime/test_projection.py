@@ -11,6 +11,7 @@ import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.devices.rates import Rates
 from lazyviz.plan.runtime.kernels import Product, product_seconds
+from lazyviz.plan.runtime.projection import duration
 
 
 def _projected(device, step):
@@ -173,3 +174,33 @@ def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
 
     time = _projected("L4-24GB", step)
     assert len(time.ops) == 101 and len(asked) == 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100-40GB"])
+def test_explain_names_the_ops_that_prevent_a_projection(device):
+    lazyviz.calibrate()
+    with lazyviz.lazy(device=None if device == "cpu" else device) as graph:
+        matrix = torch.eye(64, device="cpu" if device == "cpu" else "cuda")
+        torch.linalg.svd(matrix + 1)
+    plan = graph.plan(device=device)
+    assert plan.time is None
+    assert f"Projected time on {device}: not given" in plan.explain()
+    assert "may take most of it: _linalg_svd." in plan.explain()
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9996e-3, "1 ms"),
+        (0.9994e-3, "999 µs"),
+        (0.99996, "1 s"),
+        (9.996e-3, "10 ms"),
+        (1234.5, "1,234 s"),
+        (999.6, "1,000 s"),
+        (12.34e-9, "12.3 ns"),
+        (0.0, "0 ns"),
+    ],
+)
+def test_durations_are_never_shown_as_powers_of_ten(seconds, text):
+    assert duration(seconds) == text
