@@ -131,3 +131,15 @@ def test_a_capsule_of_a_tensor_that_was_pending_shows_later_writes(at_once):
             x.mul_(2)
     shown = torch.from_dlpack(capsule)
     assert shown.tolist() == [2, 4, 6]
+
+
+def test_a_method_looked_up_before_the_evaluation_works_after_a_reset():
+    with lazyviz.lazy():
+        torch.ones(2) + 1
+    lazyviz.reset()  # from now on, methods of pending tensors look for forgotten ops
+    with lazyviz.lazy():
+        x = torch.ones(2) * 2
+        export, values = x.__array__, x.tolist
+        x.sum().item()
+        assert np.array(torch.ones(2) * 3).tolist() == [3, 3]  # NumPy calls `__array__` a second time
+        assert export().tolist() == values() == [2, 2]

@@ -6,6 +6,7 @@ import inspect
 import traceback
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,9 +82,57 @@ def number_outside():
     del y
 
 
+def read_only(size=2):
+    array = np.ones(size)
+    array.flags.writeable = False
+    return array
+
+
+def constructor():
+    with lazyviz.lazy():
+        torch.Tensor([np.ones(2), np.ones(2)])  # here
+
+
+def list_of_arrays():
+    with lazyviz.lazy():
+        torch.tensor([[np.ones(2)], [np.ones(2)]])  # here
+
+
+def copy_of_a_tensor():
+    with lazyviz.lazy():
+        torch.ones(2).new_tensor(torch.ones(2))  # here
+
+
+def array_that_is_read_only():
+    array = read_only()
+    with lazyviz.lazy():
+        torch.as_tensor(array)  # here
+
+
+def argument_by_name():
+    array = read_only()
+    with lazyviz.lazy():
+        torch.asarray(obj=array)  # here
+
+
+def traced_branch():
+    def branches(x):
+        return x + 1 if bool(x.sum() > 0) else x  # here
+
+    warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit.trace itself
+    with lazyviz.lazy():
+        torch.jit.trace(branches, torch.ones(2), check_trace=False)
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        constructor,
+        list_of_arrays,
+        copy_of_a_tensor,
+        array_that_is_read_only,
+        argument_by_name,
+        traced_branch,
         read,
         read_inside,
         graph_evaluated,

@@ -12,7 +12,7 @@ import functools
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,6 +47,7 @@ from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noti
 from .attribute_patches import Patches, originals
 from .memory_holders import DLPACK
 from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
+from .warning_routing import at_users_line
 
 # Modules that read a generator's state only to set it again.
 _HAND_BACK_STATES = ("torch.utils.checkpoint", "torch.random")
@@ -420,7 +421,10 @@ class SyncPatches:
                 for tensor in tensors_in((item,) if whole or isinstance(item, (list, tuple)) else ()):
                     self.before_read(tensor, f"{cls.__name__}()")
             if not whole:
-                return construct(cls, *args, **kwargs)
+                call = functools.partial(construct, cls, *args, **kwargs)
+                if _may_warn(args):
+                    return at_users_line(self.tape.scopes.sources, sys._getframe(1), call)
+                return call()
             with private_api.excluding_python():  # it accepts only a tensor without a class yet
                 return construct(cls, *args, **kwargs)
 
@@ -608,6 +612,9 @@ class SyncPatches:
                 for tensor in tensors_in(items):
                     if not lengths or (tensor.dtype == torch.int64 and tensor.dim() == 1):
                         self.before_read(tensor, cause)
+            if nested and _may_warn((*args, *kwargs.values())):
+                call = functools.partial(original, *args, **kwargs)
+                return at_users_line(self.tape.scopes.sources, sys._getframe(1), call)
             return original(*args, **kwargs)
 
         return data_errors.with_own_errors(self.tape, original, function)
@@ -632,6 +639,22 @@ class SyncPatches:
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))
+
+
+def _may_warn(args: Iterable[Any]) -> bool:
+    """Whether a constructor may warn of the data that it copies: tensors, and NumPy arrays that are
+    read-only or in lists.
+    """
+    numpy = sys.modules.get("numpy")
+    for data in args:
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if isinstance(first, torch.Tensor):
+            return True
+        if numpy is not None and isinstance(first, numpy.ndarray):
+            return first is not data or not data.flags.writeable
+    return False
 
 
 def _find_builtin(function: Any) -> str | None:

@@ -77,7 +77,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
             try:
                 if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
-                if tensor.requires_grad and tensor.numel() == 1:  # PyTorch warns
+                if (tensor.requires_grad and tensor.numel() == 1) or torch.jit.is_tracing():  # PyTorch warns
                     sources = tape.scopes.sources
                     return at_users_line(sources, sys._getframe(1), functools.partial(original, tensor))
                 return original(tensor)
