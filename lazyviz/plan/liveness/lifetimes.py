@@ -188,9 +188,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     if continued:
         result = _joined(result)
     if any(span.storage.resized for span in result):
-        return [
-            part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
-        ]
+        return [part for span in result for part in _parts(graph, span)]
     if inside.order is not None:
         return [span._replace(ran=_ran(span, inside, count)) for span in result]
     return result
@@ -246,11 +244,14 @@ def formula_end(nodes: Sequence[Node], position: int) -> int:
 
 
 def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
-    """A resized storage: one lifetime for each period in which it had memory.
+    """A storage; if it was resized, one lifetime for each period in which it had memory.
 
     It was not recorded when a lazyviz run could free it earlier, so the run frees it when eager PyTorch does.
     """
     storage, count = span.storage, len(graph.nodes)
+    if not storage.resized:
+        yield span
+        return
     sizes: list[tuple[int, int]] = []  # the position from which on it has how many bytes
     before = storage.nbytes
     for resize in storage.resized:
