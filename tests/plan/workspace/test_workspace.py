@@ -469,6 +469,13 @@ def test_what_the_data_decides_has_a_range_that_holds_the_measured(scale):
     assert need.low <= seen <= need.high
 
 
+@pytest.mark.parametrize("batch", [(), (1,), (2,), (4, 3)], ids=str)
+def test_the_exponential_of_matrices_of_ordinary_norms_is_planned(batch):
+    matrix = torch.randn(*batch, 64, 64)
+    need, seen = planned(lambda: torch.matrix_exp(matrix)), measured(lambda: torch.matrix_exp(matrix))
+    assert need.nbytes == pytest.approx(seen, rel=1e-3)
+
+
 def test_scratch_raises_the_level_of_its_node_only_and_counts_as_temporary():
     x, w = torch.randn(2, 16, 20, 20), torch.randn(32, 16, 3, 3)
     with lazyviz.lazy() as graph:
