@@ -91,6 +91,26 @@ def ddp_accumulating(device: torch.device, ranks: int) -> Any:
     return model, optimizer
 
 
+def ddp_convolutions(device: torch.device, ranks: int) -> Any:
+    """Strided convolutions, and batch normalization, whose buffers are broadcast."""
+    layers: list[nn.Module] = []
+    for channels, to, stride in ((3, 24, 2), (24, 48, 2), (48, 64, 1)):
+        convolution = nn.Conv2d(channels, to, 3, stride, padding=1)
+        layers += [convolution, nn.BatchNorm2d(to), nn.ReLU(inplace=True)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, classes = (
+        torch.randn(8, 3, 48, 48, device=device),
+        torch.zeros(8, dtype=torch.long, device=device),
+    )
+    for _ in range(2):
+        nn.functional.cross_entropy(model(images), classes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
 def shard(model: nn.Module, **options: Any) -> nn.Module:
     """FSDP2 by layer, as torchtitan does."""
     for layer in model.model.layers:  # type: ignore[union-attr]
@@ -281,6 +301,7 @@ PROGRAMS: dict[str, Program] = {
     "DDP GPT-2, gradients as views": Program(ddp(gradient_as_bucket_view=True)),
     "DDP GPT-2, small buckets": Program(ddp(bucket_cap_mb=0.05)),
     "DDP GPT-2, no_sync": Program(ddp_accumulating),
+    "DDP of convolutions": Program(ddp_convolutions),
     "FSDP2 Llama": Program(fsdp()),
     "FSDP2 Llama, kept after forward": Program(fsdp(reshard_after_forward=False)),
     "FSDP2 Llama, bfloat16": Program(fsdp(mp_policy=_BF16)),

@@ -13,7 +13,7 @@ from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.devices import Device, DeviceProfile, capacity, planned
-from .liveness.lifetimes import Lifetime, Run, allocated, of_eager
+from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn import unsure
 from .workspace.scalar_tensors import of_numbers
@@ -52,6 +52,7 @@ class DevicePlan:
     )
     spans: Sequence[Lifetime] = field(repr=False, compare=False)  # scratch memory's included
     graph: Graph = field(repr=False, compare=False)
+    nodes: Sequence[Node] = field(repr=False, compare=False)  # by position in ``timeline``
     of: Run = "lazyviz"
     lazyviz_peak_bytes: int = field(repr=False, default=0)
 
@@ -64,54 +65,54 @@ def plan_device(
     needs: Mapping[int, Need] | None = None,
     room: int | None = None,
     of: Run = "lazyviz",
+    order: Sequence[int] | None = None,
 ) -> DevicePlan:
     """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
 
     ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded,
     ``room`` the capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is
-    planned.
+    planned.  ``order``: the positions of the nodes in the order in which a lazyviz run runs them, if that is
+    not program order.
     """
     count, card, eager = len(graph.nodes), is_card(target), of == "eager"
-    if needs is None:
-        needs = scratch(graph, device, "cuda" if card else device.type)
-    lazyviz_peak = max(_raised(allocated(tensors, count), needs), default=0)
+    needs = scratch(graph, device, "cuda" if card else device.type) if needs is None else needs
+    run = _InRunOrder(graph.nodes, tensors, needs, order)
+    lazyviz_peak = run.peak_bytes
     if eager:
-        tensors = [of_eager(span) for span in tensors]
+        run = _InRunOrder(graph.nodes, [of_eager(span) for span in tensors], needs)
+    tensors, nodes = run.tensors, run.nodes
     estimates = unsure(tensors) if device.type == "cuda" else []
     without = allocated(tensors, count)
     eager_without = allocated(tensors, count, eager=True)
-    spans = [*tensors, *(lifetime_of(at, graph.nodes[at], need.nbytes, device) for at, need in needs.items())]
-    totals = _raised(without, needs)
+    spans = [*tensors, *run.scratch(device)]
+    totals = _raised(without, run.needs)
     eager_totals = _raised(eager_without, needs)
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if card else ()
-    if room is None:
-        room = _room(target, spans, segments)
-    reservation = reserve(graph, spans, target, room, eager=eager, segments=segments) if card else None
+    room = _room(target, spans, segments) if room is None else room
+    reservation = reserve(nodes, spans, target, room, eager=eager, segments=segments) if card else None
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
         played, of_eager = reservation if eager in (True, as_eager) else None, as_eager or eager
-        return _reserved(graph, tensors, target, needs, estimates, device, of_eager, segments, played)
+        there, scratched = (graph.nodes, needs) if of_eager else (nodes, run.needs)
+        return _reserved(there, tensors, target, scratched, estimates, device, of_eager, segments, played)
 
-    fits = None if room is None else peak_bytes <= room
-    if room is not None and reservation is not None:
-        fits = reservation.failure is None
     at = totals.index(peak_bytes) if totals else None
     small = of_numbers(graph.nodes) if device.type == "cpu" and not card else ()
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
-        peak_node=graph.nodes[at] if at is not None else None,
+        peak_node=nodes[at] if at is not None else None,
         peak_at=at or 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
-        timeline=[(node.index, total) for node, total in zip(graph.nodes, totals)],
+        timeline=[(node.index, total) for node, total in zip(nodes, totals)],
         eager_timeline=list(enumerate(eager_totals)),
         capacity_bytes=room,
-        fits=fits,
+        fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, needs, estimates, small, eager=False, card=card),
+        peak_range=_range(without, run.needs, estimates, run.ordered(small), eager=False, card=card),
         eager_peak_range=_range(eager_without, needs, estimates, small, eager=True, card=card),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
@@ -119,9 +120,52 @@ def plan_device(
         reserve_calls=partial(_reserve_calls, spans, target, room, eager, segments),
         spans=spans,
         graph=graph,
+        nodes=nodes,
         of=of,
         lazyviz_peak_bytes=lazyviz_peak,
     )
+
+
+class _InRunOrder:
+    """Nodes, lifetimes, and scratch memory in the order in which a lazyviz run runs the nodes."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        tensors: Sequence[Lifetime],
+        needs: Mapping[int, Need],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self.nodes, self.tensors, self.needs, self._order = nodes, tensors, needs, order
+        if order is not None:
+            self.nodes = [nodes[position] for position in order]
+            self.tensors = [as_run(span) for span in tensors]
+            self.needs = {step: needs[at] for step, at in enumerate(order) if at in needs}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of a lazyviz run."""
+        return max(_raised(allocated(self.tensors, len(self.nodes)), self.needs), default=0)
+
+    def scratch(self, device: torch.device) -> list[Lifetime]:
+        """The lifetimes of scratch memory."""
+        spans = [lifetime_of(at, self.nodes[at], need.nbytes, device) for at, need in self.needs.items()]
+        if (order := self._order) is None:
+            return spans
+        return [
+            span._replace(eager_start=order[span.start], eager_stop=order[span.start] + 1) for span in spans
+        ]
+
+    def ordered(self, numbers: Sequence[int]) -> Sequence[int]:
+        """``numbers``, by position of the nodes in program order, by step of the run."""
+        return numbers if self._order is None or not numbers else [numbers[at] for at in self._order]
+
+
+def _fits(peak_bytes: int, room: int | None, reservation: Reservation | None) -> bool | None:
+    """Whether a run fits in ``room``; ``None`` if that is unknown."""
+    if room is None:
+        return None
+    return peak_bytes <= room if reservation is None else reservation.failure is None
 
 
 def _reserve_calls(
@@ -238,7 +282,7 @@ def _resized(span: Lifetime, nbytes: int) -> Lifetime:
 
 
 def _reserved(
-    graph: Graph,
+    nodes: Sequence[Node],
     tensors: Sequence[Lifetime],
     target: Device | DeviceProfile,
     needs: Mapping[int, Need],
@@ -258,12 +302,12 @@ def _reserved(
         return held, *widened(held, held, RESERVED)
     of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
-        scratched = (lifetime_of(at, graph.nodes[at], need[which], device) for at, need in needs.items())
+        scratched = (lifetime_of(at, nodes[at], need[which], device) for at, need in needs.items())
         sized = (
             _resized(span, of[span.storage][which]) if which and span.storage in of else span
             for span in tensors
         )
-        reservation = reserve(graph, [*sized, *scratched], target, None, eager=eager, segments=segments)
+        reservation = reserve(nodes, [*sized, *scratched], target, None, eager=eager, segments=segments)
         if reservation is None:
             return None
         found.append(reservation.reserved_bytes)

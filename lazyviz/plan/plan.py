@@ -99,9 +99,10 @@ class Plan(Tabular):
             that an evaluation by lazyviz keeps, up to three for each generator that draws.  On a GPU, a share
             ``range_level`` of runs is expected to be within them, according to published measurements.
         peak_position: position of the peak in ``timeline``.
-        timeline: ``(node_index, allocated_bytes)`` during every node.  For a split run, in the order of that
-            run, where the first two pieces of a pass represent all.
-        eager_timeline: the same for eager PyTorch.
+        timeline: ``(node_index, allocated_bytes)`` during every node, in the order of the run: sync points
+            leave nodes pending that they do not need.  For a split run, the first two pieces of a pass
+            represent all.
+        eager_timeline: the same for eager PyTorch, in program order.
         category_timeline: per category, the bytes during every node; they add up to ``timeline``.
         alive_at_peak: the storages that are alive at the peak, largest first.
         by_category: bytes per category at the peak; contains every category.
@@ -135,6 +136,7 @@ class Plan(Tabular):
     verdict_of: Run
     lazyviz_peak_bytes: int
     _graph: Graph = field(repr=False, compare=False)
+    _at: Sequence[Node] = field(repr=False, compare=False)
     _lifetimes: dict[Storage, Lifetime] = field(repr=False, compare=False)
     _answers: Answers = field(repr=False, compare=False)
     _profile: DeviceProfile | None = field(repr=False, default=None)
@@ -160,7 +162,8 @@ class Plan(Tabular):
 
     @property
     def _nodes(self) -> Sequence[Node]:
-        return self._graph.nodes
+        """The node at each position of the timeline."""
+        return self._at
 
     def __repr__(self) -> str:
         return f"<Plan for {self.device}: peak {format_bytes(self.peak_bytes)}, {_VERDICT[self.fits]}>"

@@ -41,6 +41,7 @@ from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, plann
 from .explain import explain, verdict
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
 from .liveness.live_set import CATEGORIES, Category, categorize, moment
+from .liveness.run_order import RunsInside
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
@@ -138,14 +139,20 @@ class Planner:
     @cached_property
     def recorded_plan(self) -> DevicePlan:
         """The plan of the recorded batch, in one piece."""
-        return plan_device(self.graph, self.spans, self.recorded, self.target, of=self.of)
+        return plan_device(self.graph, self.spans, self.recorded, self.target, of=self.of, order=self._order)
+
+    @cached_property
+    def _order(self) -> Sequence[int] | None:
+        """The positions of the recorded nodes in the order of an evaluation; ``None``: in program order."""
+        return RunsInside(self.graph).order
 
     def planned(
         self, graph: Graph, spans: Sequence[Lifetime], needs: Mapping[int, Need], of: Run = "lazyviz"
     ) -> DevicePlan:
         """The plan of another batch size or split, with the same capacity as for the recorded batch."""
         room = self.recorded_plan.capacity_bytes
-        return plan_device(graph, spans, self.recorded, self.target, needs, room, of)
+        order = self._order if graph is self.graph else None
+        return plan_device(graph, spans, self.recorded, self.target, needs, room, of, order)
 
     @property
     def _needs(self) -> Mapping[int, Need]:
@@ -216,7 +223,7 @@ class Planner:
             kind = "cuda" if is_card(target) else device.type
             needs = scratch(self.graph, device, kind)
             spans, needs = self._grown(spans, needs, samples, device, kind)
-        return plan_device(self.graph, spans, device, target, needs, of=of)
+        return plan_device(self.graph, spans, device, target, needs, of=of, order=self._order)
 
     def by_lazyviz(self, spans: Sequence[Lifetime], whole: DevicePlan) -> DevicePlan:
         """The plan ``whole``, of ``spans``, as of an evaluation by lazyviz."""
@@ -379,6 +386,7 @@ class Planner:
             split=split,
             peak_position=own.peak_at,
             _graph=own.graph,
+            _at=own.nodes,
             _lifetimes={span.storage: span for span in own.spans},
             verdict_of=own.of,
             lazyviz_peak_bytes=own.lazyviz_peak_bytes,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
@@ -59,6 +60,43 @@ def test_how_the_gradient_of_an_in_place_activation_after_instance_norm_grows_is
     assert row["fits"] and not row["fits with one more"], row
     replanned = largest_batch.recorded("styled", "RTX-3060", 4, named=True).replan(batch_size=7)
     assert replanned.peak_bytes == largest_batch.recorded("styled", "RTX-3060", 7).peak_bytes
+
+
+def autoencoder(loss, samples, named=False):
+    """The plan of a step whose ``loss`` compares two tensors of the batch on an absent GPU."""
+    lazyviz.reset()
+    with lazyviz.lazy(device="RTX-3060"):
+        model = nn.Sequential(nn.Linear(512, 64), nn.Sigmoid(), nn.Linear(64, 512), nn.Sigmoid()).cuda()
+        x, y = torch.rand(samples, 512, device="cuda"), torch.rand(samples, 512, device="cuda")
+    with lazyviz.lazy(device="RTX-3060", batch=[x, y] if named else None) as graph:
+        loss(model(x), y).backward()
+    return graph.plan()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.l1_loss, F.soft_margin_loss],
+)
+def test_a_loss_that_is_summed_in_its_own_memory_grows_with_the_batch(loss):
+    replanned = autoencoder(loss, 4, named=True).replan(batch_size=9000)
+    actual = autoencoder(loss, 9000)
+    assert replanned.peak_bytes == actual.peak_bytes
+    assert [size for _, size in replanned.timeline] == [size for _, size in actual.timeline]
+
+
+def recurrent(samples, named=False):
+    lazyviz.reset()
+    with lazyviz.lazy(device="RTX-3060"):
+        model, x = nn.LSTM(64, 128, 2, batch_first=True).cuda(), torch.rand(samples, 50, 64, device="cuda")
+    with lazyviz.lazy(device="RTX-3060", batch=[x] if named else None) as graph:
+        model(x)[0].sum().backward()
+    return graph.plan()
+
+
+def test_the_range_of_what_cudnn_saves_grows_with_the_batch():
+    replanned, actual = recurrent(4, named=True).replan(batch_size=2000), recurrent(2000)
+    assert replanned.peak_range == pytest.approx(actual.peak_range, rel=0.02)
+    assert replanned.estimated
 
 
 @pytest.mark.parametrize(

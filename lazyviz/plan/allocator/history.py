@@ -99,7 +99,7 @@ def trace(plan: Plan, *, eager: bool = False) -> Trace:
     else:
         calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
     if eager and reservation is not None:
-        whole = reserve_calls(plan._nodes, calls, list(spans), plan._answers.target, None, eager=True)
+        whole = reserve_calls(plan.ir.nodes, calls, list(spans), plan._answers.target, None, eager=True)
         calls = whole.calls if whole is not None else calls
     config = AllocatorConfig.from_environment(os.environ) if reservation is not None else None
     allocator = _Recorded(config, plan.capacity_bytes if reservation is not None else None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...graph.ir import Graph, Node, Storage
+from ...graph.ir import Node, Storage
 from ..devices.devices import CONTEXT_BYTES, Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime, events
 from .initial_state import Segment, Start, start
@@ -57,7 +57,7 @@ class Reservation:
 
 
 def reserve(
-    graph: Graph,
+    nodes: Sequence[Node],
     spans: Sequence[Lifetime],
     target: Device | DeviceProfile,
     room: int | None,
@@ -65,7 +65,7 @@ def reserve(
     eager: bool = False,
     segments: Sequence[Segment] = (),
 ) -> Reservation | None:
-    """What running ``graph`` would reserve on ``target``, of which ``room`` bytes can be had.
+    """What running ``nodes`` would reserve on ``target``, of which ``room`` bytes can be had.
 
     ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
     ``None`` if PyTorch is set to use CUDA's asynchronous allocator, which is not simulated.
@@ -73,7 +73,7 @@ def reserve(
     Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
     """
     calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
-    return reserve_calls(graph.nodes, calls, spans, target, room, eager=eager, segments=segments)
+    return reserve_calls(nodes, calls, spans, target, room, eager=eager, segments=segments)
 
 
 def reserve_calls(

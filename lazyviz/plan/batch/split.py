@@ -238,6 +238,8 @@ def scaled(
             held(value, placement.part, placement.dim)
         elif not isinstance(placement, Partial):
             held(value, None)
+        elif value.node is not None and _sums_in_place(value, value.node, analysis):
+            held(value, _part_of(value.node, analysis))
     for call in analysis.calls.values():
         for value, shard in call.slices.items():
             held(value, shard.part, shard.dim)
@@ -258,6 +260,17 @@ def scaled(
         at: Need(*(grown(size, _part_of(spread[at], analysis)) for size in need)) if at in spread else need
         for at, need in needs.items()
     }
+
+
+def _sums_in_place(value: Value, node: Node, analysis: BatchAnalysis) -> bool:
+    """Whether the memory of a sum is that of all elements: a kernel such as ``mse_loss`` writes them, sums
+    them in place, and shrinks the tensor.
+    """
+    nbytes = value.storage.nbytes
+    if nbytes <= value.nbytes or value.storage not in node.made:
+        return False
+    of_batch = (each for each in node.inputs if isinstance(analysis.placements.get(each), Shard))
+    return any(each.nbytes == nbytes for each in of_batch)
 
 
 def _part_of(node: Node, analysis: BatchAnalysis) -> Part | None:

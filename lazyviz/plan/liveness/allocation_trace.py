@@ -36,10 +36,10 @@ class Step(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A reference beyond the last use: it is dropped before the recorded node ``until``.
+    """A reference beyond the last use: it is dropped before the recorded node at position ``until``.
 
-    ``last`` is the recorded last use if only autograd holds the allocation, which keeps saved tensors until a
-    backward formula is done. A change that removes this use ends the hold.
+    ``last`` is the position of the last use if only autograd holds the allocation, which keeps saved tensors
+    until a backward formula is done. A change that removes this use ends the hold.
     """
 
     until: int
@@ -63,10 +63,11 @@ class Program:
         kept: those that stay to the end, since the user's code still refers to them.
         storages: the recorded storage of each; keys beyond them were added by a change.
         keys: of each storage that the nodes show; memory met again under another name has one key.
-        makers: index of the node that made each recorded one, -1 if it is from outside.
+        makers: position of the node that made each recorded one, -1 if it is from outside.
         held: those that are referred to beyond their last use: see :class:`Hold`.
-        entries: of those from outside that come with their first use, the recorded node that this is.
+        entries: of those from outside that come with their first use, the position of that node.
         of: whose run it is, which decides when memory is given back.
+        places: the position of each recorded node.
     """
 
     steps: list[Step]
@@ -79,6 +80,7 @@ class Program:
     held: dict[Key, Hold] = field(default_factory=dict)
     entries: dict[Key, int] = field(default_factory=dict)
     of: Run = "lazyviz"
+    places: Mapping[Node, int] = field(default_factory=dict)
 
     def key(self, like: Key, nbytes: int | None = None) -> Key:
         """A new allocation with the dtype of ``like``, and with its size unless ``nbytes`` is given."""
@@ -104,6 +106,7 @@ class Program:
             dict(self.held),
             dict(self.entries),
             self.of,
+            self.places,
         )
 
     def peak(self) -> tuple[int, int]:
@@ -126,10 +129,11 @@ class Program:
                 stops[key] = position + 1
                 starts.setdefault(key, position)
         if self.held or self.entries:
-            reached = list(accumulate((step.node.index for step in self.steps), max))
+            places = self.places
+            reached = list(accumulate((places[step.node] for step in self.steps), max))
             for key, (until, last) in self.held.items():
                 stop = stops.get(key, 0)
-                if last is None or (stop and self.steps[stop - 1].node.index == last):
+                if last is None or (stop and places[self.steps[stop - 1].node] == last):
                     stops[key] = max(stop, bisect_left(reached, until - 1) + 1)  # before the inserted step
             for key, index in self.entries.items():
                 starts.setdefault(key, bisect_left(reached, index))
@@ -197,13 +201,14 @@ def _belongs_to_user(span: Lifetime, count: int) -> bool:
     return span.lazy_stop >= count and span.storage.role is not None
 
 
-def _hold(nodes: Sequence[Node], span: Lifetime) -> Hold:
+def _hold(nodes: Sequence[Node], places: Mapping[Node, int], span: Lifetime) -> Hold:
     last = span.last_use
     if last is None or last.phase != "backward" or last.forward is None:
         return Hold(span.lazy_stop, None)
     if _belongs_to_user(span, len(nodes)):
         return Hold(span.lazy_stop, None)
-    return Hold(span.lazy_stop, last.index if span.lazy_stop <= formula_end(nodes, last.index) else None)
+    at = places[last]
+    return Hold(span.lazy_stop, at if span.lazy_stop <= formula_end(nodes, at) else None)
 
 
 def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
@@ -218,6 +223,7 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
             makes.setdefault(span.maker, []).append(key)
     dtypes: list[torch.dtype | None] = [None] * len(spans)
     steps = []
+    places = {node: position for position, node in enumerate(nodes)}
 
     find = keys.get
     for node in nodes:
@@ -240,12 +246,12 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}
     held = {
-        key: _hold(nodes, span)
+        key: _hold(nodes, places, span)
         for key, span in enumerate(spans)
         if not span.kept
         and (
             span.last_use is None
-            or span.lazy_stop > span.last_use.index + 1
+            or span.lazy_stop > places[span.last_use] + 1
             or _belongs_to_user(span, len(nodes))
         )
     }
@@ -258,8 +264,9 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         kept,
         [span.storage for span in spans],
         keys,
-        [span.maker.index if span.maker is not None else -1 for span in spans],
+        [places[span.maker] if span.maker is not None else -1 for span in spans],
         held,
         entries,
         of,
+        places,
     )

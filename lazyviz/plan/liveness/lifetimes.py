@@ -16,13 +16,16 @@ Two timelines share these rules and differ in when a storage is freed:
   point before it was dropped has run.  An outside storage that the user has dropped
   in the meantime is kept alive only by the pending graph, so it exists from the start of the run in any case.
 
+A sync point runs what it needs, and leaves earlier nodes pending.  Where the order of running is therefore
+not program order, spans of the lazy timeline in program order are too long, never too short, and
+:func:`as_run` gives those in the order of running.
+
 :func:`events` turns either timeline into the allocations and frees that an allocator would see,
 :func:`allocated` into the sum that a memory chart shows.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
@@ -30,6 +33,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 
 from ...graph.ir import Graph, Node, Storage, Value
+from .run_order import RunsInside
 
 Run: TypeAlias = Literal["eager", "lazyviz"]
 """The run that a timeline describes: plain eager PyTorch's, or an evaluation by lazyviz."""
@@ -43,7 +47,8 @@ class Lifetime(NamedTuple):
     ``maker`` is the node that allocated it (``None``: from outside); ``first_use`` and ``last_use`` are the
     first and last nodes that use it (``None``: no node does). ``in_backward`` says whether a backward node
     reads it, ``kept`` whether the user's code still referred to it when the lifetimes were computed. ``of``
-    is the run that ``start`` to ``lazy_stop`` describes, which :func:`of_eager` changes.
+    is the run that ``start`` to ``lazy_stop`` describes, which :func:`of_eager` changes. ``ran`` is its span
+    in the order in which the graph's nodes run, if that is not program order.
     """
 
     storage: Storage
@@ -57,6 +62,7 @@ class Lifetime(NamedTuple):
     in_backward: bool
     kept: bool
     of: Run = "lazyviz"
+    ran: Ran | None = None
 
     @property
     def held(self) -> bool:
@@ -66,6 +72,14 @@ class Lifetime(NamedTuple):
     def alive(self, position: int) -> bool:
         """Whether our run holds the storage during node ``position``."""
         return self.start <= position < self.lazy_stop
+
+
+class Ran(NamedTuple):
+    """The span of a storage in a lazyviz run, in steps of that run, and the node that uses it last there."""
+
+    start: int
+    stop: int
+    last_use: Node | None
 
 
 class Event(NamedTuple):
@@ -79,6 +93,12 @@ class Event(NamedTuple):
 def of_eager(span: Lifetime) -> Lifetime:
     """The lifetime in a plan of eager PyTorch's run: its positions are those of the eager timeline."""
     return span._replace(start=span.eager_start, lazy_stop=span.eager_stop, of="eager")
+
+
+def as_run(span: Lifetime) -> Lifetime:
+    """The lifetime of a lazyviz run in the order in which nodes run: see :func:`.run_order.run_order`."""
+    ran = span.ran
+    return span if ran is None else span._replace(start=ran.start, lazy_stop=ran.stop, last_use=ran.last_use)
 
 
 def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
@@ -119,7 +139,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     first, last, backward = _uses(nodes)
     own = graph.storages
     uses = list(map(last.pop, own, repeat(None)))  # the remaining ones are other graphs' storages
-    inside = _RunsInside(graph)
+    inside = RunsInside(graph)
     continued = False
     result = []
     for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
@@ -168,71 +188,25 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     if continued:
         result = _joined(result)
     if any(span.storage.resized for span in result):
-        return [
-            part for span in result for part in (_parts(graph, span) if span.storage.resized else (span,))
-        ]
+        return [part for span in result for part in _parts(graph, span)]
+    if inside.order is not None:
+        return [span._replace(ran=_ran(span, inside, count)) for span in result]
     return result
 
 
-class _RunsInside:
-    """What ran while a graph was recorded, as far as it changes how long storages exist in a lazyviz run."""
-
-    def __init__(self, graph: Graph) -> None:
-        # By the position of each node that ran then: how many nodes had been recorded.
-        self.ran = {position: run.recorded for run in graph.runs_inside for position in run.ran}
-        self._gone = {storage for run in graph.runs_inside for storage in run.gone}
-        ends = [(run.recorded, run.ran[-1] + 1) for run in graph.runs_inside]
-        for node in graph.nodes:
-            if node.at_once:
-                self.ran[node.index] = node.index + 1
-                ends.append((node.index + 1, node.index + 1))
-        ends.sort()
-        self._at = [index for index, _ in ends]
-        self._ends = list(accumulate([end for _, end in ends], max))
-        self._needed = self._last_runs(graph.nodes) if self.ran else {}
-
-    def _last_runs(self, nodes: Sequence[Node]) -> dict[Storage, int]:
-        """The number of the last run in which each storage is used."""
-        found: dict[Storage, int] = {}
-        for node in nodes:
-            run = self._run_of(node)
-            for value in (*node.inputs, *node.outputs):
-                found[value.storage] = max(run, found.get(value.storage, 0))
-        return found
-
-    def _run_of(self, node: Node) -> int:
-        """The number of the run that runs a node; what is pending runs last."""
-        ran = self.ran.get(node.index)
-        return len(self._at) if ran is None else bisect_left(self._at, ran)
-
-    def end_before(self, first_use: Node) -> int:
-        """Where the last run ends that was over when ``first_use`` was recorded; -1 if there is none.
-
-        An outside tensor that nothing used until then may not have existed yet: a data loader's next batch.
-        """
-        before = bisect_right(self._at, first_use.index)
-        return self._ends[before - 1] if before else -1
-
-    def last_need(self, maker: Node | None, storage: Storage) -> int:
-        """Where the last run ends before the one that uses ``storage`` last, if it exists until then; else 0.
-
-        A node that no value was read of stays pending, such as a backward pass after which only the loss is
-        read, and what it needs exists while later nodes run.
-        """
-        last = self._needed.get(storage, 0)
-        return self._ends[last - 1] if last and (maker is None or self._run_of(maker) < last) else 0
-
-    def last_with(self, maker: Node, storage: Storage, dropped: int) -> int:
-        """Where the last run ends during which ``storage``, which ``maker`` made, was an ordinary tensor's; 0
-        if there is none.
-
-        What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
-        """
-        ran = self.ran.get(maker.index)
-        if ran is None:
-            return 0
-        before = (bisect_left if storage in self._gone else bisect_right)(self._at, dropped)
-        return self._ends[before - 1] if before and self._at[before - 1] >= ran else 0
+def _ran(span: Lifetime, inside: RunsInside, count: int) -> Ran:
+    """The lifetime in a lazyviz run by the steps of that run, of which there are ``count``."""
+    if span.maker is not None:
+        start = inside.step_of[span.maker.index]
+    elif span.start < 0 or span.first_use is None:
+        start = -1
+    else:  # from outside, and not there at first
+        start = inside.steps_before(span.first_use.index) or -1
+    last = inside.last_use(span.storage)
+    if span.kept:
+        return Ran(start, count, last)
+    stop = start + 1 if last is None else max(start, inside.step_of[last.index]) + 1
+    return Ran(start, max(stop, inside.steps_with(span.storage, span.eager_stop)), last)
 
 
 _OUT_OF_PLACE = torch.ops.aten.binary_cross_entropy_with_logits.default
@@ -270,11 +244,14 @@ def formula_end(nodes: Sequence[Node], position: int) -> int:
 
 
 def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
-    """A resized storage: one lifetime for each period in which it had memory.
+    """A storage; if it was resized, one lifetime for each period in which it had memory.
 
     It was not recorded when a lazyviz run could free it earlier, so the run frees it when eager PyTorch does.
     """
     storage, count = span.storage, len(graph.nodes)
+    if not storage.resized:
+        yield span
+        return
     sizes: list[tuple[int, int]] = []  # the position from which on it has how many bytes
     before = storage.nbytes
     for resize in storage.resized:

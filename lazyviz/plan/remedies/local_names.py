@@ -54,6 +54,7 @@ class Statements:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
+        self._places = {node: position for position, node in enumerate(nodes)}
         self._ends: list[int] | None = None
 
     def own_end(self, node: Node) -> int:
@@ -65,7 +66,7 @@ class Statements:
                 if outermost[index] == outermost[index + 1] is not None:
                     ends[index] = ends[index + 1]
             self._ends = ends
-        return self._ends[node.index]
+        return self._ends[self._places[node]]
 
     def bindings(self, node: Node) -> Iterator[Binding]:
         """The local variables that a node's result may have been bound to, innermost function first."""
@@ -74,7 +75,7 @@ class Statements:
             names = _parsed(line.file)[1].get(line.line, ())
             if scope is None or not names:
                 continue
-            stop = node.index + 1
+            stop = self._places[node] + 1
             while stop < len(self._nodes) and line in chain(self._nodes[stop]):
                 stop += 1
             yield Binding(names, scope, stop)

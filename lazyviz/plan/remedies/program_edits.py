@@ -224,7 +224,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
     for key, hold in sorted(program.held.items(), key=lambda each: each[1].until):
         changed.held[mapping.get(key, key)] = hold  # the last drop of the storages that are now one
     names = sorted({_op_name(node) for node in nodes})
-    peak_node = next((node for node in nodes if node.index >= at), nodes[-1])
+    peak_node = next((node for node in nodes if program.places[node] >= at), nodes[-1])
     text = f"{', '.join(names)} in place ({_calls(nodes)})"
     yield Changed("inplace", text, changed, peak_node.source)
 

@@ -104,7 +104,7 @@ def backward_need(
     results = 0
     if mask[0]:
         if transposed:
-            inner = forward(conv, bias=False, direct=last)
+            inner = forward(conv, bias=False, direct=last, nested=True)
             run.peak = [max(a, now + b) for a, now, b in zip(run.peak, run.now, inner.peak)]
             results += conv.dst()
             run.take(conv.dst())
@@ -112,7 +112,7 @@ def backward_need(
             backward_data(run, conv, direct=last)
             results += conv.src()
     if mask[1]:
-        backward_weights(run, conv, bias=mask[2] and not transposed, direct=last)
+        backward_weights(run, conv, bias=mask[2] and not transposed, direct=last, nested=transposed)
         results += conv.weights() + (conv.out_channels * conv.itemsize if mask[2] and not transposed else 0)
     elif mask[2] and not transposed:
         results += conv.out_channels * conv.itemsize

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,14 +40,17 @@ def _call(node: Node) -> cudnn_sizes.Recurrence:
 
 
 def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
-    """The tensors whose size is an estimate, each with that estimate."""
+    """The tensors whose size is an estimate, each with that estimate, for the planned batch."""
     found = []
     for span in spans:
         node = span.maker
         if node is None or not span.storage.nbytes:
             continue
-        if node.op is _FORWARD and span.storage is node.outputs[3].storage:
-            found.append((span, Need(*_call(node).reserve)))
+        recorded = node.outputs[3].storage if node.op is _FORWARD else None
+        if recorded is not None and span.storage.origin is recorded.origin:
+            call, planned, nbytes = _call(node), span.storage.nbytes, recorded.nbytes
+            sized = replace(call, rows=call.rows * planned // nbytes, batch=call.batch * planned // nbytes)
+            found.append((span, Need(*sized.reserve)))
         elif node.op is _DROPOUT_STATE:
             found.append((span, Need(*cudnn_sizes.DROPOUT_STATE)))
     return found

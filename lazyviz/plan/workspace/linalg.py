@@ -99,11 +99,12 @@ def _orthogonal(node: Node, threads: int) -> Need:
 def _exponential(node: Node, threads: int) -> Need:
     """Powers of the matrix, and the terms that they are combined from (LinearAlgebra.cpp): an estimate.
 
-    The norms of the matrices select the polynomial: four matrices for the smallest, twelve for the largest,
-    if all matrices of a batch are similar.
+    The norms of the matrices select the polynomial: four matrices for the smallest, twelve for the largest.
+    For several matrices, the kernel computes on copies of those with similar norms: ten for each.
     """
-    nbytes = node.args[0].meta.nbytes
-    return Need(12 * nbytes, 4 * nbytes, 13 * nbytes + 4096)
+    matrix = node.args[0].meta
+    several = math.prod(matrix.shape[:-2]) > 1
+    return Need((10 if several else 12) * matrix.nbytes, 4 * matrix.nbytes, 13 * matrix.nbytes + 4096)
 
 
 @on(TABLE, "_euclidean_dist", "_cdist_forward")

@@ -54,6 +54,10 @@ class Conv(NamedTuple):
     def strided(self) -> bool:
         return any(step > 1 for step in self.stride)
 
+    @property
+    def dilated(self) -> bool:
+        return any(step > 1 and size > 1 for step, size in zip(self.dilation, self.kernel))
+
     def src(self, block: int = 1) -> int:
         return self._image(self.channels, self.image, block)
 
@@ -79,8 +83,8 @@ class Conv(NamedTuple):
         if self.groups == 1 or self.depthwise:
             return self.block
         inside, outside = self.channels // self.groups, self.out_channels // self.groups
-        for block in (16, 8, 4):
-            if block <= self.block and inside % block == 0 and outside % block == 0:
+        for block in (16, 8, 4) if self.block == 16 else (8,):
+            if inside % block == 0 and outside % block == 0:
                 return block
         return 0
 
@@ -109,14 +113,16 @@ def _exactly(size: int) -> Workspace:
 _BARRIER = _booked(PAGE, PAGE)
 
 
-def forward(conv: Conv, *, bias: bool, direct: bool = False) -> Events:
+def forward(conv: Conv, *, bias: bool, direct: bool = False, nested: bool = False) -> Events:
     """``mkldnn_convolution``: operands are copied, then the result in blocks, then in the requested layout.
 
-    ``direct``: tensors that are channels last already are used as they are.
+    ``direct``: tensors that are channels last already are used as they are. ``nested``: the kernel is called
+    by that of a transposed convolution.
     """
     run = Events()
     block = conv.group_block
     space = _forward_space(conv, bias, direct)
+    space = _nested(space) if nested else space
     if direct:
         # Channels in blocks of 16 to 64, by oneDNN's estimate of its speed.
         least, most = conv.weights(16), conv.weights(16 if conv.depthwise else 64)
@@ -169,14 +175,15 @@ def columns_of(conv: Conv) -> int:
 def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
     """``mkldnn_convolution_backward_input``; the image's gradient stays allocated."""
     block = conv.group_block
-    if not block:
+    strided = conv.strided and _takes_strided(conv)
+    if not direct and not strided and (not block or _has_no_avx2_kernel(conv)):
         space = Workspace(_booked(columns_of(conv)), 0, _booked(columns_of(conv) * conv.threads))
         run.take(conv.src(), space)
         run.free(space)
         run.take(conv.src())
         run.free(conv.src())
         return
-    if direct or (conv.strided and _takes_strided(conv)):
+    if direct or strided:
         # Channels last, for oneDNN's strided kernel as for tensors in that format.
         space = _strided_space(conv) if conv.strided else _exactly(conv.threads * (PAGE + 88) + PAGE)
         weights = _strided_weights(conv)
@@ -200,21 +207,35 @@ def backward_data(run: Events, conv: Conv, *, direct: bool = False) -> None:
     run.free(image)
 
 
+def _has_no_avx2_kernel(conv: Conv) -> bool:
+    """Whether AVX2's kernel for gradients of images does not support it: both strided and dilated."""
+    return conv.block == 8 and conv.strided and conv.dilated
+
+
 def _takes_strided(conv: Conv) -> bool:
     """Whether oneDNN's brgemm kernel for strided gradients supports it; it processes one group after the
     other.
     """
     if conv.depthwise or onednn_instructions() < Instructions.AVX2:
         return False
+    if conv.block == 8:  # AVX2
+        return not conv.dilated and (conv.groups == 1 or conv.out_channels // conv.groups > conv.block)
     if conv.groups == 1:
         return True
     return (conv.channels // conv.groups) % conv.block == 0 and conv.out_channels // conv.groups > conv.block
 
 
 def _strided_weights(conv: Conv) -> int:
-    """Weights with the image's channels rounded up to the kernel's smallest block."""
+    """Weights with the image's channels rounded up to the kernel's block: with AVX2, of up to 32."""
     inside, outside = conv.channels // conv.groups, conv.out_channels // conv.groups
-    return conv.groups * outside * _round_up(inside, conv.block) * math.prod(conv.kernel) * conv.itemsize
+    blocks = (24, 32) if conv.block == 8 and inside > 32 else (conv.block,)
+    return (
+        conv.groups
+        * outside
+        * min(_round_up(inside, block) for block in blocks)
+        * math.prod(conv.kernel)
+        * conv.itemsize
+    )
 
 
 def _strided_space(conv: Conv) -> Workspace:
@@ -240,15 +261,18 @@ def _strided_space(conv: Conv) -> Workspace:
     return Workspace(size + more, size, size + more)
 
 
-def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = False) -> None:
+def backward_weights(
+    run: Events, conv: Conv, *, bias: bool, direct: bool = False, nested: bool = False
+) -> None:
     """``mkldnn_convolution_backward_weights``; the gradients of weights and bias stay allocated."""
     block = conv.group_block
     plain = conv.weights()
     with_bias = conv.out_channels * conv.itemsize if bias else 0
     wide = conv.depthwise and max(conv.kernel) > 3
     by_matrix = not block or (not direct and conv.groups > 1 and (block < 8 or wide))
+    by_matrix = by_matrix or (not direct and conv.dilated and conv.block == 8)
     if by_matrix:
-        space = _matrix_space(conv)
+        space = _nested(_matrix_space(conv)) if nested else _matrix_space(conv)
         run.take(plain, space, with_bias)
         run.free(space)
         run.take(with_bias, plain)
@@ -257,6 +281,8 @@ def backward_weights(run: Events, conv: Conv, *, bias: bool, direct: bool = Fals
     if conv.groups == 1 and not conv.pointwise and 3 < conv.channels < 16 and block == 16:
         block = 8  # the AVX2 kernel supports it
     first = conv.groups == 1 and conv.channels < 4 and not conv.pointwise
+    if conv.block == 8:  # AVX2's kernel takes three channels as they are, and rounds one or two up
+        first = first and conv.channels == 3
     weights = conv.weights(block, 1 if first else block)
     space = _reduction_space(conv, block, bias, first)
     if direct and conv.depthwise:

@@ -158,6 +158,39 @@ def test_a_strided_transposed_convolution_has_the_buffers_of_a_gradient(dims):
     assert planned(call).nbytes == pytest.approx(measured(call), rel=0.01)
 
 
+# (image, weight, stride, padding, dilation, groups, transposed)
+UNEVEN: list[tuple[tuple[int, ...], tuple[int, ...], int, int, int, int, bool]] = [
+    ((2, 30, 16, 16), (60, 10, 3, 3), 2, 1, 1, 3, False),  # groups of channels that fill no block
+    ((2, 24, 16, 16), (48, 12, 3, 3), 1, 1, 1, 2, False),
+    ((2, 32, 16, 16), (64, 32, 3, 3), 2, 2, 2, 1, False),  # dilated
+    ((2, 32, 16, 16), (64, 16, 3, 3), 1, 2, 2, 2, False),
+    ((2, 36, 16, 16), (36, 36, 5, 5), 3, 2, 1, 1, False),  # blocks of 24 channels
+    ((4, 1, 28, 28), (32, 1, 3, 3), 1, 1, 1, 1, False),  # one and two channels
+    ((4, 2, 500), (32, 2, 5), 1, 2, 1, 1, False),
+    ((4, 32, 500), (32, 1, 4), 2, 1, 1, 1, True),
+    ((2, 40, 9), (40, 24, 3), 1, 1, 1, 4, True),
+]
+
+
+@pytest.mark.parametrize("case", UNEVEN, ids=str)
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)], ids=str)
+def test_gradients_that_avx2_computes_in_other_kernels_are_counted_to_the_byte(case, mask):
+    shape, weight, stride, padding, dilation, groups, transposed = case
+    x, w = torch.randn(shape), torch.randn(weight)
+    dims = len(shape) - 2
+    rest = ([stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, groups)
+    out = torch.ops.aten.convolution(x, w, None, *rest)
+    gradient = torch.randn_like(out)
+
+    def call():
+        return torch.ops.aten.convolution_backward(gradient, x, w, [out.shape[1]], *rest, mask)
+
+    check_claim(call, verified=False)
+    torch.set_num_threads(1)
+    if INSTRUCTIONS == Instructions.AVX2:
+        assert planned(call).nbytes == measured(call)
+
+
 def test_what_was_verified_is_claimed_to_the_byte_and_the_rest_is_not():
     x, w = torch.randn(3, 48, 18, 18), torch.randn(80, 48, 3, 3)
     assert planned(lambda: convolution(x, w, None, 1, 1)).exact == VERIFIED
@@ -434,6 +467,13 @@ def test_what_the_data_decides_has_a_range_that_holds_the_measured(scale):
     matrix = torch.randn(80, 80) * scale
     need, seen = planned(lambda: torch.matrix_exp(matrix)), measured(lambda: torch.matrix_exp(matrix))
     assert need.low <= seen <= need.high
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (2,), (4, 3)], ids=str)
+def test_the_exponential_of_matrices_of_ordinary_norms_is_planned(batch):
+    matrix = torch.randn(*batch, 64, 64)
+    need, seen = planned(lambda: torch.matrix_exp(matrix)), measured(lambda: torch.matrix_exp(matrix))
+    assert need.nbytes == pytest.approx(seen, rel=1e-3)
 
 
 def test_scratch_raises_the_level_of_its_node_only_and_counts_as_temporary():
