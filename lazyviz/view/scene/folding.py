@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -105,6 +106,27 @@ def _first_and_rest(fold: Box, parent: Box) -> list[Box]:
     count(rest)
     rest.shape_hash = fold.shape_hash
     return [first, rest]
+
+
+def fold_equal(parent: Box, steps: Sequence[Box]) -> list[Box]:
+    """``steps`` with each run of equal ones as one box; longer sequences that repeat stay as they are."""
+    result: list[Box] = []
+    for _, run in itertools.groupby(steps, key=lambda step: step.shape_hash):
+        parts = [[step] for step in run]
+        result += [_fold(parent, parts, 1, len(parts))] if len(parts) > 1 else parts[0]
+    for box in result:
+        box.parent = parent
+    return result
+
+
+def fold_rest(parent: Box, steps: Sequence[Box]) -> Box:
+    """``steps`` of a loop, equal or not, as one box, in which runs of equal ones are folded."""
+    rest = Box("step", _range([step.label for step in steps]), steps[0].phase, parent)
+    rest.key, rest.repeats = ("fold", steps[0].key), len(steps)
+    rest.children = fold_equal(rest, steps)
+    count(rest)
+    rest.shape_hash = hash(tuple(step.shape_hash for step in steps))
+    return rest
 
 
 def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:

@@ -260,3 +260,33 @@ def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
     assert steps
     assert not any("×" not in scene.box(box).get("through", "×") for box in steps)
     assert "through" not in scene.box(steps[0]) or "→" in scene.box(steps[0])["through"]
+
+
+def test_a_loop_in_which_each_nth_step_differs_is_one_frame_that_counts_its_steps(trained):
+    net, optimizer, x = trained
+    step(net, optimizer, x)
+    with lazyviz.lazy() as graph:
+        for number in range(12):
+            loss = step(net, optimizer, x)
+            if number % 4 == 0:
+                loss.item()
+    assert shown_steps(graph) == [
+        (1, "for number in range(12)", 12),
+        (2, "step 1", 1),
+        (2, "step 2–4", 3),
+        (2, "step 5–12", 8),
+    ]
+
+
+def test_accumulated_gradients_are_steps_of_one_loop(trained):
+    net, optimizer, x = trained
+    with lazyviz.lazy() as graph:
+        for number in range(12):
+            F.mse_loss(net(x), x).backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    frame, *steps = shown_steps(graph)
+    assert frame == (1, "for number in range(12)", 12)
+    assert sum(repeats for _, _, repeats in steps) == 12
+    assert len({label for _, label, _ in steps}) == len(steps)
