@@ -19,9 +19,9 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
     For example, neither ``net.encoder.norm`` nor ``net.decoder.norm`` is labeled ``norm``, in any lane. Items
     of lists that differ only in their numbers are distinguished by them.
     """
-    groups = [root]
+    groups, frames = [root], set(opened)
     for group in groups:  # grows while it is read
-        groups += [child for child in group.children if child.kind in ("step", "lane") or child in opened]
+        groups += [child for child in group.children if child.kind in ("step", "lane") or child in frames]
     named = [
         (box, group)
         for group in groups
@@ -37,7 +37,7 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         if box.label == ".".join(box.name.split(".")[-count:]):
             fewest[pattern] = min(fewest.get(pattern, count), count)
     for box, group in named:
-        around = f"{group.name}." if group in opened else ""
+        around = f"{group.name}." if group in frames else ""
         parts = box.name.removeprefix(around).split(".")
         count = box.label.count(".") + 1
         least = min(count, fewest.get(patterns[box.name], count))

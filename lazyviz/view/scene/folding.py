@@ -24,7 +24,7 @@ def is_gradient_sum(box: Box) -> bool:
     return node is not None and node.phase == box.phase == "backward" and node.op._schema.name in _SUMS
 
 
-def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
+def fold_repeats(parent: Box) -> list[Box]:
     """The children of ``parent`` with each repeated sequence as one box.
 
     Two or more consecutive equal groups become one box that represents them (``x 12``). A sequence of several
@@ -45,12 +45,13 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
             continue
         result.append(_fold(parent, parts[at : at + period * repeats], period, repeats))
         at += period * repeats
-    if len(result) == 1 and result[0].repeats > 1 and parent.kind == "module" and parent.parent is not None:
-        # The whole group is one repetition, so it becomes the fold.
+    whole = len(result) == 1 and result[0].repeats > 1 and parent.kind == "module"
+    if whole and parent.parent is not None and not (is_model(parent) and result[0].name):
+        # The whole group is one repetition, so it becomes the fold; a model stays as the frame around it.
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
-            parent.label = path_label(parent, only, only_model=only_model)
+            parent.label = path_label(parent, only)
             parent.name, parent.root = only.name or parent.name, only.root or parent.root
         for member in only.children:
             member.parent = parent
@@ -129,13 +130,15 @@ def fold_rest(parent: Box, steps: Sequence[Box]) -> Box:
     return rest
 
 
-def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
+def is_model(box: Box) -> bool:
+    """Whether it is an outermost module, which the user calls."""
+    return box.kind == "module" and isinstance(box.key, tuple) and len(box.key) == 1 and bool(box.name)
+
+
+def path_label(outer: Box, inner: Box) -> str:
     """The label of a group that is drawn with its only child as one box."""
-    if isinstance(outer.key, tuple):
-        if outer.key[0] in ("line", "update", "initial"):
-            return outer.label
-        if only_model:
-            return inner.label  # the only model of its lane needs no name
+    if isinstance(outer.key, tuple) and outer.key[0] in ("line", "update", "initial"):
+        return outer.label
     return join(outer.label, inner.label)
 
 
