@@ -290,3 +290,28 @@ def test_accumulated_gradients_are_steps_of_one_loop(trained):
     assert frame == (1, "for number in range(12)", 12)
     assert sum(repeats for _, _, repeats in steps) == 12
     assert len({label for _, label, _ in steps}) == len(steps)
+
+
+def test_a_batch_has_its_variables_name_also_in_a_step_that_updates_unlike_the_last_one(trained):
+    net, _, _ = trained
+    optimizer = torch.optim.Adam(net.parameters())
+    batches = [torch.randn(4, 8) for _ in range(8)]
+    with lazyviz.lazy() as graph:
+        for number, batch in enumerate(batches):
+            F.mse_loss(net(batch), torch.ones(4, 8)).backward()
+            if number % 4 == 3:  # the first time it makes Adam's states
+                optimizer.step()
+                optimizer.zero_grad()
+    boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+    given = [box.label for box in boxes if box.kind == "input" and box.key == "input"]
+    assert given == ["batch"] * 8
+
+
+def test_updates_are_called_by_their_statement_on_a_line_with_others():
+    net, x = nn.Linear(8, 8), torch.ones(4, 8)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lazyviz.lazy() as graph:
+        loss = F.mse_loss(net(x), x)
+        sgd.zero_grad(); loss.backward(); sgd.step()  # noqa: E702  # fmt: skip
+    boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+    assert [box.label for box in boxes if box.phase == "optimizer" and box.repeats == 2] == ["sgd.step()"]
