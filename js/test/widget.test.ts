@@ -171,7 +171,7 @@ describe("the widget", () => {
 
   it("asks for a group when it is opened, draws it in place, and closes it by itself", () => {
     const { root, model } = start();
-    const fold = root.querySelector<SVGGElement>('[data-kind="module"][data-phase="forward"]');
+    const fold = root.querySelector<SVGGElement>('[data-kind="module"][data-phase="backward"]');
     const id = fold?.getAttribute("data-node") ?? "";
     expect(fold?.getAttribute("aria-expanded")).toBe("false");
     const before = root.querySelectorAll("[data-node]").length;

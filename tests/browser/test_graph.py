@@ -134,6 +134,34 @@ def test_shapes_above_an_op_that_failed_stand_apart_at_lines_that_do_not_cross(p
     assert len({end for _, end in lines}) == len(lines)
 
 
+class Skip(torch.nn.Module):
+    """Joins what it is given to what its layers make of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Conv2d(3, 8, 3, 2, 1)
+        self.up = torch.nn.ConvTranspose2d(8, 8, 2, 2)
+
+    def forward(self, x):
+        return torch.cat([self.up(self.down(x)), x], 1)
+
+
+def test_only_lines_to_the_op_that_failed_are_red_also_of_a_tensor_that_others_read(page, show):
+    graphs = []
+    unet, picture = Skip(), torch.randn(2, 3, 33, 33)
+    with pytest.raises(RuntimeError), lazyviz.lazy("cpu:1GiB") as graph:
+        graphs.append(graph)
+        unet(picture)
+    show("refused", graphs[0], width=1100)
+    red = page.locator(".lz-edge-failed")
+    error = page.locator('[data-kind="error"]').get_attribute("data-node")
+    assert red.evaluate_all("all => all.map((each) => each.dataset.to)") == [error] * 2
+    assert sorted(page.locator(".lz-edge-shape").all_text_contents()) == ["2×3×33×33", "2×8×34×34"]
+    top = page.locator('[data-kind="input"]').first.bounding_box()
+    starts = red.evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
+    assert min(starts) <= top["y"] + top["height"] + 2, "red from where the tensor is"
+
+
 @pytest.mark.parametrize("width", [700, 900])
 def test_the_legend_of_lines_leaves_room_for_the_zoom_of_a_narrow_widget(page, show, width):
     stage = show("mlp", width=width)

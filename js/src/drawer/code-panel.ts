@@ -68,7 +68,7 @@ export class CodePanel {
   /** The layers with the most memory at the peak; `go` shows one in the graph. */
   showLayers(layers: readonly Layer[], go: (chain: string[]) => void): void {
     const rows = layers.map(({ label, name: whole = label, cls, through, line, bytes, category, share, chain }) => {
-      const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, label));
+      const name = plainButton({ class: "lz-link", title: whole }, html("bdi", {}, ...label.split(/(?=\.)/).flatMap((part) => [html("wbr"), part])));
       on(name, "click", () => {
         go(chain);
       });

@@ -488,10 +488,14 @@ export class Scene {
     const source = makers[0]?.box.id ?? line.from;
     const target = readers[0]?.box.id ?? line.to;
     const points = [...(leaving[0] ?? []), ...line.points, ...(entering[0] ?? [])];
-    const refused = readers.find(({ box }) => box.kind === "error");
-    const whole: Line = { ...line, source, target, points, failed: refused !== undefined, ...drawn(points, flip) };
+    const whole: Line = { ...line, source, target, points, failed: readers[0]?.box.kind === "error", ...drawn(points, flip) };
     const more = leaving.slice(1).map((way, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([...way, start], flip), tip: null }));
-    const others = entering.slice(1).map((way, n): Line => ({ ...line, source, target: readers[n + 1]?.box.id ?? target, labelAt: null, ...drawn([last, ...way], flip) }));
+    const others = entering.slice(1).map((way, n): Line => {
+      const reader = readers[n + 1]?.box;
+      const failed = reader?.kind === "error"; // red from its beginning
+      const points = [...(failed ? line.points : [last]), ...way];
+      return { ...line, source, target: reader?.id ?? target, points, failed, labelAt: null, ...drawn(points, flip) };
+    });
     return [whole, ...more, ...others];
   }
 

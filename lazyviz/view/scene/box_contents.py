@@ -112,7 +112,10 @@ def card(box: Box, held: int, peak: int, through: str, sub: str = "") -> dict[st
     facts_line = width(size) + len(" · 1.00 GiB allocated") if height == CARD_HEIGHTS[2] else 0
     wide = max(name + badge, width(through or sub) * 7.3, facts_line * 6.4) + 32 + 24
     least = 130.0 if height == CARD_HEIGHTS[0] else CARD[0]
-    most = ROW[1] if box.kind == "step" else CARD[1]  # a loop's statement is longer than a layer's name
+    # A loop's statement or a path can be longer than a layer's name; a class has room if all of it has.
+    alone = width(box.label) * 8.6 + badge + 68
+    whole = alone + (width(facts.kind) * 7.6 if facts is not None else 0)
+    most = ROW[1] if box.kind == "step" or alone > CARD[1] or whole <= ROW[1] else CARD[1]
     result: dict[str, Any] = {"layer": kind, "size": [round(min(max(wide, least), most)), height]}
     if through:
         result["through"] = through
@@ -129,4 +132,4 @@ def row(box: Box, bytes_text: str) -> dict[str, Any]:
         wide = min(max(name + max(width(sizes), 8) * 6.4, ROW[0]), CARD[1])  # room for other batch sizes
         return {"size": [round(min(max(wide, name + width(sizes) * 6.4), ROW[1])), 28]}
     wide = width(box.label) * 8.6 + width(bytes_text) * 6.4 + 54
-    return {"size": [round(min(max(wide, 110), 260)), 28]}
+    return {"size": [round(min(max(wide, 110), ROW[1])), 28]}

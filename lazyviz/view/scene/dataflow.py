@@ -293,9 +293,10 @@ def _made_there(source: SourceLine) -> str:
 
 
 def step_on(source: SourceLine | None) -> str:
-    """``"opt.step()"``, if that is the whole line."""
-    text = source.text.partition("#")[0].strip() if source is not None else ""
-    return text if _STEPS.fullmatch(text) else ""
+    """``"opt.step()"``, if that is the whole line, or the only such statement on it."""
+    text = source.text.partition("#")[0] if source is not None else ""
+    found = [part.strip() for part in text.split(";") if _STEPS.fullmatch(part.strip())]
+    return found[0] if len(found) == 1 else ""
 
 
 def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object, str]]:

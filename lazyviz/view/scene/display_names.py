@@ -19,9 +19,9 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
     For example, neither ``net.encoder.norm`` nor ``net.decoder.norm`` is labeled ``norm``, in any lane. Items
     of lists that differ only in their numbers are distinguished by them.
     """
-    groups = [root]
+    groups, frames = [root], set(opened)
     for group in groups:  # grows while it is read
-        groups += [child for child in group.children if child.kind in ("step", "lane") or child in opened]
+        groups += [child for child in group.children if child.kind in ("step", "lane") or child in frames]
     named = [
         (box, group)
         for group in groups
@@ -37,7 +37,7 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         if box.label == ".".join(box.name.split(".")[-count:]):
             fewest[pattern] = min(fewest.get(pattern, count), count)
     for box, group in named:
-        around = f"{group.name}." if group in opened else ""
+        around = f"{group.name}." if group in frames else ""
         parts = box.name.removeprefix(around).split(".")
         count = box.label.count(".") + 1
         least = min(count, fewest.get(patterns[box.name], count))
@@ -76,12 +76,14 @@ def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
 def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> dict[int, str]:
     """Names of outside tensors whose variables have other values by now, such as the batches of a loop.
 
-    What the ops of a step read is named as what the same ops of the last step read, if all ops and lines of
-    the two are the same. Results are by id of the value.
+    What the ops of a step's forward pass read is named as what the same ops of the last step read, if all ops
+    and lines of the two passes are the same. Results are by id of the value.
     """
     rounds: dict[Box, list[int]] = {}
     for index, box in enumerate(box_of):
-        if box is not None and (step := lane_of(box).parent) is not None and step.kind == "step":
+        if box is None or box.phase != "forward":
+            continue  # the first step of an optimizer makes its states
+        if (step := lane_of(box).parent) is not None and step.kind == "step":
             rounds.setdefault(step, []).append(index)
     if len(rounds) < 2:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -23,7 +24,7 @@ def is_gradient_sum(box: Box) -> bool:
     return node is not None and node.phase == box.phase == "backward" and node.op._schema.name in _SUMS
 
 
-def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
+def fold_repeats(parent: Box) -> list[Box]:
     """The children of ``parent`` with each repeated sequence as one box.
 
     Two or more consecutive equal groups become one box that represents them (``x 12``). A sequence of several
@@ -44,12 +45,13 @@ def fold_repeats(parent: Box, *, only_model: bool = False) -> list[Box]:
             continue
         result.append(_fold(parent, parts[at : at + period * repeats], period, repeats))
         at += period * repeats
-    if len(result) == 1 and result[0].repeats > 1 and parent.kind == "module" and parent.parent is not None:
-        # The whole group is one repetition, so it becomes the fold.
+    whole = len(result) == 1 and result[0].repeats > 1 and parent.kind == "module"
+    if whole and parent.parent is not None and not (is_model(parent) and result[0].name):
+        # The whole group is one repetition, so it becomes the fold; a model stays as the frame around it.
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
-            parent.label = path_label(parent, only, only_model=only_model)
+            parent.label = path_label(parent, only)
             parent.name, parent.root = only.name or parent.name, only.root or parent.root
         for member in only.children:
             member.parent = parent
@@ -107,13 +109,36 @@ def _first_and_rest(fold: Box, parent: Box) -> list[Box]:
     return [first, rest]
 
 
-def path_label(outer: Box, inner: Box, *, only_model: bool) -> str:
+def fold_equal(parent: Box, steps: Sequence[Box]) -> list[Box]:
+    """``steps`` with each run of equal ones as one box; longer sequences that repeat stay as they are."""
+    result: list[Box] = []
+    for _, run in itertools.groupby(steps, key=lambda step: step.shape_hash):
+        parts = [[step] for step in run]
+        result += [_fold(parent, parts, 1, len(parts))] if len(parts) > 1 else parts[0]
+    for box in result:
+        box.parent = parent
+    return result
+
+
+def fold_rest(parent: Box, steps: Sequence[Box]) -> Box:
+    """``steps`` of a loop, equal or not, as one box, in which runs of equal ones are folded."""
+    rest = Box("step", _range([step.label for step in steps]), steps[0].phase, parent)
+    rest.key, rest.repeats = ("fold", steps[0].key), len(steps)
+    rest.children = fold_equal(rest, steps)
+    count(rest)
+    rest.shape_hash = hash(tuple(step.shape_hash for step in steps))
+    return rest
+
+
+def is_model(box: Box) -> bool:
+    """Whether it is an outermost module, which the user calls."""
+    return box.kind == "module" and isinstance(box.key, tuple) and len(box.key) == 1 and bool(box.name)
+
+
+def path_label(outer: Box, inner: Box) -> str:
     """The label of a group that is drawn with its only child as one box."""
-    if isinstance(outer.key, tuple):
-        if outer.key[0] in ("line", "update", "initial"):
-            return outer.label
-        if only_model:
-            return inner.label  # the only model of its lane needs no name
+    if isinstance(outer.key, tuple) and outer.key[0] in ("line", "update", "initial"):
+        return outer.label
     return join(outer.label, inner.label)
 
 

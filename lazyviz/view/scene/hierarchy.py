@@ -35,7 +35,17 @@ from .dataflow import (
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
 from .errors import find_error, makers_of, open_error
-from .folding import UPDATES, chunk, count, fold_repeats, is_gradient_sum, join, path_label, show_one_step
+from .folding import (
+    UPDATES,
+    chunk,
+    count,
+    fold_repeats,
+    is_gradient_sum,
+    is_model,
+    join,
+    path_label,
+    show_one_step,
+)
 from .loops import name_loops
 from .module_calls import Calls, merge_calls
 from .small_ops import fold_small_ops, is_small_ops
@@ -78,8 +88,9 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     _name_updates(root)
     show_one_step(root)
     fold_small_ops(root, graph)
-    opened = _open_models(root)
+    opened, beside = _open_models(root)
     tell_apart(root, opened)
+    _name_parts(root, opened, beside)
     box_of_value = _add_outside_tensors(graph, reads, box_of)
     results = add_results(graph, reads, box_of)
     failed_box = find_error(root)
@@ -254,9 +265,7 @@ def _bottom_up(root: Box) -> list[Box]:
 
 def _simplify(root: Box) -> None:
     """Count, merge chains of only children, and fold repeats, from the leaves up."""
-    boxes = _bottom_up(root)
-    one_model = {box for box in boxes if box.kind == "lane" and len(_models(box)) == 1}
-    for box in boxes:
+    for box in _bottom_up(root):
         if box.node is not None:
             node = box.node
             box.ops, box.nbytes = 1, sum(storage.nbytes for storage in node.made)
@@ -267,10 +276,14 @@ def _simplify(root: Box) -> None:
             box.syncs = 1
             box.shape_hash = hash(("sync", box.sync.cause, box.sync.source, box.sync.reader))
             continue
-        if box.kind == "module" and len(box.children) == 1 and box.children[0].is_group:
-            only = box.children[0]
+        only = box.children[0] if len(box.children) == 1 and box.children[0].is_group else None
+        if (
+            box.kind == "module"
+            and only is not None
+            and not (is_model(box) and only.repeats > 1 and only.name)
+        ):
             if only.kind == "module":
-                box.label = path_label(box, only, only_model=box.parent in one_model)
+                box.label = path_label(box, only)
                 box.name, box.root, box.calls = only.name or box.name, only.root or box.root, only.calls
                 box.container = only.container
             box.repeats, box.children = only.repeats, only.children
@@ -285,7 +298,7 @@ def _simplify(root: Box) -> None:
             own = (child.shape_hash for child in box.children if not is_gradient_sum(child))
             box.shape_hash = hash((alike, *own))
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
-            box.children = fold_repeats(box, only_model=box.parent in one_model)
+            box.children = fold_repeats(box)
         count(box)
 
 
@@ -303,11 +316,7 @@ def _nodes(box: Box) -> Iterator[Node]:
 
 def _models(lane: Box) -> set[object]:
     """Names of the outermost modules in a lane."""
-    return {
-        child.key[0]
-        for child in lane.children
-        if child.kind == "module" and isinstance(child.key, tuple) and len(child.key) == 1
-    }
+    return {child.key[0] for child in lane.children if is_model(child) and isinstance(child.key, tuple)}
 
 
 def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
@@ -317,8 +326,22 @@ def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
             merge_calls(box, reads, box_of)
 
 
-def _open_models(root: Box) -> list[Box]:
-    """Let lanes show the content of their models as long as that is a short list; returns the opened groups.
+def _name_parts(root: Box, opened: Sequence[Box], beside: Mapping[str, str]) -> None:
+    """Name parts of a module that are shown in its place and beside others with its path: ``beside`` has
+    such modules' labels by their names.
+    """
+    groups, frames = [root], set(opened)
+    for group in groups if beside else ():  # grows while it is read
+        groups += [child for child in group.children if child.kind in ("step", "lane") or child in frames]
+        for box in group.children:
+            outer = min((name for name in _prefixes(box.name) if name in beside), key=len, default=box.name)
+            if outer != box.name and group.phase != "optimizer":
+                box.label = beside[outer] + box.name[len(outer) :]
+
+
+def _open_models(root: Box) -> tuple[list[Box], dict[str, str]]:
+    """Let lanes show the content of their models as long as that is a short list; returns the opened groups,
+    and, by name, the labels of modules whose parts stand among others, as of a decoder beside its encoder.
 
     A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
     Inside a model the parts of its biggest modules take their place.  The backward pass shows the parts of
@@ -334,12 +357,13 @@ def _open_models(root: Box) -> list[Box]:
         elif box.phase not in ("optimizer", "other"):
             lanes.append(box)
     forward: dict[str, bool] = {}  # by name of the forward pass's modules: whether their parts are shown
+    beside: dict[str, str] = {}
     for lane in sorted(lanes, key=lambda lane: lane.phase != "forward"):
-        opened += _open_lane(lane, forward)
-    return opened
+        opened += _open_lane(lane, forward, beside)
+    return opened, beside
 
 
-def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
+def _open_lane(lane: Box, forward: dict[str, bool], beside: dict[str, str]) -> list[Box]:
     frames: list[Box] = []
     alone = len(_models(lane)) == 1
     framed = lane.phase == "forward" or not alone
@@ -351,7 +375,7 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
             for child in group.children
             if child.kind == "module"
             and child not in frames
-            and (child.repeats == child.calls == 1 or (group is lane and framed and _is_calls(child, lane)))
+            and (child.repeats == child.calls == 1 or (framed and _is_calls(child, group, lane)))
             and any(grandchild.is_group for grandchild in child.children)
             and total + _shown(child) - 1 <= _most_boxes(lane, child, group, forward)
         ]
@@ -361,9 +385,12 @@ def _open_lane(lane: Box, forward: dict[str, bool]) -> list[Box]:
         total += _shown(chosen) - 1
         if lane.phase == "forward":
             forward[chosen.name] = True
-        if group is lane and framed and chosen.name:
+        if framed and chosen.name and (group is lane or chosen.calls > 1):
             frames += [chosen, *chosen.children[: chosen.calls > 1]]
             continue
+        named = chosen.name and not chosen.container
+        if lane.phase == "forward" and named and not _is_big(chosen, group, ONLY):
+            beside[chosen.name] = chosen.label
         at = group.children.index(chosen)
         taken = {child.label for child in group.children}
         for part in chosen.children:
@@ -386,9 +413,10 @@ def _is_big(module: Box, group: Box, share: float = BIG) -> bool:
     return module.ops >= share * inside * module.calls
 
 
-def _is_calls(module: Box, lane: Box) -> bool:
-    """Whether it is the big module of its lane, and its parts are calls of it."""
-    return module.calls > 1 and module.children[0].kind == "step" and _is_big(module, lane)
+def _is_calls(module: Box, group: Box, lane: Box) -> bool:
+    """Whether it is the big module of its lane, or all of a model, and its parts are calls of it."""
+    alone = group is lane or len(group.children) == 1
+    return alone and module.calls > 1 and module.children[0].kind == "step" and _is_big(module, group)
 
 
 def _shown(module: Box) -> int:

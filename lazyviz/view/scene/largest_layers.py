@@ -14,7 +14,8 @@ from .boxes import Box, chain, module_facts
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6
-LONGEST = 26  # letters of a name with its count, which the list has room for
+LONGEST = 26  # letters of a name with its count, which a line of the list has room for
+MOST_LETTERS = 2 * LONGEST  # a path may take two lines
 _LEADING = re.compile(r"\b\w+×")  # its first dimension, as of experts that get some of the rows each
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
 
@@ -132,7 +133,7 @@ def _row(
     if told and len(together) <= LONGEST and all(len(name) == len(names[0]) for name in names):
         label, count = together, ""
     return {
-        "label": _ending(label, LONGEST - len(count)) + count,
+        "label": _ending(label, MOST_LETTERS - len(count)) + count,
         "name": label + count,
         "cls": f"{_class(shown)} (own ops)" if _modules_in(shown) else _class(shown),
         "through": _through(scene, shown),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box
-from .folding import count
+from .folding import count, fold_equal, fold_rest
 
 Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60
@@ -23,11 +23,12 @@ def name_loops(root: Box, graph: Graph) -> None:
     """Name folds of steps after the loops around their lines: ``"for i in range(12)"``, or, with another
     around it, ``"for epoch in range(3) › for x in data"``.
 
-    Steps of one loop that differ, as the first one of an optimizer and those after it, are in one frame.
-    A single step has the name in addition to its number.
+    Steps of one loop that differ, as the first one of an optimizer and those after it, or each tenth one that
+    prints, are in one frame.  A single step has the name in addition to its number.
     """
     outside: Sequence[Place] = _loops_around(graph.place) if graph.place is not None else ()
     loops: dict[Box, tuple[Place, ...]] = {}  # around steps, innermost first
+    root.children = _single_rounds(root, outside)
     root.children = _framed(root, outside, loops)
     stack = [root]
     while stack:
@@ -54,6 +55,36 @@ def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place
     loops[box] = tuple(known) if inside else _loops_of(box, known)
     if box.repeats > 1 and (text := _within_module(box) if inside else _title(loops[box], known, CARD_CHARS)):
         box.label = text
+
+
+def _single_rounds(group: Box, outside: Sequence[Place]) -> list[Box]:
+    """The children of ``group`` with several rounds of one loop, such as ten of which the last one prints,
+    as these rounds: the first few as they are, and the others as one box.
+    """
+    result: list[Box] = []
+    for box in group.children:
+        if box.repeats < 2 or any(part.kind != "step" for each in box.children for part in each.children):
+            result.append(box)
+            continue
+        steps = [_members(each) for each in box.children]
+        own = _loops_of(steps[0][0], outside)
+        middle = _common_loops(_lines(node, own=True) for node in _nodes(box.children[len(steps) // 2]))
+        if not own or own[:1] != middle[:1] or own[0] in outside:
+            result.append(box)  # rounds of an outer loop
+            continue
+        result += fold_equal(group, steps[0])
+        result.append(fold_rest(group, list(itertools.chain.from_iterable(steps[1:]))))
+    return result
+
+
+def _members(step: Box) -> list[Box]:
+    """The single steps in ``step``."""
+    inside = [step]
+    while any(each.children[0].kind == "step" for each in inside):
+        inside = [
+            part for each in inside for part in (each.children if each.children[0].kind == "step" else [each])
+        ]
+    return inside
 
 
 def _framed(group: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> list[Box]:

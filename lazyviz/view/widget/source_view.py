@@ -27,7 +27,7 @@ from ..scene.scene import Scene, plural
 
 AROUND = 2  # context lines shown before and after a line with ops
 LONGEST = 400  # maximum characters of a line
-WHOLE_CELL = 200  # maximum lines of another cell that is shown as a whole
+WHOLE_CELL = 200  # maximum lines of another cell that is shown from its first to its last line with ops
 WHOLE = 3000  # maximum lines of a cell that are shown without ops
 LISTED = 60  # maximum ops of a line listed in the details
 MOST_LINES = 2000  # maximum lines of all files
@@ -113,7 +113,10 @@ class Code:
         return [
             {
                 "label": section.label,
-                "lines": _dedented([(line, as_written(text)) for line, text in section.lines]),
+                "lines": [
+                    (line, _indented(text))
+                    for line, text in _dedented([(line, as_written(text)) for line, text in section.lines])
+                ],
             }
             for section in self.sections
         ]
@@ -237,6 +240,12 @@ def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     return result
 
 
+def _indented(text: str) -> str:
+    """The line with an indentation that cannot be parted from its first word where the line is wrapped."""
+    code = text.lstrip(" ")
+    return "\u00a0" * (len(text) - len(code)) + code
+
+
 def lines_of(node: Node) -> tuple[SourceLine, ...]:
     """The user's lines that ``node`` counts for, innermost first."""
     own = () if node.source is None else (node.source,)
@@ -312,7 +321,7 @@ def _around(file: str, known: dict[int, str], *, whole: bool) -> list[tuple[int,
     near = {line + by for line in known for by in range(-AROUND, AROUND + 1)}
     whole = whole and len(text) <= WHOLE_CELL
     if whole:
-        near |= set(range(1, len(text) + 1))
+        near |= set(range(min(known), max(known)))
     shown: list[tuple[int, str]] = []
     for line in sorted(near):
         here = text[line - 1].rstrip("\n") if 0 < line <= len(text) else ""

@@ -8,7 +8,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.units import format_bytes
-from lazyviz.view.scene.box_contents import CARD_HEIGHTS, count_text, layer_kind
+from lazyviz.view.scene.box_contents import CARD_HEIGHTS, card, count_text, layer_kind, row
+from lazyviz.view.scene.boxes import Box
 from lazyviz.view.scene.scene import Scene
 
 
@@ -118,6 +119,14 @@ def test_a_card_is_as_wide_as_its_loop_and_its_sync_points_need():
     assert frame.label == "for number_of_the_round in range(14)" and width == 344
     box = max((each for each in frame.children if each.syncs), key=lambda each: each.syncs)
     assert scene.subtitle(box).endswith("sync points") and scene.size(box)[0] > 6.5 * len(scene.subtitle(box))
+
+
+def test_a_long_path_and_a_long_gradient_have_room_for_their_names(drawn):
+    layers = Box("module", "decoder.blocks.layers.0–2", "forward", None)
+    layers.repeats = 3
+    assert card(layers, 10, 100, "4×48×256 → 4×48×256")["size"][0] > 25 * 8.6 + 60
+    weight = Box("input", "whisper.decoder.pos", "backward", None)
+    assert row(weight, "64×256 · 64.0 KiB")["size"][0] > 19 * 8.6 + 17 * 6.4
 
 
 def test_counts_are_short():

@@ -260,3 +260,58 @@ def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
     assert steps
     assert not any("×" not in scene.box(box).get("through", "×") for box in steps)
     assert "through" not in scene.box(steps[0]) or "→" in scene.box(steps[0])["through"]
+
+
+def test_a_loop_in_which_each_nth_step_differs_is_one_frame_that_counts_its_steps(trained):
+    net, optimizer, x = trained
+    step(net, optimizer, x)
+    with lazyviz.lazy() as graph:
+        for number in range(12):
+            loss = step(net, optimizer, x)
+            if number % 4 == 0:
+                loss.item()
+    assert shown_steps(graph) == [
+        (1, "for number in range(12)", 12),
+        (2, "step 1", 1),
+        (2, "step 2–4", 3),
+        (2, "step 5–12", 8),
+    ]
+
+
+def test_accumulated_gradients_are_steps_of_one_loop(trained):
+    net, optimizer, x = trained
+    with lazyviz.lazy() as graph:
+        for number in range(12):
+            F.mse_loss(net(x), x).backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    frame, *steps = shown_steps(graph)
+    assert frame == (1, "for number in range(12)", 12)
+    assert sum(repeats for _, _, repeats in steps) == 12
+    assert len({label for _, label, _ in steps}) == len(steps)
+
+
+def test_a_batch_has_its_variables_name_also_in_a_step_that_updates_unlike_the_last_one(trained):
+    net, _, _ = trained
+    optimizer = torch.optim.Adam(net.parameters())
+    batches = [torch.randn(4, 8) for _ in range(8)]
+    with lazyviz.lazy() as graph:
+        for number, batch in enumerate(batches):
+            F.mse_loss(net(batch), torch.ones(4, 8)).backward()
+            if number % 4 == 3:  # the first time it makes Adam's states
+                optimizer.step()
+                optimizer.zero_grad()
+    boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+    given = [box.label for box in boxes if box.kind == "input" and box.key == "input"]
+    assert given == ["batch"] * 8
+
+
+def test_updates_are_called_by_their_statement_on_a_line_with_others():
+    net, x = nn.Linear(8, 8), torch.ones(4, 8)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lazyviz.lazy() as graph:
+        loss = F.mse_loss(net(x), x)
+        sgd.zero_grad(); loss.backward(); sgd.step()  # noqa: E702  # fmt: skip
+    boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
+    assert [box.label for box in boxes if box.phase == "optimizer" and box.repeats == 2] == ["sgd.step()"]

@@ -163,6 +163,14 @@ def test_layers_of_several_blocks_are_counted_and_the_models_name_is_said_once()
     assert not any("one, " in label for label in labels)
 
 
+def test_the_largest_layer_is_named_with_the_part_of_the_model_that_it_is_in():
+    model = nn.Transformer(64, 2, 3, 3, 256, batch_first=True)
+    with lazyviz.lazy() as graph:
+        model(torch.ones(4, 200, 64), torch.ones(4, 20, 64)).sum().backward()
+    first = largest_layers(Scene(graph.ir, graph.plan()))[0]
+    assert first["label"] == first["name"] == "encoder.layers.*.self_attn × 3"
+
+
 class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()

@@ -10,6 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.modules import module_path
 from lazyviz.view.scene.details import describe
+from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.memory_chart import memory_json
 from lazyviz.view.scene.scene import Scene
 
@@ -301,3 +302,72 @@ def test_a_variable_of_a_listed_module_stays_its_name_where_all_have_one():
         head(backbone(x))
     assert {module_path(node) for node in graph.nodes if node.root} == {"backbone", "head"}
     del net
+
+
+def shown(graph, phase="forward"):
+    """Labels of what a lane shows at first: frames, and the boxes in them."""
+    hierarchy = build_hierarchy(graph.graph)
+    lane = next(lane for lane in hierarchy.lanes() if lane.phase == phase)
+    found, stack = [], lane.children[::-1]
+    while stack:
+        box = stack.pop()
+        if box.kind in ("module", "step"):
+            found.append(box.label)
+        stack += box.children[::-1] if box.id in hierarchy.opened else []
+    return found
+
+
+def test_a_model_that_is_one_list_of_layers_is_a_frame_around_them():
+    tower = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 16, batch_first=True), 3)
+    with lazyviz.lazy() as graph, torch.no_grad():
+        tower(torch.ones(2, 3, 16), torch.ones(2, 3, 16))
+    assert shown(graph) == ["tower", "layers.0–2"]
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, a, b):
+        return self.branch(a), self.branch(b)
+
+
+def test_a_model_that_only_calls_one_module_twice_keeps_its_name_and_shows_the_first_call():
+    siamese = Siamese()
+    with lazyviz.lazy() as graph:
+        siamese(torch.ones(2, 8), torch.ones(2, 8))
+    names = shown(graph)
+    assert names[:3] == ["siamese", "branch", "call 1"] and names[-1] == "call 2"
+
+
+class Speech(nn.Module):
+    """An encoder and a decoder with parts of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.decoder = Words()
+
+    def forward(self, x, words):
+        return self.decoder(words, self.encoder(x))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.mix = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 9)
+
+    def forward(self, words, x):
+        return self.out((self.mix(self.embed(words)) + x).relu().softmax(-1))
+
+
+def test_parts_of_a_decoder_that_stand_beside_its_encoder_are_called_the_decoders():
+    speech = Speech()
+    with lazyviz.lazy() as graph:
+        speech(torch.ones(2, 8), torch.zeros(2, dtype=torch.long)).sum().backward()
+    for phase in ("forward", "backward"):
+        own = {label for label in shown(graph, phase) if label.rpartition(".")[2] in ("embed", "mix", "out")}
+        assert own == {"decoder.embed", "decoder.mix", "decoder.out"}, phase

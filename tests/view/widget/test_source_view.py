@@ -73,6 +73,29 @@ def test_of_a_file_the_lines_of_ops_are_shown_with_their_surroundings(write, tmp
     assert section["lines"][0][1] == "line_8 = 8", "without the indent that all lines share"
 
 
+def test_of_another_cell_the_lines_from_the_first_to_the_last_with_ops_are_shown(write, tmp_path):
+    text = "".join(f"line_{n} = {n}\n" for n in range(1, 21))
+    file = "<ipython-input-3-0123456789ab>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    program = write.Program()
+    x = program.outside()
+    for line in (8, 14):
+        x = program(write.aten.relu.default, [x], line=line, text=f"line_{line} = {line}")
+        program.graph.nodes[-1].source = SourceLine(file, line, f"line_{line} = {line}", cell=3)
+    (section,) = Code(program.graph).text_json()
+    assert [line for line, _ in section["lines"]] == list(range(6, 17)), "without its imports"
+
+
+def test_the_first_word_of_a_line_is_not_parted_from_its_indentation(write):
+    program = write.Program()
+    program(write.aten.relu.default, [program.outside()])
+    (section, *_) = Code(program.graph, "for x in data:\n    history.append(x.item())").text_json()
+    assert [text for _, text in section["lines"]] == [
+        "for x in data:",
+        "\xa0" * 4 + "history.append(x.item())",
+    ]
+
+
 def test_a_line_that_its_file_no_longer_has_is_shown_as_it_was(write, tmp_path):
     path = tmp_path / "model.py"
     path.write_text("something else\n")

@@ -149,11 +149,12 @@ def id_of(made, label):
     return next(box.id for box in made.widget._answers.scene.hierarchy.boxes.values() if box.label == label)
 
 
-def test_the_first_picture_is_lanes_with_everything_in_them_closed(made):
+def test_the_first_picture_is_lanes_with_everything_in_them_closed_but_the_model(made):
     scene = made.widget.scene
     lanes = scene["groups"][0]["boxes"]
     assert [lane["label"] for lane in lanes] == ["Forward", "Backward", "Optimizer"]
-    assert scene["opened"] == [scene["root"], *[lane["id"] for lane in lanes]]
+    frame = id_of(made, "Net")
+    assert scene["opened"] == [scene["root"], *[lane["id"] for lane in lanes], frame]
     json.dumps(scene)
 
 
