@@ -133,6 +133,7 @@ def test_a_capsule_of_a_tensor_that_was_pending_shows_later_writes(at_once):
     assert shown.tolist() == [2, 4, 6]
 
 
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # PyTorch's, of NumPy 2
 def test_a_method_looked_up_before_the_evaluation_works_after_a_reset():
     with lazyviz.lazy():
         torch.ones(2) + 1

@@ -53,6 +53,13 @@ torch/csrc/autograd/engine.cpp).
 """
 
 
+class Places(dict[Node, int]):
+    """Where nodes stand in the numbers of lifetimes: those of the record, where nothing else is known."""
+
+    def __missing__(self, node: Node) -> int:
+        return node.index
+
+
 @dataclass
 class Program:
     """Steps in the order in which they run, and what is known of each allocation.
@@ -80,7 +87,7 @@ class Program:
     held: dict[Key, Hold] = field(default_factory=dict)
     entries: dict[Key, int] = field(default_factory=dict)
     of: Run = "lazyviz"
-    places: Mapping[Node, int] = field(default_factory=dict)
+    places: Places = field(default_factory=Places)
 
     def key(self, like: Key, nbytes: int | None = None) -> Key:
         """A new allocation with the dtype of ``like``, and with its size unless ``nbytes`` is given."""
@@ -201,18 +208,23 @@ def _belongs_to_user(span: Lifetime, count: int) -> bool:
     return span.lazy_stop >= count and span.storage.role is not None
 
 
-def _hold(nodes: Sequence[Node], places: Mapping[Node, int], span: Lifetime) -> Hold:
+def _hold(nodes: Sequence[Node], positions: Mapping[Node, int], places: Places, span: Lifetime) -> Hold:
     last = span.last_use
     if last is None or last.phase != "backward" or last.forward is None:
         return Hold(span.lazy_stop, None)
     if _belongs_to_user(span, len(nodes)):
         return Hold(span.lazy_stop, None)
-    at = places[last]
-    return Hold(span.lazy_stop, at if span.lazy_stop <= formula_end(nodes, at) else None)
+    at = positions.get(last)
+    final = last if at is None else nodes[formula_end(nodes, at) - 1]
+    return Hold(span.lazy_stop, places[last] if span.lazy_stop <= places[final] + 1 else None)
 
 
-def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
-    """The recorded program, with only the storages in ``spans``."""
+def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime], *, in_order: bool = False) -> Program:
+    """The recorded program, with only the storages in ``spans``.
+
+    ``nodes`` may be a part of the record. ``in_order`` says that the spans count the steps of ``nodes``, and
+    not the nodes of the record.
+    """
     spans = [span for span in spans if span.storage.nbytes]
     # For example, planned with another size.
     keys = {span.storage.origin: key for key, span in enumerate(spans)}
@@ -223,7 +235,8 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
             makes.setdefault(span.maker, []).append(key)
     dtypes: list[torch.dtype | None] = [None] * len(spans)
     steps = []
-    places = {node: position for position, node in enumerate(nodes)}
+    positions = {node: position for position, node in enumerate(nodes)}
+    places = Places(positions if in_order else ())
 
     find = keys.get
     for node in nodes:
@@ -246,7 +259,7 @@ def program_of(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> Program:
         steps.append(Step(node, tuple(uses), tuple(makes.get(node, ()))))
     kept = {key for key, span in enumerate(spans) if span.kept}
     held = {
-        key: _hold(nodes, places, span)
+        key: _hold(nodes, positions, places, span)
         for key, span in enumerate(spans)
         if not span.kept
         and (

@@ -30,7 +30,7 @@ def remedies(plan: Plan, kinds: int | None = None) -> tuple[Remedy, ...]:
     """
     if not plan.peak_bytes or plan.split.pieces > 1:  # a split run is another program than the recorded one
         return ()
-    program = program_of(plan._nodes, plan._lifetimes.values())
+    program = program_of(plan._nodes, plan._lifetimes.values(), in_order=True)
     peak, at = program.peak()
     found: list[Remedy] = []
     count = 0
