@@ -96,7 +96,7 @@ def of_eager(span: Lifetime) -> Lifetime:
 
 
 def as_run(span: Lifetime) -> Lifetime:
-    """The lifetime of a lazyviz run in the order in which nodes run: see :func:`.run_order.run_order`."""
+    """The lifetime of a lazyviz run in the order in which nodes run: see :mod:`.run_order`."""
     ran = span.ran
     return span if ran is None else span._replace(start=ran.start, lazy_stop=ran.stop, last_use=ran.last_use)
 
