@@ -77,7 +77,8 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
             try:
                 if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
-                if (tensor.requires_grad and tensor.numel() == 1) or torch.jit.is_tracing():  # PyTorch warns
+                traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
+                if traced or (tensor.requires_grad and tensor.numel() == 1):  # PyTorch warns
                     sources = tape.scopes.sources
                     return at_users_line(sources, sys._getframe(1), functools.partial(original, tensor))
                 return original(tensor)
