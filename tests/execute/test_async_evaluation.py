@@ -23,30 +23,20 @@ import lazyviz
 from lazyviz.execute.replay import node_passes
 from lazyviz.record.tape import tape
 
-pytestmark = pytest.mark.skipif(not node_passes.active, reason="a program of Python's does not run so")
+from . import runs_in_flight
+from .runs_in_flight import SIZE, products
 
-SIZE = 400
+pytestmark = pytest.mark.skipif(not node_passes.active, reason="a program of Python's does not run so")
 
 
 def chain(x: torch.Tensor, length: int = 12) -> torch.Tensor:
     """Takes tens of milliseconds."""
-    for _ in range(length):
-        x = (x @ x) / SIZE
-    return x
+    return products(x, length)
 
 
 def started(function: Callable[[], Any]) -> tuple[Any, lazyviz.Run]:
     """What ``function`` returns, recorded, and its evaluation, which is not waited for."""
-    for _ in range(2):
-        with lazyviz.lazy() as graph:
-            kept = function()
-        graph.evaluate()
-    del kept
-    with lazyviz.lazy() as graph:
-        result = function()
-    run = graph.evaluate(wait=False)
-    assert run.waited is None
-    return result, run
+    return runs_in_flight.started(function)[:2]
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -19,16 +19,14 @@ from lazyviz.execute.replay import node_passes
 from lazyviz.record.tape import tape
 from lazyviz.session.strategies.replay import ReplayRun
 
-pytestmark = pytest.mark.skipif(not node_passes.active, reason="a program of Python's does not run so")
+from .runs_in_flight import SIZE, products, started
 
-SIZE = 400
+pytestmark = pytest.mark.skipif(not node_passes.active, reason="a program of Python's does not run so")
 
 
 def long(x: torch.Tensor, length: int = 60) -> torch.Tensor:
     """Takes hundreds of milliseconds."""
-    for _ in range(length):
-        x = (x @ x) / SIZE
-    return x
+    return products(x, length)
 
 
 @pytest.fixture
@@ -50,20 +48,6 @@ def nothing_is_left() -> Iterator[None]:
     yield
     lazyviz.reset()
     assert tape.runs.background is None
-
-
-def started(function: Callable[[], Any]) -> tuple[Any, lazyviz.Run, lazyviz.LazyGraph]:
-    """What ``function`` returns, recorded, and its evaluation, which is not waited for."""
-    for _ in range(2):
-        with lazyviz.lazy() as graph:
-            kept = function()
-        graph.evaluate()
-    del kept
-    with lazyviz.lazy() as graph:
-        result = function()
-    run = graph.evaluate(wait=False)
-    assert run.waited is None
-    return result, run, graph
 
 
 def test_a_read_waits_for_what_it_needs_only(parts: list[int]) -> None:

@@ -421,10 +421,10 @@ class SyncPatches:
                 for tensor in tensors_in((item,) if whole or isinstance(item, (list, tuple)) else ()):
                     self.before_read(tensor, f"{cls.__name__}()")
             if not whole:
-                call = functools.partial(construct, cls, *args, **kwargs)
-                if _may_warn(args):
+                if _may_warn((*args, *kwargs.values())):
+                    call = functools.partial(construct, cls, *args, **kwargs)
                     return at_users_line(self.tape.scopes.sources, sys._getframe(1), call)
-                return call()
+                return construct(cls, *args, **kwargs)
             with private_api.excluding_python():  # it accepts only a tensor without a class yet
                 return construct(cls, *args, **kwargs)
 
