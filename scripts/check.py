@@ -1,7 +1,7 @@
 """Runs every check of `make test`; failures are shown, and the other checks still run.
 
 Two checks run at a time, the longest first, and compute with one thread each.  Checks that measure times come
-last, one after another, with PyTorch's own number of threads.  A quarter of the cases of each test runs each
+last, one after another, with PyTorch's own number of threads.  An eighth of the cases of each test runs each
 day, unless all are asked for.
 
 .venv/bin/python scripts/check.py [--only lint|documentation | --daily | --every-case | --all]
@@ -133,7 +133,8 @@ CHECKS = (
         alone=True,
     ),
 )
-DAILY, IN_TURN = ("--daily",), ("--in-turn",)
+IN_TURN = ("--in-turn",)
+DAILY = ("--daily", *IN_TURN)
 
 
 def chosen(options: argparse.Namespace) -> list[Check]:

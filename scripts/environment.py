@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -185,11 +186,20 @@ def compile_modules(among: threading.Lock) -> None:
     """The native modules; where there is no compiler, lazyviz goes on without, more slowly."""
     command: list[str | Path] = [PYTHON, "scripts/build_native.py"]
     try:
-        run("native modules, compiled for this PyTorch (minutes)", command, among=among)
+        run("native modules, compiled for this PyTorch (minutes)", command, env=compiler_cache(), among=among)
     except StepFailed as error:
         say(f"   {error}")
         return
     put_stamp("native", native_value())
+
+
+def compiler_cache() -> dict[str, str]:
+    """The variables by which ccache, where it is installed, reuses what another clone has compiled."""
+    compilers = {name: sysconfig.get_config_var(name) for name in ("CC", "CXX")}
+    if shutil.which("ccache") is None or None in compilers.values() or compilers.keys() & os.environ.keys():
+        return {}
+    cached = {name: f"ccache {compiler}" for name, compiler in compilers.items()}
+    return {**cached, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
 
 
 def native_value() -> str:

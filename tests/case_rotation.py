@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-TURNS = 4  # days in which ``--in-turn`` runs everything once
+TURNS = 8  # days in which ``--in-turn`` runs everything once
 CONFORMANCE_DAYS = 8  # the same for conformance tests and ``--daily``
 TAKE_LONG = ("browser", "slow", "takes_times")
 
@@ -21,7 +21,7 @@ def day_of(config: pytest.Config) -> datetime.date:
 
 
 def due(items: Sequence[pytest.Item], day: int) -> list[pytest.Item]:
-    """A quarter of the cases of each test, at least one, and of the tests without cases that take long."""
+    """An eighth of the cases of each test, at least one, and of the tests without cases that take long."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     chosen: list[pytest.Item] = []
     for item in items:

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="no slow tests; conformance tests whose turn it is",
     )
     group.addoption(
-        "--in-turn", action="store_true", help="of the cases of a test, and of slow tests, a quarter each day"
+        "--in-turn", action="store_true", help="of the cases of a test, and of slow tests, an eighth each day"
     )
     group.addoption("--day", metavar="DATE", help="what is run on that day (YYYY-MM-DD), not today")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")

@@ -22,14 +22,14 @@ class Item:
 
 
 FAST = Item("test_fast")
-SLOW = [Item(f"test_slow_{number}", "slow") for number in range(12)]
-MANY = [Item(f"test_many[{number}]", "slow" if number == 3 else None) for number in range(7)]
+SLOW = [Item(f"test_slow_{number}", "slow") for number in range(24)]
+MANY = [Item(f"test_many[{number}]", "slow" if number == 3 else None) for number in range(13)]
 TWO = [Item(f"TestOfClass::test_two[{number}]") for number in range(2)]
 ONE = [Item("TestOfClass::test_one[0]")]
 ITEMS = [FAST, *SLOW, *MANY, *TWO, *ONE]
 
 
-def test_in_four_days_every_test_runs():
+def test_after_all_turns_every_test_has_run():
     days = [case_rotation.due(ITEMS, FIRST + day) for day in range(case_rotation.TURNS)]
     assert {item for day in days for item in day} == set(ITEMS)
     for item in [*SLOW, *MANY]:

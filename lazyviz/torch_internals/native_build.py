@@ -249,10 +249,10 @@ def check_warnings() -> list[str]:
     """The compiler's warnings about our own C++, without those about PyTorch's and Python's headers."""
     torch = find_torch()
     outside = [*torch.include, sysconfig.get_paths()["include"]]
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
     said = []
     for source in CPP:
-        command = [compiler, "-std=c++20", *STRICT, *(f"-isystem{path}" for path in outside)]
+        command = [*compiler, "-std=c++20", *STRICT, *(f"-isystem{path}" for path in outside)]
         command += ['-DLAZYVIZ_SOURCE=""', '-DLAZYVIZ_TORCH=""', str(ROOT / source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
