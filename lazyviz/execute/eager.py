@@ -231,6 +231,9 @@ class _Outside(Transaction):
             mode = private_api.inference_mode(inference_mode)
             self.undo_by(mode.abandoned)
             mode.__enter__()
+        user_level = self._tape.user_level()  # the sync point may be in an op
+        self.undo_by(partial(user_level.__exit__, None, None, None))
+        user_level.__enter__()
 
     def _reenter(self) -> None:
         self._level.__enter__()

@@ -31,6 +31,10 @@ Python prints nothing if this exception ends a thread, unlike exceptions derived
 _NUMBERS = tuple(sorted(int(number) for number in signal.valid_signals()))
 
 
+Handler = Callable[[int, "FrameType | None"], Any]
+Level = Callable[[], AbstractContextManager[Any]]
+
+
 class Arrived(list[int]):
     """The numbers of signals that have arrived and are waiting."""
 
@@ -43,20 +47,21 @@ class Deferred(Arrived):
     Inside another one of the same thread, it returns that one. ``level`` creates the context in which
     handlers are called; ``raised`` is an exception raised by one of them, or by another user function.
     ``leave`` restores state that was set inside of it, if an asynchronous exception prevented a context from
-    being exited. ``of_op`` is set while an op is recorded, see :class:`at_once`.
+    being exited. ``of_op`` is set while an op is recorded, see :class:`at_once`: it creates the context of
+    the user's code, in which handlers are called.
     """
 
     __slots__ = ("_handlers", "leave", "level", "of_op", "raised")
 
     current: ClassVar[dict[int, Deferred]] = {}  # by thread
     # The handlers of all signals when a context was last entered, and those that can be called.
-    _found: ClassVar[tuple[list[Any], dict[int, Callable[[int, FrameType | None], Any]]]] = [], {}
+    _found: ClassVar[tuple[list[Any], dict[int, Handler]]] = [], {}
 
-    def __init__(self, *, of_op: bool = False) -> None:
+    def __init__(self, *, of_op: Level | None = None) -> None:
         super().__init__()
         self.of_op = of_op
-        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self.level: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._handlers: dict[int, Handler] = {}
+        self.level: Level = nullcontext
         self.leave: Callable[[], None] | None = None
         self.raised: BaseException | None = None
 
@@ -94,10 +99,12 @@ class Deferred(Arrived):
     def _raise_arrived(self) -> None:
         """Raise again the signals that have arrived, for their handlers."""
         first: BaseException | None = None
+        level = self.of_op or nullcontext
         while self:
             try:
                 if (number := self.pop(0)) != ENDING:
-                    signal.raise_signal(number)
+                    with level():
+                        signal.raise_signal(number)
             except BaseException as error:
                 first = first or error
         if first is not None:
@@ -175,6 +182,21 @@ class Deferred(Arrived):
                 del first
 
 
+class _AtLevel:
+    """A signal's handler, called at the level of the user's code."""
+
+    def __init__(self, handler: Handler, level: Level) -> None:
+        self._handler, self._level = handler, level
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        with self._level():
+            return self._handler(number, frame)
+
+    def remove(self, number: int) -> None:
+        if _signal.getsignal(number) is self:  # the handler may have set another one
+            _signal.signal(number, self._handler)
+
+
 class at_once(Transaction):
     """In a :class:`Deferred` of an op that is recorded, for a part of it that may take long: signals are
     handled when they arrive.
@@ -189,6 +211,15 @@ class at_once(Transaction):
             del Deferred.current[thread]
             outer._restore()
             outer._raise_arrived()
+            self._call_at(outer.of_op)
+
+    def _call_at(self, level: Level) -> None:
+        """Have the user's handlers called at ``level``; Python's own for an interrupt raises all the same."""
+        for number, handler in Deferred._found[1].items():
+            if handler is not _signal.default_int_handler and _signal.getsignal(number) is handler:
+                at_level = _AtLevel(handler, level)
+                self.undo_by(functools.partial(at_level.remove, number))
+                _signal.signal(number, at_level)
 
 
 class deferred(Transaction):

@@ -197,7 +197,7 @@ class Recorder:
         """
         recording, answer = self._recording, None
         while recording.graph is not None:  # such code may have ended the block as well
-            last_change, signals = recording.last_change, Deferred(of_op=True)
+            last_change, signals = recording.last_change, Deferred(of_op=self._tape.user_level)
             try:
                 with signals:
                     call, answer = self._prepared(op, args, kwargs)

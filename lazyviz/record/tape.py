@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -32,11 +33,13 @@ class Tape:
     """The parts of the record, one object for each subject; there is one tape per process.
 
     ``pending`` are the nodes of ``pending_ops``, its most used part by far. ``retire`` removes this thread's
-    mode if it could not be removed when the last pending op had run.
+    mode if it could not be removed when the last pending op had run. ``user_level`` creates
+    the context for functions of the user that are called while an op is recorded or runs.
     """
 
     recorder: OpRecorder
     retire: Callable[[], None]
+    user_level: Callable[[], AbstractContextManager[Any]]
 
     def __init__(self) -> None:
         self.recording = RecordingState()

@@ -8,12 +8,16 @@ the handler leaves to others must reach the mode.
   the op that it is given has been through that.
 - ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.
 - ``HigherOrderOperator.py_kernels``: what such an operator does where nothing traces or compiles it.
+- ``_dispatch_tls_local_include_set``, ``_dispatch_tls_local_exclude_set``, ``_ForceDispatchKeyGuard``:
+functions of the user that are called while a mode's handler runs (signal handlers, for example) would be at
+its level, where ops see neither autograd nor modes.
 - ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
   of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +27,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from ..process.transaction import Transaction
+from .dispatch_modes import has_mode, remove_mode
 from .private_api import _LAZY_TENSORS, OpOverload
 
 past_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -36,6 +42,47 @@ def _seeing_views() -> Any:
     """
     excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def _keys_of_autocast() -> Any:
+    names = ("CPU", "CUDA", "HPU", "IPU", "MAIA", "MPS", "MTIA", "PrivateUse1", "XLA", "XPU")
+    found = [torch._C._parse_dispatch_key(f"Autocast{name}") for name in names]
+    return functools.reduce(
+        torch._C.DispatchKeySet.__or__, [torch._C.DispatchKeySet(key) for key in found if key is not None]
+    )
+
+
+_AUTOCAST = _keys_of_autocast()
+
+
+class user_level(Transaction):
+    """The dispatch level of the user's code, for the user's functions that are called while an op is
+    dispatched: ``mode`` is on the stack, and autograd and ``__torch_function__`` see the ops.  No effect
+    where no op is dispatched, and in inference mode, whose keys differ.
+
+    Of autocast only what is known at the op's level is restored: it is off if the op has been through it.
+    """
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self._mode = mode
+
+    def begin(self) -> None:
+        keys, key = torch._C.DispatchKeySet, torch._C.DispatchKey
+        if not torch._C._dispatch_tls_is_dispatch_key_excluded(key.PythonTLSSnapshot):
+            return
+        if torch.is_inference_mode_enabled():
+            return
+        included = torch._C._dispatch_tls_local_include_set() | keys(key.ADInplaceOrView)
+        excluded = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
+        level = torch._C._ForceDispatchKeyGuard(included, excluded)
+        self.undo_by(functools.partial(level.__exit__, None, None, None))
+        level.__enter__()
+        if not has_mode(self._mode):
+            self.undo_by(functools.partial(remove_mode, self._mode))
+            _push_mode(self._mode)
+        functions = torch._C._EnableTorchFunction()
+        self.undo_by(functools.partial(functions.__exit__, None, None, None))
+        functions.__enter__()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import native_recorder, recorder
+from lazyviz.record import native_recorder, recorder, rng, unrecorded_ops
 
 from ..bit_equality import difference
 from .inject import call_at, is_plain, points, sampled
@@ -239,6 +239,89 @@ def test_a_handler_asks_while_an_op_is_recorded(ask, natively):
         program.ask = ask
         for at in sampled(count, 40, seed=len(ask)):
             program.check(at)
+
+
+@contextlib.contextmanager
+def handler_of_a_signal(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch, natively):
+    w, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
+    original, calls, got = rng.Generators.continued, [], []
+
+    def continued(*given):
+        if not calls:
+            calls.append(signal.raise_signal(signal.SIGUSR1))
+        return original(*given)
+
+    def handle():
+        got.append(((w * weight).sum(), torch.rand(2)))
+
+    state = torch.manual_seed(0).get_state()
+    expected = torch.nn.functional.dropout(torch.ones(4)), torch.rand(2)
+    torch.default_generator.set_state(state)
+    with recorded_natively(natively), handler_of_a_signal(handle), lazyviz.lazy():
+        w.add_(1)
+        monkeypatch.setattr(rng.Generators, "continued", continued)
+        y = torch.nn.functional.dropout(torch.ones(4))
+        [(total, drawn)] = got
+        total.backward()
+        w.add_(1)
+    assert total.tolist() == 3 and weight.grad.tolist() == [1, 1, 1] and w.tolist() == [2, 2, 2]
+    assert y.equal(expected[0]) and drawn.equal(expected[1])
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(monkeypatch, natively):
+    w, x, got = torch.zeros(3), torch.arange(4.0), []
+    original = unrecorded_ops.call_measured
+
+    def call_measured(*given):
+        signal.raise_signal(signal.SIGUSR1)
+        return original(*given)
+
+    with recorded_natively(natively), handler_of_a_signal(lambda: got.append(w.clone())), lazyviz.lazy():
+        w.add_(1)
+        monkeypatch.setattr(unrecorded_ops, "call_measured", call_measured)
+        y = x[x > 1]
+        monkeypatch.undo()
+        w.add_(1)
+    assert [value.tolist() for value in got] == [[1, 1, 1]]
+    assert y.tolist() == [2, 3] and w.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("read", ["item", "__float__", "__int__", "tolist"])
+def test_ops_of_a_handler_see_pending_writes_or_get_one_error_while_a_read_is_evaluated(read, natively):
+    with torch.library._scoped_library("lazyviz_tests", "FRAGMENT") as library:
+        library.define("signals(Tensor x) -> Tensor")
+        library.impl("signals", lambda x: signal.raise_signal(signal.SIGUSR1) or x.clone(), "CPU")
+        library.impl("signals", lambda x: torch.empty_like(x), "Meta")
+        needed, other, got = torch.zeros(()), torch.zeros(()), []
+
+        def handle():
+            for written in (needed, other):
+                try:
+                    got.append(written.clone().tolist())
+                except RuntimeError as error:
+                    got.append(str(error))
+
+        with recorded_natively(natively), handler_of_a_signal(handle), lazyviz.lazy():
+            needed.add_(1)
+            other.add_(1)
+            x = torch.ops.lazyviz_tests.signals(needed)
+            needed.add_(1)
+            assert getattr(x + needed, read)() == 3
+        assert len(got) == 2
+        assert got[0] == 2 or UNDER_WAY in got[0]
+        assert got[1] == 1 or UNDER_WAY in got[1]
+        assert needed.item() == 2 and other.item() == 1
 
 
 def test_a_reset_in_a_handler_while_an_op_is_recorded():

@@ -18,6 +18,7 @@ from ...process.signals import Deferred
 from ...process.transaction import Exclusive, complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
+from ...torch_internals.dispatch_handlers import user_level
 from ..fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.composites import CompositeKernels
@@ -62,6 +63,7 @@ class Watch:
         self.away = False  # while compiled code runs
         self.stays = False  # between two graphs of one block
         tape.retire = self._retire
+        tape.user_level = functools.partial(user_level, self._mode)
 
     def begin_recording(self) -> None:
         if not private_api.has_mode(self._mode):

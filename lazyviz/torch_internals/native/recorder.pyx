@@ -893,9 +893,10 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     """Record a call as often as code that Python calls in between (a signal handler, a finalizer) changes what
     is pending.  From the second time on, signals wait.
     """
-    result = attempt(op, func, args, kwargs, False)
+    # Draws call Python anyway, and handlers are to be called at the level of the user's code.
+    result = AGAIN if op.draws else attempt(op, func, args, kwargs, False)
     while result is AGAIN:
-        signals = Deferred()
+        signals = Deferred(of_op=tape.user_level)
         try:
             with signals:
                 result = attempt(op, func, args, kwargs, True) if is_recording() else MISS
