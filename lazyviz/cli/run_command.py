@@ -6,7 +6,6 @@ Steps of a program that has been recorded often enough run in eager mode, as in 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
+from ..process.streams import StandardStreams
 from ..record.tape import tape
 from ..session.asynchronous.known_programs import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
@@ -148,6 +148,7 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
     """Run a script lazily; return its exit code."""
     if not loaded(script):
         return FAILED
+    streams = StandardStreams()
     blocks = Blocks({"backend": backend, "recompute": recompute or "off"})
     try:
         blocks.begin()
@@ -179,6 +180,5 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
         observers.remove(blocks)
     script.leave_child(None)
     if not quiet and not is_silent():
-        sys.stdout.flush()
-        print("\n".join(blocks.account.sentences(script, count.count)), file=sys.stderr)
+        print("\n".join(blocks.account.sentences(script, count.count)), file=streams.stderr)
     return code

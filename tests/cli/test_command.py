@@ -298,7 +298,7 @@ AS_IT_IS = """
         queue.put(__name__)
 
     def main():
-        print(__name__, __file__, sys.argv, sys.path[0], __spec__, __package__, helper.WORD)
+        print(__name__, __file__, sys.argv, sys.path[0], __spec__, __package__, __cached__, helper.WORD)
         print(sys.modules["__main__"].Data is Data, pickle.loads(pickle.dumps(Data)) is Data)
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
