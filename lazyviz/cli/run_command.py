@@ -57,6 +57,8 @@ class Account:
             self.seconds += report.seconds
             if report.peak_bytes is not None and report.peak_bytes > self.peak_bytes:
                 self.peak_bytes, self.largest = report.peak_bytes, report
+        if graph.runs.measured_peak > self.peak_bytes:  # at a sync point, which projects nothing
+            self.peak_bytes, self.largest = graph.runs.measured_peak, None
 
     def sentences(self, script: Script, steps: int) -> list[str]:
         """The summary that is printed when the script has ended."""
@@ -68,9 +70,9 @@ class Account:
         if self.eager:
             like = "step like those before it" if self.eager == 1 else "steps like those before them"
             first += f"; {self.eager:,} {like} ran in eager mode"
-        if self.largest is not None:
+        if self.peak_bytes:
             first += f"; peak {format_bytes(self.peak_bytes)}"
-            if self.largest.comparison:
+            if self.largest is not None and self.largest.comparison:
                 first += f" ({self.largest.comparison})"
         lines = [f"{first}."]
         order = sorted(self.reads.items(), key=lambda item: -item[1][0])

@@ -620,6 +620,25 @@ FORKING = """
 """
 
 
+LARGE_STEP_READ_AFTER_BACKWARD = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    loss = model(torch.ones(4096, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    assert model[0].weight.grad.isfinite().all()
+    optimizer.step()
+"""
+
+
+def test_the_peak_of_a_run_counts_what_sync_points_ran(write, tmp_path):
+    done = lazyviz_command("run", write(LARGE_STEP_READ_AFTER_BACKWARD), cwd=tmp_path)
+    peak = re.search(r"; peak ([\d.]+) MiB", done.stderr)
+    assert peak is not None and float(peak[1]) > 8, done.stderr  # two activations of 4 MiB
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_child_that_the_script_forks_runs_as_under_python(write, tmp_path, command):
     script = write(FORKING)
