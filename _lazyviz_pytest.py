@@ -48,7 +48,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         pytest.fail(wrong, pytrace=False)
     result: object = None
     try:
-        with Budget(budget.nbytes, budget.device, of_function=True, of=budget.of):
+        with Budget(budget.nbytes, budget.device, of_function=True, of=budget.of, names=_names(item)):
             result = yield
     except PeakExceeded as error:
         wrong = str(error)
@@ -61,6 +61,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             pytest.xfail(wrong)
         pytest.fail(wrong, pytrace=False)
     return result
+
+
+def _names(item: pytest.Item) -> dict[str, object]:
+    """What a test can name its tensors by: its fixtures and parameters, and the ``self`` of a method."""
+    found = dict(getattr(item, "funcargs", {}))
+    instance = getattr(item, "instance", None)
+    return found if instance is None else {**found, "self": instance}
 
 
 def _may_fail(item: pytest.Item) -> bool:

@@ -254,6 +254,46 @@ def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(proje
     assert "During handling" not in result.stdout.str()
 
 
+def test_a_marked_test_names_tensors_by_its_fixtures_and_self(project):
+    project.makepyfile(
+        """
+        import pytest
+        import torch
+
+        @pytest.fixture
+        def layer():
+            return torch.nn.Linear(512, 512)
+
+        @pytest.mark.lazyviz_peak("10 KiB")
+        def test_fixture(layer):
+            layer(torch.ones(1, 512)).sum().backward()
+
+        class TestMethods:
+            @pytest.fixture(autouse=True)
+            def made(self):
+                self.net = torch.nn.Linear(512, 512)
+
+            @pytest.mark.lazyviz_peak("10 KiB")
+            def test_self(self):
+                self.net(torch.ones(1, 512)).sum().backward()
+        """
+    )
+    text = run(project).stdout.str()
+    assert "parameters, layer.weight" in text and "parameters, net.weight" in text
+    assert "funcargs" not in text and "item." not in text
+
+
+def test_a_decorated_function_names_tensors_by_its_arguments():
+    @lazyviz.assert_peak_below("10 KiB")
+    def checked(layer, x, *, other=None):
+        layer(x).sum().backward()
+
+    with pytest.raises(PeakExceeded, match=r"parameters, layer\.weight"):
+        checked(nn.Linear(512, 512), torch.ones(1, 512))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        checked(nn.Linear(4, 4))
+
+
 def test_methods_of_a_unittest_case_are_measured_with_their_set_up(project):
     project.makepyfile(
         """

@@ -7,6 +7,7 @@ itself, and because its tracebacks should show only its own frames.
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import functools
 import os
@@ -66,7 +67,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         if error.errno == errno.ENOSPC:
             print(f"lazyviz: cannot write the output: {error.strerror}", file=sys.stderr)
         # The reader of our output has exited, or its disk is full: Python would report it at exit, too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(AttributeError, ValueError):  # there is none, or the script has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
         return plan_command.FAILED
     except UsageError as error:
         print(f"lazyviz: {error}", file=sys.stderr)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
+from ..process.streams import StandardStreams
 from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
@@ -80,6 +80,8 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
     if not loaded(script):
         return FAILED
 
+    streams = StandardStreams()
+
     def timed(graph: LazyGraph, *_: Any) -> CardTable | None:
         return on_cards(graph.plan(device=device), prices=prices) if graph.nodes else None
 
@@ -90,7 +92,7 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
     code = report_exit(recorded)
     if recorded.result is not None:
         found = recorded.result.table()
-        console().print(table(found.title, found.columns, found.rows, found.numbers))
+        console(streams.stdout).print(table(found.title, found.columns, found.rows, found.numbers))
     return code
 
 
@@ -101,7 +103,7 @@ def plan(script: Script, options: PlanOptions) -> int:
     if not loaded(script):
         return FAILED
     assume = of_lines(script, options.assume)
-    to = console()
+    streams = StandardStreams()
     try:
         recorded = record(
             script,
@@ -116,6 +118,7 @@ def plan(script: Script, options: PlanOptions) -> int:
     code = report_exit(recorded)
     if is_silent():
         return code
+    to = console(streams.stdout)
     data = {
         "script": relative(script.name),
         "arguments": list(script.arguments),
@@ -123,7 +126,7 @@ def plan(script: Script, options: PlanOptions) -> int:
         "end": recorded.how,
         **recorded.result,
     }
-    if options.json_file is not None and not _write(options.json_file, data, to.file):
+    if options.json_file is not None and not _write(options.json_file, data, streams):
         code = code or FAILED
     if options.json_file != "-":
         if data["ops"]:
@@ -132,7 +135,7 @@ def plan(script: Script, options: PlanOptions) -> int:
             to.print(sentence)
     if options.annotate and data["ops"]:
         print("\n".join(github_lines(data, options.budget)), file=to.file, flush=True)
-    return code if code != FINE else _compare_with_budget(data, recorded, options)
+    return code if code != FINE else _compare_with_budget(data, recorded, options, streams.stderr)
 
 
 def report_exit(recorded: Recorded[Any]) -> int:
@@ -172,7 +175,7 @@ def _of_command_line(sentence: str) -> str:
     return f"{before} To continue, give the value: --assume LINE=VALUE, or --assume '*=VALUE' for any line."
 
 
-def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOptions) -> int:
+def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOptions, stderr: TextIO) -> int:
     """Compare the plan with the budget, if there is one; return the exit code, and say if it is exceeded."""
     if options.budget is None:
         return FINE
@@ -180,7 +183,7 @@ def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOpti
         print(
             "lazyviz: --fail-above cannot be checked: no PyTorch operator was recorded. The operators of "
             "child processes are not.",
-            file=sys.stderr,
+            file=stderr,
         )
         return FAILED
     need, budget = data["needed_bytes"], options.budget
@@ -189,14 +192,14 @@ def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOpti
         print(
             f"lazyviz: {format_bytes(need)} needed on {data['device']}, {more} above the "
             f"{format_bytes(budget)} of --fail-above.",
-            file=sys.stderr,
+            file=stderr,
         )
         return ABOVE
     if recorded.how == "out of reach":
         print(
             "lazyviz: --fail-above cannot be checked: the plan ends before a value that only the absent GPU "
             "could compute.",
-            file=sys.stderr,
+            file=stderr,
         )
         return FAILED
     return FINE
@@ -220,17 +223,17 @@ def check_output(path: str) -> None:
         raise UsageError(f"cannot write {path}: there is no directory {Path(path).parent}")
 
 
-def _write(path: str, data: Data, stdout: IO[str]) -> bool:
+def _write(path: str, data: Data, streams: StandardStreams) -> bool:
     """Write a plan as JSON; say so and return False if the file cannot be written."""
     text = json.dumps(data, indent=2) + "\n"
     if path == "-":
-        stdout.write(text)
-        stdout.flush()
+        streams.stdout.write(text)
+        streams.stdout.flush()
         return True
     try:
         write_whole(Path(HERE, path), text.encode("utf-8"))
     except OSError as error:
-        print(f"lazyviz: cannot write {path}: {error.strerror or error}", file=sys.stderr)
+        print(f"lazyviz: cannot write {path}: {error.strerror or error}", file=streams.stderr)
         return False
     return True
 
@@ -253,6 +256,8 @@ def view(
     if not loaded(script):
         return FAILED
 
+    streams = StandardStreams()
+
     def draw(graph: LazyGraph) -> int:
         if graph.nodes and not is_silent():
             for path in outputs:
@@ -265,12 +270,12 @@ def view(
     except UnknownDevice as error:
         raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:
-        print(f"lazyviz: cannot write the picture: {error}", file=sys.stderr)
+        print(f"lazyviz: cannot write the picture: {error}", file=streams.stderr)
         return FAILED
     code = report_exit(recorded)
     if is_silent():
         return code
-    to = console(sys.stderr)
+    to = console(streams.stderr)
     if not recorded.result:
         to.print(f"No PyTorch operator of {script.name} was recorded, so there is nothing to draw.")
         return code or FAILED

@@ -6,7 +6,6 @@ Steps of a program that has been recorded often enough run in eager mode, as in 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from ..graph.ir import Node
 from ..graph.sync_points import SyncSite, sites
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
+from ..process.streams import StandardStreams
 from ..record.tape import tape
 from ..session.asynchronous.known_programs import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
@@ -57,6 +57,8 @@ class Account:
             self.seconds += report.seconds
             if report.peak_bytes is not None and report.peak_bytes > self.peak_bytes:
                 self.peak_bytes, self.largest = report.peak_bytes, report
+        if graph.runs.measured_peak > self.peak_bytes:  # at a sync point, which projects nothing
+            self.peak_bytes, self.largest = graph.runs.measured_peak, None
 
     def sentences(self, script: Script, steps: int) -> list[str]:
         """The summary that is printed when the script has ended."""
@@ -68,9 +70,9 @@ class Account:
         if self.eager:
             like = "step like those before it" if self.eager == 1 else "steps like those before them"
             first += f"; {self.eager:,} {like} ran in eager mode"
-        if self.largest is not None:
+        if self.peak_bytes:
             first += f"; peak {format_bytes(self.peak_bytes)}"
-            if self.largest.comparison:
+            if self.largest is not None and self.largest.comparison:
                 first += f" ({self.largest.comparison})"
         lines = [f"{first}."]
         order = sorted(self.reads.items(), key=lambda item: -item[1][0])
@@ -148,6 +150,7 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
     """Run a script lazily; return its exit code."""
     if not loaded(script):
         return FAILED
+    streams = StandardStreams()
     blocks = Blocks({"backend": backend, "recompute": recompute or "off"})
     try:
         blocks.begin()
@@ -179,6 +182,5 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
         observers.remove(blocks)
     script.leave_child(None)
     if not quiet and not is_silent():
-        sys.stdout.flush()
-        print("\n".join(blocks.account.sentences(script, count.count)), file=sys.stderr)
+        print("\n".join(blocks.account.sentences(script, count.count)), file=streams.stderr)
     return code

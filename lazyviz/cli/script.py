@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..process.startup import end_interrupted
+from ..process.streams import flush, is_open
 from ..process.tracebacks import leave_out_ours
 from ..record.interception.memory_reads import show_values_in_repr
 from ..record.tape import tape
@@ -92,6 +93,7 @@ class Script:
         show_values_in_repr(tape)  # such as that of a list: its output has to be the script's own
         main = self.main = ModuleType("__main__")
         main.__file__ = self._file
+        vars(main)["__cached__"] = None if self._spec is None else self._spec.cached
         vars(main)["__builtins__"] = builtins
         if self._spec is None:
             main.__loader__ = SourceFileLoader("__main__", self._file)
@@ -134,7 +136,7 @@ class Script:
 
 def show(error: BaseException) -> None:
     """Show an exception that the script did not catch, as Python does."""
-    sys.stdout.flush()
+    flush(sys.stdout)
     leave_out_ours(error)
     sys.excepthook(type(error), error, error.__traceback__)
 
@@ -143,6 +145,7 @@ def exit_code(error: SystemExit) -> int:
     """The exit code for ``sys.exit(...)``: its number, or 1 after printing its message to stderr."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    sys.stdout.flush()
-    print(error.code, file=sys.stderr)
+    flush(sys.stdout)
+    if is_open(sys.stderr):
+        print(error.code, file=sys.stderr)
     return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
+from ..process.streams import StandardStreams, is_terminal
 from .result import HERE, Data, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
@@ -20,9 +20,9 @@ _WIDE = 120
 
 def console(file: TextIO | None = None) -> Console:
     """The console that results are printed to; wide if the width of the output is unknown."""
-    file = file or sys.stdout
-    is_terminal = file.isatty() or bool(os.environ.get("COLUMNS"))
-    return Console(file=file, width=None if is_terminal else _WIDE, highlight=False, markup=False)
+    file = file or StandardStreams().stdout
+    has_width = is_terminal(file) or bool(os.environ.get("COLUMNS"))
+    return Console(file=file, width=None if has_width else _WIDE, highlight=False, markup=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 1) -> Table:

@@ -33,6 +33,30 @@ class Findings:
     picture: Path | None = None
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The measured peak of a step, its projection if there is one, and what the text says about both."""
+
+    nbytes: int
+    projected: int | None
+    details: str
+
+
+def _measured(graph: LazyGraph, report: Report, plan: Plan) -> _Measured | None:
+    """The peak over all runs of a step; ``report`` is of the last one, which ran what no read had needed."""
+    if report.peak_bytes is None:
+        return None
+    earlier = graph.runs.measured_peak
+    if earlier <= report.peak_bytes:
+        details = f" ({report.comparison})" if report.comparison else ""
+        return _Measured(report.peak_bytes, report.projected_bytes, details)
+    details = f" at a sync point before the last {report.ops_run:,} of {len(graph.nodes):,} ops"
+    projected = None if plan.borrowed else plan.lazyviz_peak_bytes
+    if projected is not None:
+        details += f" (projected {format_bytes(projected)})"
+    return _Measured(earlier, projected, details)
+
+
 class FirstSteps:
     """Records each of the first steps, starting with :meth:`begin`; :meth:`stepped` plans and evaluates it.
 
@@ -70,7 +94,7 @@ class FirstSteps:
         self._block: LazyBlock[LazyGraph] | None = None
         self._graph: LazyGraph | None = None
         self._need: tuple[int, Plan] | None = None  # the most that a step has needed
-        self._largest: tuple[Report, int] | None = None  # of the runs, with the number of recorded ops
+        self._largest: _Measured | None = None
         self._last: LazyGraph | None = None  # of the last step, as long as others are to be recorded
 
     @property
@@ -110,9 +134,9 @@ class FirstSteps:
             raise PeakExceeded("\n".join([first, *essence(plan)]), plan)
         if self._need is None or need > self._need[0]:
             self._need = need, plan
-        report = graph.evaluate()
-        if self._largest is None or (report.peak_bytes or 0) > (self._largest[0].peak_bytes or 0):
-            self._largest = report, len(graph.nodes)
+        measured = _measured(graph, graph.evaluate(), plan)
+        if measured is not None and (self._largest is None or measured.nbytes > self._largest.nbytes):
+            self._largest = measured
         if not self._left:
             return self._found(folder)
         self._last = graph
@@ -161,15 +185,11 @@ class FirstSteps:
         steps = "the first step" if recorded == 1 else f"the first {recorded:,} steps"
         numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
         text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
-        report, count = self._largest or (None, 0)
-        if report is not None and report.peak_bytes is not None:
-            numbers["lazyviz/measured_peak_bytes"] = report.peak_bytes
-            text += f" Measured: {format_bytes(report.peak_bytes)}"
-            if report.ops_run < count:  # the others have run at sync points
-                text += f" while the last {report.ops_run:,} of {count:,} ops ran"
-            text += f" ({report.comparison})." if report.comparison else "."
-            if report.projected_bytes is not None:
-                numbers["lazyviz/projected_peak_bytes"] = report.projected_bytes
+        if (measured := self._largest) is not None:
+            numbers["lazyviz/measured_peak_bytes"] = measured.nbytes
+            text += f" Measured: {format_bytes(measured.nbytes)}{measured.details}."
+            if measured.projected is not None:
+                numbers["lazyviz/projected_peak_bytes"] = measured.projected
         picture: Path | None = None
         if self._picture is not None and folder is not None:
             picture = Path(folder) / self._picture

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..execute.progress import Run
+from ..process.streams import is_terminal
 from ..record.storage import TrackedNode
 from .options import options
 
@@ -26,7 +27,7 @@ def is_wanted() -> bool:
     """Whether a progress bar would be visible, and tqdm is installed to draw it."""
     chosen = options.progress
     if chosen is None:
-        chosen = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+        chosen = _in_notebook() or is_terminal(sys.stderr)
     return chosen and _tqdm() is not None
 
 

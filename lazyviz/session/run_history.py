@@ -77,6 +77,11 @@ class RunHistory:
             self._measured += self._timelines.pop(0)
         return self._measured
 
+    @property
+    def measured_peak(self) -> int:
+        """The most bytes of tensors that a run of nodes of this graph held, also at sync points; 0: none."""
+        return max([held for _, held in self.measured], default=0)
+
     def note_timeline(self, timeline: Sequence[tuple[int, int]]) -> None:
         """Add the measurements of a run."""
         self._timelines.append(timeline)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from ..plan.explain import essence, needed
 from ..plan.plan import Plan, Run
 from ..plan.planner import make_plan
 from ..plan.units import format_bytes, parse_bytes
+from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 
 P = ParamSpec("P")
@@ -37,15 +37,25 @@ class Budget:
     """A limit on the peak of a block or, as a decorator, of every call of a function.
 
     ``of_function``: the block is a whole function.  Its variables no longer exist when the block ends, but
-    did exist until then, so they count until the end.
+    did exist until then, so they count until the end.  ``names``: variables to name tensors by, such as the
+    function's arguments, instead of those where the block ends.
     """
 
-    def __init__(self, nbytes: int, device: Any, *, of_function: bool = False, of: Run = "eager") -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        device: Any,
+        *,
+        of_function: bool = False,
+        of: Run = "eager",
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
         self.nbytes = nbytes
         self.device = device
         self.of: Run = of
         self.of_function = of_function
-        self._open: list[tuple[AbstractContextManager[LazyGraph], LazyGraph]] = []
+        self.names = names
+        self._open: list[tuple[LazyBlock[LazyGraph], LazyGraph]] = []
 
     def __enter__(self) -> LazyGraph:
         recording = lazy(device=self.device)
@@ -57,6 +67,8 @@ class Budget:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         recording, graph = self._open.pop()
+        if self.names is not None:
+            recording.ends_in = self.names
         suppressed = recording.__exit__(kind, error, traceback)
         if kind is None:
             whole = flattened(graph.ir)
@@ -79,7 +91,8 @@ class Budget:
 
         @functools.wraps(function)
         def budgeted(*args: P.args, **kwargs: P.kwargs) -> T:
-            with Budget(self.nbytes, self.device, of_function=True, of=self.of):
+            names = _arguments(function, args, kwargs)
+            with Budget(self.nbytes, self.device, of_function=True, of=self.of, names=names):
                 result = function(*args, **kwargs)
                 if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
                     if inspect.iscoroutine(result):
@@ -99,6 +112,16 @@ _LATER = (
 _ELSEWHERE = (
     "assert_peak_below counts only ops of its own thread (and autograd's): ops of {threads} are not counted"
 )
+
+
+def _arguments(
+    function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names that the function has for them."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # the call raises its own error, or the function has no signature
+        return dict(kwargs)
 
 
 def _runs_later(function: object) -> bool:

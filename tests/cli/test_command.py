@@ -298,7 +298,7 @@ AS_IT_IS = """
         queue.put(__name__)
 
     def main():
-        print(__name__, __file__, sys.argv, sys.path[0], __spec__, __package__, helper.WORD)
+        print(__name__, __file__, sys.argv, sys.path[0], __spec__, __package__, __cached__, helper.WORD)
         print(sys.modules["__main__"].Data is Data, pickle.loads(pickle.dumps(Data)) is Data)
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
@@ -618,6 +618,25 @@ FORKING = """
         print(shared)
         train(2, print)
 """
+
+
+LARGE_STEP_READ_AFTER_BACKWARD = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    loss = model(torch.ones(4096, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    assert model[0].weight.grad.isfinite().all()
+    optimizer.step()
+"""
+
+
+def test_the_peak_of_a_run_counts_what_sync_points_ran(write, tmp_path):
+    done = lazyviz_command("run", write(LARGE_STEP_READ_AFTER_BACKWARD), cwd=tmp_path)
+    peak = re.search(r"; peak ([\d.]+) MiB", done.stderr)
+    assert peak is not None and float(peak[1]) > 8, done.stderr  # two activations of 4 MiB
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -324,14 +324,23 @@ def test_what_is_wrong_is_said_before_the_training(wrong):
         LazyvizCallback(**wrong)
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_the_findings_say_which_ops_the_measured_peak_is_of(reads):
+@pytest.mark.parametrize("read", [None, "loss", "gradients"])
+def test_the_measured_peak_is_of_the_whole_step_not_of_its_last_run(read):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     steps = FirstSteps(steps=1)
-    model = torch.nn.Linear(64, 64)
     steps.begin("step 1")
-    loss = model(torch.ones(32, 64)).square().mean()
-    if reads:
+    loss = model(torch.ones(512, 64)).square().mean()
+    if read == "loss":
         loss.item()
     loss.backward()
+    if read == "gradients":
+        assert model[0].weight.grad.isfinite().all()
+    optimizer.step()
     findings = steps.stepped()
-    assert ("while the last" in findings.text) is reads
+    numbers = findings.numbers
+    assert numbers["lazyviz/measured_peak_bytes"] == pytest.approx(numbers["lazyviz/needed_bytes"], rel=0.05)
+    assert numbers["lazyviz/projected_peak_bytes"] == pytest.approx(
+        numbers["lazyviz/measured_peak_bytes"], rel=0.01
+    )
+    assert ("at a sync point" in findings.text) is (read == "gradients")
