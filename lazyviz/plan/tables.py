@@ -33,6 +33,12 @@ class Table(NamedTuple):
         ]
         return "\n".join([self.title, *(f"  {line}" for line in lines if self.rows)])
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
     def html(self) -> str:
         head = "".join(f'<th style="text-align:left">{html.escape(column)}</th>' for column in self.columns)
         body = "".join(

@@ -703,23 +703,23 @@ def to_eager(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def compare(
-    a: LazyGraph | Plan, b: LazyGraph | Plan, *, names: tuple[str, str] = ("before", "after")
-) -> Comparison:
+def compare(a: LazyGraph | Plan, b: LazyGraph | Plan, *, names: tuple[str, str] | None = None) -> Comparison:
     """Compare two graphs or plans: how much more or less memory the second one needs, in bytes.
 
     For graphs, it compares the plans returned by ``graph.plan()``.  Two plans may be of the same graph, for
     example for two devices or batch sizes, or split and not split.  Runs nothing.
 
     Args:
-        names: names of the two in the chart and the tables.
+        names: names of the two in the chart and the tables; by default, what tells their plans apart:
+            devices, batch sizes, or numbers of pieces; otherwise ``("before", "after")``.
 
     Raises:
         TypeError: one of them is neither a graph nor a plan, or ``names`` are not two names.
     """
-    check_texts("names", names, "('before', 'after')", 2)
+    if names is not None:
+        check_texts("names", names, "('before', 'after')", 2)
     from ..plan.plan import Plan
-    from ..view.comparison.comparison import Comparison
+    from ..view.comparison.comparison import Comparison, names_of
 
     plans, ops = [], []
     for each in (a, b):
@@ -728,6 +728,7 @@ def compare(
             raise TypeError(f"compare takes graphs or plans, not {type(each).__name__}")
         plans.append(plan)
         ops.append(len(each.nodes) if isinstance(each, LazyGraph) else len(plan.timeline))
+    names = names_of(plans[0], plans[1]) if names is None else names
     return Comparison(plans[0], plans[1], names, (ops[0], ops[1]))
 
 

@@ -10,13 +10,15 @@ from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
+from ...plan.runtime.projection import duration
 from ...plan.tables import Table, Tabular
-from ...plan.units import format_bytes, format_change
-from ..scene.scene import Scene
+from ...plan.units import format_bytes, format_change, format_deviation
+from ..scene.scene import Scene, plural
 from .lines import names_of_lines
 from .pictures import side_by_side
 
 MOST_ROWS = 12
+_FITS = {True: "fits", False: "too big", None: "unknown"}
 # The chart, in its own coordinate system.
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 180, 70, 10, 26
 POINTS = 400
@@ -82,6 +84,7 @@ class Comparison(Tabular):
     def table(self) -> Table:
         """What differs, totals first, then categories and modules by how much."""
         rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
+        rows += self._of_devices()
         rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
         model = _model(self.before, self.after)
         for name, pair in changed(self.by_module):
@@ -89,6 +92,21 @@ class Comparison(Tabular):
             rows.append(_row(name if outside else f"{model}.{name}", pair, True))
         title = f"{self.names[0]} -> {self.names[1]}"
         return Table(title, (*self.names, "change", "what"), rows, 3)
+
+    def _of_devices(self) -> list[Sequence[str]]:
+        """The memory and the projected time of both, if the plans are for two devices or take other times."""
+        a, b = self.before, self.after
+        rows: list[Sequence[str]] = []
+        if a.device != b.device and a.capacity_bytes is not None and b.capacity_bytes is not None:
+            rows.append(_row("memory of the device", (a.capacity_bytes, b.capacity_bytes), True))
+        if a.fits != b.fits:
+            rows.append((*(_FITS[plan.fits] for plan in (a, b)), "", "whether it fits"))
+        if a.seconds and b.seconds and duration(a.seconds) != duration(b.seconds):
+            times = duration(a.seconds), duration(b.seconds)
+            sign = "+" if b.seconds > a.seconds else "-"
+            share = format_deviation(b.seconds / a.seconds - 1)
+            rows.append((*times, f"{sign}{duration(abs(b.seconds - a.seconds))} ({share})", "projected time"))
+        return rows
 
     def lines(self) -> Table:
         """The same for lines of code."""
@@ -122,6 +140,21 @@ def _model(before: Plan, after: Plan) -> str:
         if node.root
     }
     return found.pop() if len(found) == 1 else ""
+
+
+def names_of(before: Plan, after: Plan) -> tuple[str, str]:
+    """What tells two plans apart: device, batch, pieces; ``("before", "after")`` if none of these does."""
+    told: list[tuple[str, str]] = []
+    if before.device != after.device:
+        told.append((before.device, after.device))
+    if before.batch_size != after.batch_size and None not in (before.batch_size, after.batch_size):
+        told.append((f"batch {before.batch_size:,}", f"batch {after.batch_size:,}"))
+    if before.split.pieces != after.split.pieces:
+        told.append((plural(before.split.pieces, "piece"), plural(after.split.pieces, "piece")))
+    if not told:
+        return "before", "after"
+    first, second = (", ".join(words) for words in zip(*told, strict=True))
+    return first, second
 
 
 def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:

@@ -9,6 +9,7 @@ from ...graph.ir import SourceLine
 from ...plan.formatting import line_text
 
 LONGEST = 60  # letters of a line's code
+ALIKE = 0.5  # share of the letters that an edited line keeps
 
 
 def names_of_lines(
@@ -17,7 +18,7 @@ def names_of_lines(
     """For each line of either, its name; the same for both if they are one line of the user's program.
 
     A line is itself. Lines that only one of the two has, such as those of a cell that was edited or copied,
-    are matched by their text, in order; an edited line by its place between others.
+    are matched by their text, in order; an edited line by its place between others, if it is still alike.
     """
     ours, theirs = dict.fromkeys(before), dict.fromkeys(after)
     alone = [_in_order(line for line in ours if line not in theirs)]
@@ -28,8 +29,15 @@ def names_of_lines(
     for tag, a, a_end, b, b_end in SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
         if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
             for one, other in zip(alone[0][a:a_end], alone[1][b:b_end], strict=True):
+                if tag == "replace" and not _alike(one, other):
+                    continue
                 first[one] = second[other] = _name_of_both(one, other)
     return first, second
+
+
+def _alike(one: SourceLine, other: SourceLine) -> bool:
+    """Whether the one can be the other after an edit."""
+    return SequenceMatcher(None, one.text.strip(), other.text.strip(), autojunk=False).ratio() >= ALIKE
 
 
 def _in_order(lines: Iterable[SourceLine]) -> list[SourceLine]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...plan.units import format_bytes
@@ -12,6 +13,8 @@ from ..render.figure import Figure
 from ..render.svg import render_svg
 from ..scene.boxes import Box
 from ..scene.scene import BARRED, Scene
+
+Place = tuple[Any, ...]  # what a box is compared by: its lane, the module around, its name and number
 
 LANES = ("forward", "backward", "optimizer", "other")
 
@@ -38,6 +41,14 @@ def _compared(by_box: dict[str, list[Any]], most: int, *, second: bool = False) 
 
 
 def _picture(scene: Scene, name: str, compared: Compared | None = None) -> str:
+    if compared is not None:
+        pairs = {id: pair for id, pair in compared.boxes.items() if pair[0] != pair[1]}
+        scene = scene.with_asides(
+            {
+                id: f"{format_bytes(before)} → {format_bytes(after)}"
+                for id, (before, after, _) in pairs.items()
+            }
+        )
     figure = Figure(f"{name}, peak {format_bytes(scene.plan.peak_bytes)}", LANES, legend=False)
     text = render_svg(scene.graph, scene.plan, scene=scene, figure=figure, compared=compared)
     return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
@@ -48,38 +59,65 @@ def differences(here: Scene, there: Scene) -> dict[str, list[Any]]:
     counterparts in ``there`` hold, and whether there is no counterpart.
 
     A counterpart has the same name in the same place, and the same number among those with that name; what
-    the variable of a model is called does not matter where each graph has one.
+    the variable of a model is called does not matter where each graph has one. Where only one graph
+    folds a run of boxes, the counterparts of the fold are those of the boxes in it.
     """
     counterparts = {place: box for box, place in _places(there)}
+    places = dict(_places(here))
     result: dict[str, list[Any]] = {}
-    for box, place in _places(here):
+    for box in places:
         if box.kind not in BARRED:
             continue
-        other = counterparts.get(place)
+        others = _others(box, places, counterparts)
         before = here.held().get(box, {})
-        after = there.held().get(other, {}) if other is not None else {}
-        if before or after or other is None:
-            result[box.id] = [list(before.items()), list(after.items()), other is None]
+        after: Counter[str] = Counter()
+        for other in others:
+            after.update(there.held().get(other, {}))
+        if before or after or not others:
+            result[box.id] = [list(before.items()), list(after.items()), not others]
     return result
 
 
-def _places(scene: Scene) -> Iterator[tuple[Box, tuple[Any, ...]]]:
+def _others(box: Box, places: Mapping[Box, Place], counterparts: Mapping[Place, Box]) -> list[Box]:
+    """The counterpart of ``box``; of a fold that the other graph lacks, those of the boxes in it."""
+    found: list[Box] = []
+    stack = [box]
+    while stack:
+        current = stack.pop()
+        other = counterparts.get(places[current])
+        if other is not None:
+            found.append(other)
+        elif _is_fold(current):
+            stack.extend(current.children)
+    return found
+
+
+def _is_fold(box: Box) -> bool:
+    """Whether the box stands for several of its neighbors, and not for a module, a lane or an op."""
+    return box.kind in ("module", "step") and not _is_module(box)
+
+
+def _is_module(box: Box) -> bool:
+    return box.kind == "module" and bool(box.name) and (box.repeats == 1 or box.calls > 1)
+
+
+def _places(scene: Scene) -> Iterator[tuple[Box, Place]]:
     """Each box with its place: lane, module by its whole name, and its number among those alike.
 
     Folds and steps within a lane are no places: what is in them is where it would be without.
     """
     boxes = scene.hierarchy.boxes.values()
     models = {box.name.partition(".")[0] for box in boxes if box.kind == "module" and box.name}
-    lanes: dict[Box, tuple[Any, ...]] = {}  # the place of the lane around
-    inside: dict[Box, tuple[Any, ...]] = {}  # what the places of a box's children begin with
-    counts: dict[tuple[Any, ...], int] = {}
+    lanes: dict[Box, Place] = {}  # the place of the lane around
+    inside: dict[Box, Place] = {}  # what the places of a box's children begin with
+    counts: dict[Place, int] = {}
     for box in boxes:  # children come after their parents
         lane, around = (lanes[box.parent], inside[box.parent]) if box.parent is not None else ((), ())
         label = box.name or box.label
         if box.name and len(models) == 1:
             label = label.partition(".")[2]
-        module = box.kind == "module" and bool(box.name) and (box.repeats == 1 or box.calls > 1)
-        place = (*(lane if module else around), box.kind, label)
+        module = _is_module(box)
+        place: Place = (*(lane if module else around), box.kind, label)
         counts[place] = counts.get(place, 0) + 1
         place = (*place, counts[place])
         outside = not lane and box.kind in ("step", "lane")

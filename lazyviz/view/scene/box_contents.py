@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from ...graph.ir import Value
@@ -63,7 +64,16 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
     else:
         gives = gives or _last(last)
         given = shape(gives) if gives is not None else ""
+        if takes is not None and first.takes_data is not None and gives is not None:
+            takes = max((takes, first.takes_data), key=lambda value: _shared(value, gives))
     return " → ".join(filter(None, [shape(takes) if takes is not None else "", given]))
+
+
+def _shared(value: Value, other: Value) -> int:
+    """How many sizes the shapes of both begin with: of an index of edges and the features of nodes, the
+    features begin as the results do; of tokens and an encoder's result, the tokens.
+    """
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(value.shape, other.shape)))
 
 
 def _gradients(box: Box) -> list[Value]:

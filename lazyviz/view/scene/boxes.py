@@ -33,7 +33,8 @@ class Box:
     __slots__ = (
         "calls", "children", "container", "depth", "edges", "enters", "entry", "exit", "first", "gives", "id",
         "key", "kind", "label", "leaves", "name", "nbytes", "node", "ops", "order", "parent", "phase",
-        "position", "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes", "values",
+        "position", "repeats", "root", "saves", "shape_hash", "sync", "syncs", "takes",
+        "takes_data", "values",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, label: str, phase: str, parent: Box | None, key: object = None) -> None:
@@ -69,6 +70,7 @@ class Box:
         self.exit = False  # creates a result that is read elsewhere in its lane
         self.saves: dict[int, Value] = {}  # for a forward lane: by storage, what its backward lane reads
         self.takes: Value | None = None  # the first incoming tensor, other than weights
+        self.takes_data: Value | None = None  # the first of numbers, where ``takes`` is of indices
         self.gives: Value | None = None  # the last result that is read elsewhere in its lane
 
     @property
@@ -197,6 +199,11 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
             ids[box.id] = None
             box = box.parent
     return list(ids)
+
+
+def is_of_numbers(value: Value) -> bool:
+    """Whether the tensor is of real or complex numbers, and not of indices or a mask."""
+    return value.dtype.is_floating_point or value.dtype.is_complex
 
 
 def module_facts(box: Box) -> ModuleFacts | None:

@@ -20,7 +20,7 @@ from ...graph.ir import Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import full_name, module_path, root_key, root_parts
 from ...plan.formatting import line_text
 from ...process.gc_pause import paused
-from .boxes import Box, Hierarchy, Kind, op_name
+from .boxes import Box, Hierarchy, Kind, is_of_numbers, op_name
 from .dataflow import (
     KEPT,
     Reads,
@@ -640,7 +640,7 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
         for box in left:
             box.gives = value
         for box in entered:
-            box.takes = box.takes or value
+            _take(box, value)
         return
     paths = [module_path(view) for view in views]
     for box in left:
@@ -649,12 +649,19 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
             if path == box.name or path.startswith(f"{box.name}."):
                 box.gives = view.outputs[0]
     for box in entered:
-        if box.takes is None:
-            box.takes = value
-            for view, path in zip(views, paths):
-                if path == box.name or path.startswith(f"{box.name}."):
-                    break
-                box.takes = view.outputs[0]
+        taken = value
+        for view, path in zip(views, paths):
+            if path == box.name or path.startswith(f"{box.name}."):
+                break
+            taken = view.outputs[0]
+        _take(box, taken)
+
+
+def _take(box: Box, value: Value) -> None:
+    if box.takes is None:
+        box.takes = value
+    elif box.takes_data is None and not is_of_numbers(box.takes) and is_of_numbers(value):
+        box.takes_data = value
 
 
 def _order_syncs(syncs: list[Box]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine, Storage, Value, places
@@ -113,6 +114,7 @@ class Scene:
         self._planned: tuple[PlanLike, tuple[set[int], dict[Box, int]]] | None = None
         self._number_of: dict[int, int] = {}
         self._cards: dict[Box, dict[str, Any]] = {}
+        self._asides: Mapping[str, str] = {}
         self.states = States(self.hierarchy)
         self.numbers = Numbers(self.hierarchy)
 
@@ -285,7 +287,13 @@ class Scene:
             held = sum(self.held().get(box, {}).values())
             through = box_contents.through_text(box, lambda value: shape_text(shape_of(value, self.graph)))
             return box_contents.card(box, held, self.plan.peak_bytes, through, self.subtitle(box))
-        return box_contents.row(box, self.subtitle(box))
+        return box_contents.row(box, self._asides.get(box.id, self.subtitle(box)))
+
+    def with_asides(self, asides: Mapping[str, str]) -> Scene:
+        """The same picture with room for other texts, by box id, at the ends of the rows of ops."""
+        made = copy(self)
+        made._cards, made._asides = {}, asides
+        return made
 
     def size(self, box: Box) -> tuple[float, float]:
         """Width and height of a closed box, in pixels."""

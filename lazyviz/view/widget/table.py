@@ -17,6 +17,7 @@ from ...plan.runtime.projection import duration
 from ...plan.units import format_bytes, format_share
 from ..scene.boxes import LANE_TITLES, Box, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
+from ..scene.time_track import ASKED, projected
 from .search import Index
 from .source_view import Code
 
@@ -244,7 +245,7 @@ class Table:
             if column == "held":
                 return [self._held_in(row, held, own=True) for row in rows]
             if column == "seconds":
-                return [_seconds(nodes) for _, nodes in rows]
+                return [self._seconds(nodes) for _, nodes in rows]
             return [self._code.allocated(nodes, self._scene.plan) for _, nodes in rows]
         if column == "ops":
             keys: list[Any] = [len(nodes) for _, nodes in rows]
@@ -253,10 +254,7 @@ class Table:
         elif column == "held":
             return [self._held_in(row, held, own=mode != "modules") for row in rows]
         elif column == "seconds":
-            return [
-                sum(-1.0 if node.measured_seconds is None else node.measured_seconds for node in nodes)
-                for _, nodes in rows
-            ]
+            return [self._seconds(nodes) for _, nodes in rows]
         elif column == "state":
             return [STATES.index(_state(nodes)) for _, nodes in rows]
         elif column == "line":
@@ -338,8 +336,21 @@ class Table:
             return format_share(share) if share else ""
         if column == "state":
             return _state(nodes)
-        times = [each.measured_seconds for each in nodes if each.measured_seconds is not None]
-        return duration(sum(times)) if times else ""
+        seconds = self._seconds(nodes)
+        if seconds < 0:
+            return ""
+        return duration(seconds) if _measured(nodes) is not None else f"≈ {duration(seconds)}"
+
+    def _seconds(self, nodes: Sequence[Node]) -> float:
+        """The measured time of the nodes that have run, otherwise the projected one, if it is shown.
+
+        Nodes without either are sorted after those that took no time.
+        """
+        measured = _measured(nodes)
+        if measured is not None:
+            return measured
+        time = projected(self._scene) if ASKED in self._scene.numbers.asked else None
+        return (time.of(nodes) or -1.0) if time is not None else -1.0
 
 
 def _state(nodes: Sequence[Node]) -> str:
@@ -347,10 +358,10 @@ def _state(nodes: Sequence[Node]) -> str:
     return next(state for state in STATES if state in states)
 
 
-def _seconds(nodes: Sequence[Node]) -> float:
-    """The total time of the nodes; nodes that have not run are sorted after those that took no time."""
+def _measured(nodes: Sequence[Node]) -> float | None:
+    """The total time of those that have run; ``None`` if none has."""
     times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
-    return sum(times) if times else -1.0
+    return sum(times) if times else None
 
 
 def _line_key(node: Node) -> tuple[str, int]:

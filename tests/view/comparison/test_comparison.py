@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.comparison.pictures import differences
 from lazyviz.view.render.box_numbers import GREW, SHRANK
+from lazyviz.view.scene.scene import Scene
 
 
 def recorded(width):
@@ -165,3 +167,92 @@ def test_lines_that_only_one_cell_has_stay_apart_from_the_others():
 def test_what_is_neither_is_refused():
     with pytest.raises(TypeError, match="not int"):
         lazyviz.compare(recorded(8), 3)
+
+
+def test_names_tell_what_is_compared_and_devices_differ_in_memory_and_time():
+    graph = recorded(1 << 18)
+    cards = lazyviz.compare(graph.plan(device="A100-40GB"), graph.plan(device="RTX-3060"))
+    assert cards.names == ("A100-40GB", "RTX-3060")
+    rows = {row[3]: row for row in cards.table().rows}
+    assert rows["memory of the device"][:2] == ("40.0 GiB", "12.0 GiB")
+    assert rows["projected time"][0] != rows["projected time"][1] and "%" in rows["projected time"][2]
+    batches = lazyviz.compare(graph.plan(), graph.plan(batch_size=64))
+    assert batches.names == ("batch 8", "batch 64")
+    card = graph.plan(device="RTX-3060", batch_size=64)
+    assert lazyviz.compare(graph.plan(), card).names == ("cpu, batch 8", "RTX-3060, batch 64")
+    assert lazyviz.compare(graph, recorded(64)).names == ("before", "after")
+
+
+def test_its_tables_print_as_text_and_display_as_html():
+    comparison = lazyviz.compare(recorded(32), recorded(64))
+    for table in (comparison.table(), comparison.lines()):
+        assert str(table) == table.text() and table._repr_html_() == table.html()
+
+
+class Layers(nn.Module):
+    def __init__(self, changed=None):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Linear(64, 64) if at == changed else nn.Sequential(nn.Linear(64, 64), nn.GELU())
+            for at in range(5)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_that_one_graph_folds_and_the_other_does_not_are_compared_with_one_another():
+    plans = []
+    for changed in (None, 2):
+        net, x = Layers(changed), torch.ones(256, 64)
+        with lazyviz.lazy() as graph:
+            net(x).sum().backward()
+        plans.append(graph.plan())
+    before, after = (Scene(plan.ir, plan) for plan in plans)
+    fold = next(box for box in before.hierarchy.boxes.values() if box.repeats == 5)
+    own, other, alone = differences(before, after)[fold.id]
+    assert not alone
+    layers = [
+        box for box in after.hierarchy.boxes.values() if box.kind == "module" and box.phase == "forward"
+    ]
+    held = sum(
+        sum(after.held().get(box, {}).values()) for box in layers if re.search(r"layers\.\d$", box.name)
+    )
+    assert sum(size for _, size in other) == held < sum(size for _, size in own)
+
+
+def test_what_grew_is_legible_in_the_rows_of_ops():
+    def run(rows):
+        x = torch.ones(rows, 1024, requires_grad=True)
+        with lazyviz.lazy() as graph:
+            y = (x * x).relu().exp()
+            y.sum().backward()
+        return graph
+
+    comparison = lazyviz.compare(run(96), run(384))
+    images = re.findall(r"base64,([\w+/=]+)", comparison._repr_html_())
+    for image in images:
+        texts = [each.text for each in ET.fromstring(base64.b64decode(image)).iter() if each.text]
+        pairs = [text for text in texts if "→" in text]
+        assert pairs and not [text for text in pairs if "…" in text]
+
+
+def test_lines_of_two_programs_are_not_taken_for_edits_of_one_another(tmp_path):
+    def run(name, code):
+        file = tmp_path / name
+        file.write_text(code)
+        place = {"torch": torch, "x": torch.ones(64, 64, requires_grad=True)}
+        with lazyviz.lazy() as graph:
+            exec(compile(code, str(file), "exec"), place)
+        return graph, place
+
+    one, keep = run("one.py", "y = x.exp()\ny.sum().backward()\n")
+    other, too = run(
+        "other.py", "hidden = torch.nn.functional.softplus(x, beta=2)\nhidden.sum().backward()\n"
+    )
+    names = lazyviz.compare(one, other).by_line
+    assert not [name for name in names if "→" in name and "softplus" in name]
+    assert [name for name in names if name.startswith("one.py:2") and "other.py:2" in name], names
+    del keep, too

@@ -137,3 +137,55 @@ def test_counts_are_short():
         "2.05 M",
         "70.6 B",
     ]
+
+
+class GraphConvolution(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.lin = nn.Linear(width, out)
+
+    def forward(self, x, edge_index):
+        source, target = edge_index
+        degree = torch.zeros(x.shape[0]).index_add(0, target, torch.ones(target.shape[0])).clamp(min=1)
+        out = torch.zeros(x.shape[0], self.lin.out_features)
+        return out.index_add(0, target, self.lin(x)[source]) / degree[:, None]
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = GraphConvolution(16, 8), GraphConvolution(8, 4)
+
+    def forward(self, x, edges):
+        return self.conv2(self.conv1(x, edges).relu(), edges)
+
+
+class Decoder(nn.Module):
+    def __init__(self, words, width):
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens, encoded):
+        x = self.embedding(tokens)
+        return self.head(self.attention(x, encoded, encoded, need_weights=False)[0])
+
+
+def through_of(net, *inputs):
+    with lazyviz.lazy() as graph:
+        result = net(*inputs)
+    scene = Scene(graph.ir, graph.plan())
+    found = next(box for box in scene.hierarchy.boxes.values() if box.name == "net")
+    del result
+    return scene.box(found)["through"]
+
+
+def test_a_layer_shows_the_features_that_flow_through_it_and_not_the_indices_it_reads_first():
+    x, edges = torch.randn(50, 16), torch.randint(0, 50, (2, 300))
+    assert through_of(Convolutions(), x, edges) == "50×16 → 50×4"
+
+
+def test_a_decoder_shows_its_tokens_and_not_what_it_is_given_beside_them():
+    tokens, encoded = torch.randint(0, 40, (4, 6)), torch.randn(4, 9, 16)
+    assert through_of(Decoder(40, 16), tokens, encoded) == "4×6 → 4×6×40"

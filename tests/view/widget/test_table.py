@@ -6,9 +6,14 @@ import json
 import time
 
 import pytest
+import torch
+from torch import nn
 
+import lazyviz
 from lazyviz.plan.planner import make_plan
+from lazyviz.plan.runtime.projection import duration
 from lazyviz.view.scene.scene import Scene
+from lazyviz.view.scene.time_track import ASKED
 from lazyviz.view.widget.search import Index
 from lazyviz.view.widget.source_view import Code
 from lazyviz.view.widget.table import COLUMNS, ROWS, Request, Table
@@ -106,6 +111,25 @@ def test_bytes_sort_by_size_and_modules_by_their_numbers(write):
     table = table_of(program.graph)
     assert column(page(table, "ops bytes down 0 all "), "shape") == ["100×8", "9×8", "1×8"]
     assert column(page(table, "ops module up 0 all "), "module") == ["Net.h.1", "Net.h.2", "Net.h.10"]
+
+
+def test_times_are_projected_until_ops_have_run_where_the_chart_shows_them():
+    net, x = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)), torch.ones(512, 64)
+    with lazyviz.lazy() as graph:
+        result = net(x)
+    plan = graph.plan(device="A100-40GB")
+    scene = Scene(graph.ir, plan)
+    table = table_in(scene)
+    assert not any(column(page(table, "ops seconds down 0 all "), "seconds"))
+    scene.numbers.asked.add(ASKED)
+    found = page(table, "ops seconds down 0 all ")
+    times = [plan.time.of([node]) for node in graph.nodes]
+    assert column(found, "seconds")[0] == f"≈ {duration(max(times))}"
+    modules = page(table, "modules seconds down 0 all ")
+    assert column(modules, "seconds")[0] == f"≈ {duration(plan.seconds)}"
+    graph.evaluate()
+    assert not [text for text in column(page(table, "ops seconds down 0 all "), "seconds") if "≈" in text]
+    del result
 
 
 def test_times_and_states_are_those_of_now(step, table):
