@@ -213,6 +213,42 @@ def without_compile_context() -> Iterator[None]:
         yield
 
 
+# Gradients of interpolations whose shape rules PyTorch has in C++ alone, for sizes that are numbers, although
+# the results have the sizes that an argument names. The second set keeps channels-last (aten/src/ATen/native,
+# UpSample*.cpp).
+_aten = torch.ops.aten
+CONTIGUOUS_UPSAMPLING = frozenset(
+    {
+        _aten.upsample_nearest1d_backward.default,
+        _aten._upsample_nearest_exact1d_backward.default,
+        _aten.upsample_linear1d_backward.default,
+        _aten.upsample_bicubic2d_backward.default,
+        _aten._upsample_bicubic2d_aa_backward.default,
+        _aten.upsample_nearest3d_backward.default,
+        _aten._upsample_nearest_exact3d_backward.default,
+    }
+)
+UPSAMPLING = {_aten.upsample_bilinear2d_backward.default, _aten.upsample_trilinear3d_backward.default}
+
+
+class SymbolicFakeMode(FakeTensorMode):
+    """PyTorch's fake mode, with shape rules for symbolic sizes where PyTorch has none.
+
+    Not ``register_op_impl``, which would change PyTorch for everyone.
+    """
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        contiguous = func in CONTIGUOUS_UPSAMPLING
+        if (contiguous or func in UPSAMPLING) and any(type(size) is torch.SymInt for size in args[2]):
+            gradient, size = args[0], args[2]
+            with self:
+                result = gradient.new_empty(size)
+                if contiguous:
+                    return result
+                return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(gradient))
+        return super()._dispatch_impl(func, types, args, kwargs)
+
+
 Dimensions = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each input, its shape and strides
 
 
@@ -243,7 +279,7 @@ def compile_graph(
         from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
         environment = ShapeEnv()
-        fake_mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+        fake_mode = SymbolicFakeMode(shape_env=environment, allow_non_fake_inputs=True)
         fakes: list[Any] = []
         symbol = None
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), config.patch(dict(options)):

@@ -84,6 +84,17 @@ def test_graph_evaluate_shows_one_frame_of_ours():
     assert len(ours(files)) == 1
 
 
+def test_a_loop_of_steps_shows_one_frame_of_ours():
+    rows = [torch.tensor([0, 1])] * 3 + [torch.tensor([0, 9])]
+
+    def loop():
+        for row in lazyviz.steps(rows, always_record=True):
+            nn.functional.embedding(row, torch.ones(2, 3)).sum()
+
+    files = shown(loop)
+    assert len(ours(files)) == 1
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -846,6 +848,31 @@ def test_a_graph_of_operators_is_compiled_for_a_size_that_varies():
     compiled = dynamo.compile_graph(module, [torch.ones(3, 2)], [], {}, 3, lambda n: [([n, 2], [2, 1])])
     assert compiled.holds(7) and not compiled.holds(1)
     assert compiled.code(7, torch.ones(7, 2))[0].shape == (14,)
+
+
+@pytest.mark.parametrize("op", sorted(dynamo.CONTIGUOUS_UPSAMPLING | dynamo.UPSAMPLING, key=str), ids=str)
+def test_gradients_of_interpolations_have_the_kernels_shapes_at_symbolic_sizes(op):
+    """PyTorch's rule fails for them: once it does not, ours is not needed."""
+    dims = int(str(op).split("d_")[0][-1])
+    flags = [False for argument in op._schema.arguments if argument.name == "align_corners"]
+    formats = [torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
+    for layout in (formats[0], formats[dims - 1]):
+        real = torch.ones(4, 3, *[8] * dims).contiguous(memory_format=layout)
+        expected = op(real, [8] * dims, [4, 3] + [4] * dims, *flags)
+        for kind, fails in ((dynamo.SymbolicFakeMode, False), (private_api.FakeTensorMode, True)):
+            environment = ShapeEnv()
+            source = ConstantSource("size")
+            symbol = environment.create_symbol(4, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            size = environment.create_symintnode(symbol, hint=4, source=source)
+            with kind(shape_env=environment):
+                fake = torch.empty_strided([size, *real.shape[1:]], real.stride())
+                if fails:
+                    with pytest.raises(RuntimeError, match="INTERNAL ASSERT"):
+                        op(fake, [8] * dims, [size, 3] + [4] * dims, *flags)
+                else:
+                    result = op(fake, [8] * dims, [size, 3] + [4] * dims, *flags)
+                    assert symbol not in environment.replacements  # the size is not taken for constant
+                    assert result.shape == expected.shape and result.stride() == expected.stride()
 
 
 def test_the_quickest_call_of_an_operator_is_the_same_call():

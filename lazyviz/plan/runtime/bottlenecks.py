@@ -12,7 +12,7 @@ from ...graph.ir import Node, Value
 from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
-from ..units import format_share
+from ..units import format_bytes, format_flops, format_share
 from .device_projection import card_of, without_time
 from .kernels import Card
 from .projection import OpTime, Projection, duration, project
@@ -79,7 +79,7 @@ def limits(
         if seconds >= 0.005 * time.seconds
     ]
     mfu = f", MFU {format_share(time.mfu)}" if time.mfu is not None else ""
-    work = f"{time.flops / 1e12:.3g} TFLOP, {time.work.bytes_moved / 1e9:.3g} GB moved{mfu}"
+    work = f"{format_flops(time.flops)}, {format_bytes(time.work.bytes_moved)} moved{mfu}"
     lines.append(f"What limits this step: {', '.join(shares)}; {work}.")
     if time.by_bound["launch"] > 0.5 * time.seconds:
         lines.append(
@@ -123,12 +123,23 @@ def _precision(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
             changed = project(in_dtype(nodes, dtype), card)
             if changed is not None:
                 name = str(dtype).removeprefix("torch.")
-                yield Change(f"forward and backward pass in {name}", changed.seconds)
+                rest = "the rest of the " if _has_half(nodes) else ""
+                yield Change(f"{rest}forward and backward pass in {name}", changed.seconds)
             break
     if card.rates.tf32 and not card.tf32_products:
         changed = project(nodes, replace(card, tf32_products=True))
         if changed is not None:
             yield Change('torch.set_float32_matmul_precision("high") (TF32)', changed.seconds)
+
+
+def _has_half(nodes: Sequence[Node]) -> bool:
+    """Whether a part of the forward and backward pass is in 16 bits already, as with autocast."""
+    return any(
+        value.dtype in (torch.bfloat16, torch.float16)
+        for node in nodes
+        if node.phase in ("forward", "backward")
+        for value in node.outputs
+    )
 
 
 def _attention(time: Projection, card: Card) -> Iterable[Change]:

@@ -178,6 +178,16 @@ def _encoder_layer(node: Node) -> int:
     return 2 * batch * length * sum(map(math.prod, kernels)) + 4 * batch * length * length * width
 
 
+def _multihead_attention(node: Node) -> int:
+    """``nn.MultiheadAttention``'s fused inference path: four projections, scores, and weighted sums."""
+    query, key = node.args[0], node.args[1]
+    if len(query.shape) != 3:  # a nested tensor, whose sizes the record does not have
+        return 0
+    batch, length, width = query.shape
+    others = key.shape[1]
+    return batch * (4 * (length + others) * width * width + 4 * length * others * width)
+
+
 _OWN: Mapping[str, Callable[[Node], int]] = {
     "mv": _product_with_vector,
     "addmv": _product_with_vector,
@@ -201,4 +211,5 @@ _OWN: Mapping[str, Callable[[Node], int]] = {
     "mkldnn_rnn_layer": _rnn,
     "mkldnn_rnn_layer_backward": _rnn,
     "_transformer_encoder_layer_fwd": _encoder_layer,
+    "_native_multi_head_attention": _multihead_attention,
 }

@@ -56,11 +56,14 @@ class CardTable(Tabular):
         rows = []
         for each in self.cards:
             row = ["", ""]
-            if each.time is not None:
-                low, high = each.time.seconds_range
-                row = [duration(each.time.seconds), f"{duration(low)} to {duration(high)}"]
+            time = each.time if each.time is not None and each.time.seconds else None
+            if time is not None:
+                low, high = time.seconds_range
+                row = [duration(time.seconds), f"{duration(low)} to {duration(high)}"]
+            elif each.time is not None:
+                row = ["no kernel runs", ""]
             if self.samples:
-                row.append(f"{self.samples / each.time.seconds:,.0f}" if each.time is not None else "")
+                row.append(f"{self.samples / time.seconds:,.0f}" if time is not None else "")
             if priced:
                 cost = each.cost(steps)
                 row.append(amount(cost) if cost is not None else "")

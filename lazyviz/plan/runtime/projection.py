@@ -17,6 +17,7 @@ from ...graph.ir import Bound, Node, SourceLine
 from ...graph.modules import ModuleNames
 from ..devices.rates import Known
 from ..tables import Table, Tabular
+from ..units import format_bytes, format_flops
 from .flop_rules import least_flops
 from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
 from .streams import Sent, Streams, cards_among, nodes_on_other_streams
@@ -185,10 +186,10 @@ class Projection(Tabular):
             f"Projected time on {self.device}: {duration(self.seconds)} ({duration(low)} to {duration(high)})"
         )
         rows = [
-            (duration(seconds), f"{flops / 1e9:,.1f}", f"{moved / 1e9:,.2f}", name)
+            (duration(seconds), format_flops(flops), format_bytes(moved), name)
             for name, (seconds, flops, moved) in self.by_phase.items()
         ]
-        return Table(title, ("time", "GFLOP", "GB moved", "phase"), rows, 3)
+        return Table(title, ("time", "work", "moved", "phase"), rows, 3)
 
 
 def duration(seconds: float) -> str:

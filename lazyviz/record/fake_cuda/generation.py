@@ -23,9 +23,10 @@ from .gpu_registry import Cards
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 """The assumption, as the option that sets it words it."""
 _CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
-"""Functions that check the prompt: whether its whole mask is set, and whether any of its ids are invalid."""
+"""Functions that check the prompt: whether its whole mask is set, whether any of its ids are invalid, and
+whether more than 0 of its sequences end with padding."""
 _BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
-_READ = ("aten::all", "aten::any", "aten::max", "aten::add")
+_READ = ("aten::all", "aten::any", "aten::gt", "aten::max", "aten::add")
 _MOST_FRAMES = 12  # between a check and the read
 _PROMPT = "the prompt of generate() has no padding"
 _TEXT = "generate() stops only at the maximum length (max_new_tokens)"
@@ -60,7 +61,9 @@ class Generation:
             if caller is None:
                 return None
             function = caller.f_globals.get("__name__"), caller.f_code.co_name
-            if function in _CHECKS and name in ("aten::all", "aten::any"):
+            if function in _CHECKS and (
+                name in ("aten::all", "aten::any") or (name == "aten::gt" and node.args[1] == 0)
+            ):
                 self._say(_PROMPT)
                 return name == "aten::all"
             if function == _BEAM_SEARCH and (length := _longest_beam(node)) is not None:

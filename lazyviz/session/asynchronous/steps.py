@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sized
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from ...process.tracebacks import shorten
 from ...record.tape import tape
 from ...torch_internals import op_stream
 from ..block import LazyBlock
@@ -210,18 +211,22 @@ class steps(Generic[T]):
             )
         block.begins_in = sys._getframe(1)  # the loop; it is not kept, since it may keep this generator
         ended = self._ended = Rounds(block, self._wait, self._always_record)
-        with block as graph:
-            del graph  # others are to come
-            for item in unrecorded(items):
-                ended.end(sys._getframe(1))
-                ended.begin()
-                yield item
-                ended.ran()
-                self.rounds += 1
-            last, block.ends_in = block.graph, sys._getframe(1)
-        if last is not None and last.nodes:
-            ended.evaluate(last)
-            ended.finish()
+        try:
+            with block as graph:
+                del graph  # others are to come
+                for item in unrecorded(items):
+                    ended.end(sys._getframe(1))
+                    ended.begin()
+                    yield item
+                    ended.ran()
+                    self.rounds += 1
+                last, block.ends_in = block.graph, sys._getframe(1)
+            if last is not None and last.nodes:
+                ended.evaluate(last)
+                ended.finish()
+        except BaseException as error:  # of a kernel, the loader, or an interrupt
+            shorten(error)
+            raise
 
     def __repr__(self) -> str:
         eager = f" ({self.unrecorded:,} of them in eager mode)" if self.unrecorded else ""

@@ -123,6 +123,34 @@ def test_another_batch_of_a_whole_training_step_needs_no_new_code(inductor):
     assert hits == [False, False, True, True, True]
 
 
+def test_gradients_of_interpolations_are_compiled_for_all_batches(inductor):
+    # Each operator's shapes are in tests/torch_internals/test_private_apis.py.
+    modes = {"linear": torch.contiguous_format, "bilinear": torch.channels_last}
+
+    def step(inputs):
+        inputs = [each.detach().clone().requires_grad_() for each in inputs]
+        results = [nn.functional.interpolate(x, scale_factor=2, mode=mode) for mode, x in zip(modes, inputs)]
+        return torch.autograd.grad([each.square().sum() for each in results], inputs)
+
+    hits = []
+    for batch in (4, 6, 5, 9):
+        shapes = (batch, 3, 4), (batch, 3, 4, 4)
+        inputs = [
+            torch.randn(shape).contiguous(memory_format=layout)
+            for shape, layout in zip(shapes, modes.values())
+        ]
+        expected = step(inputs)
+        with lazyviz.lazy(backend="inductor") as graph:
+            gradients = step(inputs)
+        report = graph.evaluate()
+        assert report.share == 1.0 and not report.fallbacks
+        hits.append(report.cache_hit)
+        for mine, theirs in zip(gradients, expected):
+            torch.testing.assert_close(mine, theirs)
+            assert mine.stride() == theirs.stride()
+    assert hits == [False, False, True, True]
+
+
 def test_sizes_that_follow_no_product_of_the_batch_are_recompiled_and_never_wrong(inductor):
     def run(size):
         x = torch.arange(float(size))

@@ -62,6 +62,32 @@ def test_every_card_is_in_the_table_the_fastest_that_fits_first():
     assert text.count("fits") == sum(each.fits for each in table.cards)
 
 
+def test_a_graph_in_which_no_kernel_runs_has_no_seconds_and_no_samples_per_second():
+    with lazyviz.lazy(device="A100-40GB"):
+        x = torch.ones(8, 3, device="cuda")
+    with lazyviz.lazy(device="A100-40GB", batch=[x]) as graph:
+        x.t()
+    text = on_cards(graph.plan(), ["A100-40GB", "L4-24GB"], {"L4-24GB": 1.0}).table().text()
+    assert text.count("no kernel runs") == 2 and " ns" not in text
+
+
+def test_small_work_has_small_units():
+    x = torch.randn(8, 16)
+    with lazyviz.lazy() as graph:
+        x @ x.t()
+    plan = graph.plan(device="A100-40GB")
+    assert "; 2.05 kFLOP, 1.25 KiB moved, MFU" in plan.explain()
+    assert "2.05 kFLOP" in plan.time.table().text()
+
+
+def test_what_autocast_leaves_in_float32_is_named_as_the_rest():
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.LayerNorm(256)).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            net(torch.randn(8192, 256, device="cuda")).exp().sum().backward()
+    assert "the rest of the forward and backward pass in bfloat16: " in graph.plan().explain()
+
+
 def test_unanswerable_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="needs a batch"):
         on_cards(_record().plan(), ["L4-24GB"], epoch=10)

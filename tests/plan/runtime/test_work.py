@@ -274,3 +274,17 @@ def test_products_in_groups_have_the_flops_of_their_rows():
     assert product.flops == 2 * 64 * 32 * 16
     assert products_of(product, "batched matmul") == [Product(4, 16, 16, 32)]
     assert graph.plan().seconds > 0
+
+
+@pytest.mark.parametrize("length", [5, 9])
+def test_fused_attention_modules_do_the_products_of_the_others(length):
+    """PyTorch's counter has no formula for the op that ``nn.MultiheadAttention`` calls for inference."""
+    attention = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    x = torch.randn(2, length, 32)
+    with FlopCounterMode(display=False) as counter:
+        attention(x, x, x)
+    with lazyviz.lazy() as graph, torch.no_grad():
+        attention(x, x, x)
+    assert [node.op.name() for node in graph.nodes] == ["aten::_native_multi_head_attention"]
+    plan = graph.plan(device="A100-40GB")
+    assert plan.flops == counter.get_total_flops() and plan.time.mfu > 0

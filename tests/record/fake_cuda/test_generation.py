@@ -56,6 +56,17 @@ def test_generate_goes_on_to_its_longest_length(options, assume):
     assert "Assumed: generate() stops only at the maximum length" in graph.plan().explain()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # static caches: torch.compile
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
+def test_a_prompt_without_a_mask_is_assumed_to_have_no_padding(options):
+    with lazyviz.lazy(device="RTX-4090") as graph:
+        model = llama().cuda()
+        prompt = torch.randint(0, 256, (BATCH, PROMPT), device="cuda")
+        assert model.generate(prompt, max_new_tokens=4, **options).shape == (BATCH, PROMPT + 4)
+    assert not graph.sync_points
+    assert "the prompt of generate() has no padding" in graph.plan().explain()
+
+
 def test_values_for_each_read_end_generation_where_they_say():
     with lazyviz.lazy(device="RTX-4090", assume={"*": iter([False, False, True])}):
         model = llama().cuda()
