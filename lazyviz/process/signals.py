@@ -211,7 +211,8 @@ class at_once(Transaction):
             del Deferred.current[thread]
             outer._restore()
             outer._raise_arrived()
-            self._call_at(outer.of_op)
+            if mine:  # on the main thread
+                self._call_at(outer.of_op)
 
     def _call_at(self, level: Level) -> None:
         """Have the user's handlers called at ``level``; Python's own for an interrupt raises all the same."""

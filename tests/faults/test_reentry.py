@@ -297,6 +297,23 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(mo
 
 
 @pytest.mark.parametrize("natively", [True, False])
+def test_an_op_runs_at_a_sync_point_of_a_thread_while_signals_have_handlers(natively):
+    got = []
+
+    def record():
+        with lazyviz.lazy():
+            x = torch.arange(4.0)
+            got.append(x[x > 1].tolist())
+
+    with recorded_natively(natively), handler_of_a_signal(lambda: None):
+        record()  # on the main thread, which finds the handlers
+        thread = threading.Thread(target=record)
+        thread.start()
+        thread.join(30)
+        assert got == [[2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("natively", [True, False])
 @pytest.mark.parametrize("read", ["item", "__float__", "__int__", "tolist"])
 def test_ops_of_a_handler_see_pending_writes_or_get_one_error_while_a_read_is_evaluated(read, natively):
     with torch.library._scoped_library("lazyviz_tests", "FRAGMENT") as library:
