@@ -277,9 +277,14 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch
     assert y.equal(expected[0]) and drawn.equal(expected[1])
 
 
+def through_sparse(values: torch.Tensor) -> list[float]:
+    return torch.sparse_coo_tensor([[0, 1]], values, (2,), check_invariants=False).to_dense().tolist()
+
+
 @pytest.mark.parametrize("natively", [True, False])
-def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(monkeypatch, natively):
-    w, x, got = torch.zeros(3), torch.arange(4.0), []
+@pytest.mark.parametrize("run", [through_sparse, lambda x: x[x > -1].tolist()])
+def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(monkeypatch, run, natively):
+    w, x, got = torch.zeros(3), torch.arange(2.0), []
     original = unrecorded_ops.call_measured
 
     def call_measured(*given):
@@ -289,11 +294,11 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(mo
     with recorded_natively(natively), handler_of_a_signal(lambda: got.append(w.clone())), lazyviz.lazy():
         w.add_(1)
         monkeypatch.setattr(unrecorded_ops, "call_measured", call_measured)
-        y = x[x > 1]
+        y = run(x)
         monkeypatch.undo()
         w.add_(1)
-    assert [value.tolist() for value in got] == [[1, 1, 1]]
-    assert y.tolist() == [2, 3] and w.tolist() == [2, 2, 2]
+    assert len(got) >= 1 and all(value.tolist() == [1, 1, 1] for value in got)
+    assert y == [0, 1] and w.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("natively", [True, False])
@@ -302,15 +307,14 @@ def test_an_op_runs_at_a_sync_point_of_a_thread_while_signals_have_handlers(nati
 
     def record():
         with lazyviz.lazy():
-            x = torch.arange(4.0)
-            got.append(x[x > 1].tolist())
+            got.append(through_sparse(torch.arange(2.0)))
 
     with recorded_natively(natively), handler_of_a_signal(lambda: None):
         record()  # on the main thread, which finds the handlers
         thread = threading.Thread(target=record)
         thread.start()
         thread.join(30)
-        assert got == [[2, 3], [2, 3]]
+        assert got == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("natively", [True, False])
