@@ -45,9 +45,11 @@ def check_evaluate(tensors: Sequence[Any], progress: Any, cancel: Any, nodes: An
     check_type("nodes", nodes, Iterable, "a sequence of nodes", optional=True)
 
 
-def check_save(path: Any, format: Any, title: Any, show: Any) -> None:
+def check_save(path: Any, format: Any, title: Any, show: Any, **switches: Any) -> None:
     """Raise ``TypeError`` for wrong arguments of :meth:`lazyviz.session.lazy_graph.LazyGraph.save`."""
     check_type("path", path, (str, os.PathLike), "text or a path")
     check_type("format", format, str, "text, such as 'svg'", optional=True)
     check_type("title", title, str, "text", optional=True)
     check_type("show", show, Iterable, "the name of a part, or several", optional=True)
+    for name, given in switches.items():
+        check_type(name, given, bool, "True or False", optional=name == "legend")

@@ -479,7 +479,7 @@ class LazyGraph:
             ValueError: unknown format, unknown part in ``show``, or figure options for another kind of file.
             RuntimeError: no program that writes ``.pdf`` or ``.png`` is installed, or it failed.
         """
-        check_save(path, format, title, show)
+        check_save(path, format, title, show, eager=eager, paths=paths, legend=legend)
         figure = {"title": title, "show": show, "legend": legend, "direction": direction, "theme": theme}
         self._pictures.save(self, path, format, eager=eager, paths=paths, figure=figure)
 

@@ -39,6 +39,9 @@ OF_GRAPHS = {
     "path must be text or a path, not bytes": lambda graph: graph.save(b"a.svg"),
     "title must be text, not int": lambda graph: graph.save("a.svg", title=3),
     "show must be the name of a part, or several, not int": lambda graph: graph.save("a.svg", show=3),
+    "legend must be True or False, not str": lambda graph: graph.save("a.svg", legend="yes"),
+    "paths must be True or False, not str": lambda graph: graph.save("a.html", paths="no"),
+    "eager must be True or False, not int": lambda graph: graph.save("a.pickle", eager=1),
 }
 
 

@@ -71,8 +71,8 @@ def save(
     kind = (format or path.suffix.removeprefix(".")).lower()
     made: str | bytes
     if figure is not None and kind not in ("svg", "pdf", "png"):
-        what = "title, show, legend, direction, and theme apply only to pictures"
-        raise ValueError(f"{what}, .svg, .pdf and .png, not of {kind!r}")
+        what = "title, show, legend, direction, and theme apply only to figures"
+        raise ValueError(f"{what} (.svg, .pdf, .png), not to {kind!r}")
     views = drawing is not None and drawing.views
     shown: dict[str, Any] = {"title": title, "state": state, "figure": figure, "drawing": drawing}
     shown["theme"] = theme

@@ -66,7 +66,7 @@ def test_invalid_figures_are_refused_with_a_message(graph, tmp_path):
         graph.save(tmp_path / "a.svg", theme="sepia")
     with pytest.raises(ValueError, match="show is empty"):
         graph.save(tmp_path / "a.svg", show=[])
-    with pytest.raises(ValueError, match="not of 'html'"):
+    with pytest.raises(ValueError, match="not to 'html'"):
         graph.save(tmp_path / "a.html", title="x")
     assert not list(tmp_path.iterdir())
 
