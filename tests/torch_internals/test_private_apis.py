@@ -824,6 +824,47 @@ def test_an_exception_is_raised_in_a_thread_from_outside():
     assert seen == [True]
 
 
+class AtUserLevel(TorchDispatchMode):
+    """Calls a function of the user, as a signal handler would be, while it handles the first op."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.seen = function, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.overloadpacket.__name__)
+        if self.function is not None:
+            function, self.function = self.function, None
+            before = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+            with dispatch_handlers.user_level(self):
+                function()
+            keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+            assert [key.raw_repr() for key in keys] == [key.raw_repr() for key in before]
+            assert not private_api.active_dispatch_modes()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_at_the_user_s_level_modes_and_autograd_see_ops(autocast):
+    weight, results = torch.ones(2, requires_grad=True), []
+    with AtUserLevel(lambda: results.append(weight * 2)) as mode, torch.autocast("cpu", enabled=autocast):
+        torch.ones(2).add(1)
+        assert private_api.has_mode(mode)
+    assert mode.seen == ["ones", "mul", "add"]
+    results[0].sum().backward()
+    assert weight.grad.tolist() == [2, 2]
+
+
+def test_at_the_user_s_level_nothing_changes_where_no_op_is_dispatched():
+    mode = AtUserLevel(None)
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    with dispatch_handlers.user_level(mode):
+        assert torch._C._dispatch_tls_local_include_set().raw_repr() == keys
+        assert not private_api.active_dispatch_modes()
+        torch.ones(2)
+    assert mode.seen == []
+
+
 def test_a_graph_of_operators_is_compiled_with_numbers_that_are_read_when_it_runs():
     aten = torch.ops.aten
     graph = torch.fx.Graph()
