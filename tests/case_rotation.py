@@ -21,13 +21,16 @@ def day_of(config: pytest.Config) -> datetime.date:
 
 
 def due(items: Sequence[pytest.Item], day: int) -> list[pytest.Item]:
-    """An eighth of the cases of each test, at least one, and of the tests without cases that take long."""
+    """An eighth of what takes long, and of the cases of each other test, there at least one."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     chosen: list[pytest.Item] = []
     for item in items:
-        if hasattr(item, "callspec"):
+        if any(map(item.get_closest_marker, TAKE_LONG)):
+            if _has_its_day(item, day, TURNS):
+                chosen.append(item)
+        elif hasattr(item, "callspec"):
             cases[item.nodeid.partition("[")[0]].append(item)
-        elif not any(map(item.get_closest_marker, TAKE_LONG)) or _has_its_day(item, day, TURNS):
+        else:
             chosen.append(item)
     for each in cases.values():
         chosen += each[day % min(TURNS, len(each)) :: TURNS]

@@ -42,4 +42,4 @@ def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
         assert len(due) == len(set(due))
         assert FAST in due
         assert [sum(item in due for item in cases) for cases in (TWO, ONE)] == [1, 1]
-        assert 1 <= sum(item in due for item in MANY) <= 2
+        assert 1 <= sum(item in due for item in MANY) <= 3
