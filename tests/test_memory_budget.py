@@ -219,6 +219,7 @@ def run(project, *arguments, fresh=False):
     return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
+@pytest.mark.slow
 def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(project):
     project.makepyfile(
         """
@@ -354,6 +355,7 @@ def test_a_marker_that_makes_no_sense_fails_its_test_with_one_line(project):
         result.stdout.fnmatch_lines([f"lazyviz_peak:*{reason}*"])
 
 
+@pytest.mark.slow
 def test_pytest_does_not_import_torch_for_the_plugin_s_sake(project):
     project.makepyfile("import sys\ndef test(): assert 'torch' not in sys.modules\n")
     run(project, fresh=True).assert_outcomes(passed=1)

@@ -21,6 +21,7 @@ def in_new_process(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_import_and_a_first_block_import_neither_dynamo_nor_ipython() -> None:
     print_loaded = f"print([name for name in {SLOW!r} if name in sys.modules])"
     assert in_new_process(f"import sys, torch\n{print_loaded}").split("\n")[0] == "[]"  # of torch
@@ -43,6 +44,7 @@ def test_an_import_and_a_first_block_import_neither_dynamo_nor_ipython() -> None
     assert shown.splitlines() == ["[]", "True True", "[]"]
 
 
+@pytest.mark.slow
 def test_names_that_are_imported_late_are_there_as_any_other() -> None:
     shown = in_new_process(
         """
@@ -60,6 +62,7 @@ def test_names_that_are_imported_late_are_there_as_any_other() -> None:
     assert shown.splitlines() == ["True False", "True", "[]", "True False", "True lazyviz.plan.plan"]
 
 
+@pytest.mark.slow
 def test_an_import_leaves_nothing_in_pytorch() -> None:
     shown = in_new_process("import torch, lazyviz\nprint(lazyviz.doctor().leftovers)")
     assert shown == "()\n"
@@ -89,6 +92,7 @@ STEP = """
 """
 
 
+@pytest.mark.slow
 def test_an_import_of_dynamo_in_a_block_changes_nothing() -> None:
     """Neither what is recorded and computed, nor what Dynamo has found of PyTorch."""
     watching = "print('lazyviz' in type(sys.meta_path[0]).__module__, 'torch._dynamo' in sys.modules)"
@@ -100,6 +104,7 @@ def test_an_import_of_dynamo_in_a_block_changes_nothing() -> None:
     assert late.splitlines()[3:] == ["() SourceFileLoader True", "torch.random True", "[]", "1.0"]
 
 
+@pytest.mark.slow
 def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
     shown = in_new_process(
         """
@@ -158,6 +163,7 @@ def test_an_import_and_a_first_block_take_a_small_part_of_the_import_of_torch(tm
     assert min(blocks) < 0.05 * min(of_torch)
 
 
+@pytest.mark.slow
 def test_a_missing_numpy_is_not_warned_of(tmp_path):
     """What ``pip install torch lazyviz`` brings has none; ``.numpy()`` says so where it is called."""
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')")
@@ -172,6 +178,7 @@ def test_a_missing_numpy_is_not_warned_of(tmp_path):
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_was_interrupted_can_be_repeated() -> None:
     """At the end of each module that defines operators, which PyTorch's registry keeps."""
     shown = in_new_process(

@@ -113,6 +113,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("env", [{}, {"fork": "1"}], ids=["script", "child"])
+@pytest.mark.slow
 def test_an_interrupted_script_ends_like_python(write, tmp_path, env):
     script = write(INTERRUPTED)
     eager = python(script, cwd=tmp_path, env=env, fresh=True)
@@ -158,6 +159,7 @@ def test_tables_and_remedies_are_of_the_run_that_the_budget_is_about(write, tmp_
     assert "evaluated by lazyviz, it needs " in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command(
@@ -361,6 +363,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.slow
 def test_steps_like_those_before_them_run_in_eager_mode(write, tmp_path):
     script = write(MANY_STEPS)
     plain = python(script, cwd=tmp_path)

@@ -11,12 +11,14 @@ from lazyviz.cli import compile_command
 from lazyviz.torch_internals import native_build
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_compiled_again(monkeypatch, capsys):
     monkeypatch.setattr(native_build, "is_made", lambda source, torch: True)
     assert compile_command.compile_modules(force=False) == 0
     assert "--force recompiles them" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_with_what_it_takes(monkeypatch, capsys):
     def cannot(source, torch=None, more=()):
         raise native_build.CannotBuild("there is no compiler")
@@ -29,6 +31,7 @@ def test_what_is_missing_is_said_with_what_it_takes(monkeypatch, capsys):
     assert "pip install 'cython>=3.1' 'setuptools>=68', and a C and C++ compiler" in said
 
 
+@pytest.mark.slow
 def test_a_missing_compiler_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-there --option")
     assert compile_command.compile_modules(force=True) == 1
@@ -37,6 +40,7 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch, capsys):
     assert "lazyviz works without" in said
 
 
+@pytest.mark.slow
 def test_each_module_says_what_is_being_done(monkeypatch, capsys):
     monkeypatch.setattr(native_build, "build", lambda source, torch=None, more=(): source)
     assert compile_command.compile_modules(force=True) == 0

@@ -111,6 +111,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.slow
 def test_a_launcher_starts_the_command_as_it_starts_a_script(name, request, tmp_path):
     launcher, script, needed = LAUNCHERS[name]
     if request.config.getoption("--daily"):

@@ -52,6 +52,7 @@ def test_an_interrupt_while_the_command_is_imported_is_no_traceback(command, at,
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_lazyviz_is_interrupted_as_ever(tmp_path):
     ended = started(tmp_path, "lazyviz.session", "-c", PROGRAM)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "caught\n", "")

@@ -94,6 +94,7 @@ def test_what_a_command_prints_comes_where_it_was_started(script, tmp_path, outp
 
 @pytest.mark.parametrize("closed", ["1", "2"])
 @pytest.mark.parametrize("command", [("run",), ("plan", "--steps", "1")], ids=["run", "plan"])
+@pytest.mark.slow
 def test_a_command_without_a_stream_ends_like_python(tmp_path, command, closed):
     (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
     shell = f'exec {sys.executable} -m lazyviz "$@" {closed}>&-'
@@ -109,6 +110,7 @@ def test_a_command_without_a_stream_ends_like_python(tmp_path, command, closed):
     assert "lazyviz: " not in done.stdout  # what is for stderr
 
 
+@pytest.mark.slow
 def test_lines_that_the_output_cannot_encode_are_escaped(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
     env = {"PYTHONIOENCODING": "ascii"}

@@ -50,6 +50,7 @@ def assert_plain_and_forgotten(expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Fault])
+@pytest.mark.slow
 def test_an_interrupted_reset_has_forgotten_everything(error, request):
     expected, state = eager_results(), State()
     every = 1 if request.config.getoption("--all") else 17

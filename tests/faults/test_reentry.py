@@ -231,6 +231,7 @@ class InBlock:
         "a block",
     ],
 )
+@pytest.mark.slow
 def test_a_handler_asks_while_an_op_is_recorded(ask, natively):
     with recorded_natively(natively):
         program = InBlock()

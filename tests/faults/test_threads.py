@@ -371,6 +371,7 @@ assert lazyviz.doctor().ok, lazyviz.doctor()
 """
 
 
+@pytest.mark.slow
 def test_threads_that_a_library_has_replaced_are_examined_and_end_as_usual():
     ended = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -226,6 +226,7 @@ def test_the_loggers_of_lightning_get_the_plan_and_the_picture(tmp_path, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_lightning_leaves_nothing_open_where_a_step_fails(tmp_path):
     pytest.importorskip("lightning")
     from lazyviz.integrations.lightning import LazyvizCallback

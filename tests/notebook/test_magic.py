@@ -1049,6 +1049,7 @@ def traceback_of(outputs) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
 
 
+@pytest.mark.slow
 def test_a_kernel_shows_the_static_picture_and_the_result(notebook):
     picture, result = notebook[1]
     assert set(picture.data) == {"text/html", "text/plain"}

@@ -153,6 +153,7 @@ def test_causes_and_contexts_are_kept():
     assert isinstance(caught_while.value.__context__, KeyError)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_script_ends_with_the_user_s_line_and_one_of_ours(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

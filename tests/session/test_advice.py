@@ -35,6 +35,7 @@ def step(made: nn.Module, batch_size: int) -> torch.Tensor:
     return made(torch.randn(batch_size * 64, 512, device="cuda")).square().mean()
 
 
+@pytest.mark.slow
 def test_every_strategy_is_a_row_from_a_recording():
     styles = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     found = lazyviz.advise(
@@ -58,6 +59,7 @@ def test_every_strategy_is_a_row_from_a_recording():
     assert "FSDP2 by layer x 4" in found.table().text() and "<table>" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not():
     (row,) = [
         row

@@ -670,6 +670,7 @@ def test_a_node_knows_the_dtypes_of_its_gradients():
     assert [meta.dtype for meta in private_api.gradient_metadata(node)] == [torch.float32, torch.complex64]
 
 
+@pytest.mark.slow
 def test_the_wrapper_of_compiled_functions_is_known():
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     with lazyviz.lazy() as graph:
