@@ -362,6 +362,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.slow
 def test_the_process_ends_while_it_runs(end: str) -> None:
     code = """
         import torch, lazyviz

@@ -452,6 +452,7 @@ def exits_of(program: Callable[[], None], seconds: int = 120) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.slow
 def test_another_thread_can_fork_during_any_call() -> None:
     statuses: list[int] = []
     thread = threading.Thread(target=lambda: statuses.extend(exits_of(lambda: None) for _ in range(60)))

@@ -26,6 +26,7 @@ def reset():
 
 @pytest.mark.parametrize("card", ["RTX-3060", "A100-40GB"])
 @pytest.mark.parametrize("name", largest_batch.MODELS)
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_sample_more_does_not(name, card):
     row = largest_batch.tried(name, card)
     assert row["largest"] > largest_batch.RECORDED
@@ -150,6 +151,7 @@ def test_the_largest_batch_of_data_parallel_fits_and_one_sample_more_does_not(na
 
 @pytest.mark.parametrize("name", largest_batch.MODELS)
 @pytest.mark.parametrize("samples", [8, 701])
+@pytest.mark.slow
 def test_every_gpu_of_data_parallel_is_planned_for_another_batch(name, samples):
     """The parts are as ``torch.chunk`` cuts them: of 701 samples 234, 234, and 233.
 

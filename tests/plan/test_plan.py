@@ -202,6 +202,7 @@ def test_explain_names_the_peak_the_line_the_categories_and_the_verdict(training
     assert "recorded on cpu" in text
 
 
+@pytest.mark.slow
 def test_planning_a_hundred_thousand_nodes_takes_about_as_long_as_making_them(program):
     count = 100_000
     start = time.process_time()

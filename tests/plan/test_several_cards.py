@@ -37,6 +37,7 @@ IMPORTS = (
         ("product on a 2-D mesh", 4),
     ],
 )
+@pytest.mark.slow
 def test_each_rank_takes_what_was_planned(program, ranks, tmp_path):
     script = ROOT / "benchmarks" / "several_cards.py"
     result = tmp_path / "rows.json"

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
+import pytest
 import torch
 
 import lazyviz
@@ -80,6 +81,7 @@ def run(code: str, *command: str) -> str:
 RECORD = "import torch, lazyviz\nx = torch.ones(3)\nwith lazyviz.lazy() as graph:\n    y = x * 2\n"
 
 
+@pytest.mark.slow
 def test_a_log_file_gets_text_and_nothing_runs():
     out = run(RECORD + "print(graph)\nprint(graph.text())\nprint(graph.pending)", "-c")
     assert out.startswith("<LazyGraph: 1 ops, 1 pending, 0 sync points>")
@@ -88,6 +90,7 @@ def test_a_log_file_gets_text_and_nothing_runs():
     assert "<img" not in out and "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_text(tmp_path):
     script = tmp_path / "cell.ipy"
     script.write_text(
@@ -109,6 +112,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 def test_nbconvert_runs_a_notebook_into_html_with_the_picture_and_latex_with_the_text(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     path = tmp_path / "step.ipynb"

@@ -67,6 +67,7 @@ class Net(nn.Module):
         return self.out(self.drop(torch.relu(self.norm(self.conv(x)))).flatten(1))
 
 
+@pytest.mark.slow
 def test_training_is_eagers_and_is_compiled_for_the_first_and_for_all_later_steps(inductor):
     reports = reports_of_training_as_eager_does("inductor", Net, (5, 1, 4, 4))
     assert "first program" in reports[0].cache_miss_reason

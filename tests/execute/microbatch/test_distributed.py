@@ -493,6 +493,7 @@ def test_two_processes_give_eagers_gradients(two, loss, dtype):
     assert Step(loss, dtype).graph.evaluate(backend="workers").pieces == 2  # one for each
 
 
+@pytest.mark.slow
 def test_a_process_without_memory_gets_a_smaller_piece(two):
     call(two, two.workers(False)[0], exec, ONCE_WITHOUT_MEMORY, {})
     for _ in range(20):  # the other process may have run both pieces before this one was ready for any
@@ -524,6 +525,7 @@ def test_an_operator_that_only_the_notebook_has_is_named(two, twice):
     assert y.tolist() == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_only_its_piece(two):
     first = two.workers(False)[0]
     number = call(two, first, os.getpid)
@@ -567,6 +569,7 @@ def test_nothing_is_kept_of_jobs_that_are_over_or_were_left(two):
     assert kept() <= before
 
 
+@pytest.mark.slow
 def test_when_all_processes_are_killed_the_run_goes_on_here(engines, use):
     use(engines)
     step = Step()

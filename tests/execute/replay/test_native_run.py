@@ -263,6 +263,7 @@ def taken_after(fault, kind=Program):
 
 
 @PROGRAMS
+@pytest.mark.slow
 def test_an_exception_from_elsewhere_at_any_point(kind, counted):
     expected = eager(kind)
     assert taken_after(lambda number: None, kind) == expected
@@ -315,6 +316,7 @@ class Caller:
 
 @PROGRAMS
 @pytest.mark.parametrize("handler", ["reads the same", "evaluates all", "computes"])
+@pytest.mark.slow
 def test_a_handler_that_reads_or_computes_at_any_point(handler, kind, counted):
     expected = eager(kind)
     total = []

@@ -96,6 +96,7 @@ def _agree(placement, spec) -> bool:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit"])
+@pytest.mark.slow
 def test_dtensor_has_the_same_placements_where_it_answers(name):
     graph = recorded(name)
     analysis = analyze(graph.nodes, {value: Shard(dim) for value, dim in graph.ir.batch.items()})

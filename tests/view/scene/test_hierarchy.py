@@ -190,6 +190,7 @@ def test_an_in_place_write_is_what_a_later_reader_reads(write):
     assert build_hierarchy(program.graph).reads[2][0][0] == 1
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_ops_are_sorted_in_seconds_and_no_group_is_too_long(write):
     program, aten = write.Program(), write.aten
     y = program.outside((2,))

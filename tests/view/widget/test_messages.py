@@ -62,6 +62,7 @@ def test_a_page_sets_no_trait_and_gets_its_state(name, graph, sent):
 
 @settings(max_examples=200, deadline=None)
 @given(state=st.dictionaries(st.sampled_from(sorted(LazyWidget.class_traits(sync=True))) | st.text(), JSON))
+@pytest.mark.slow
 def test_no_state_that_is_sent_changes_anything(state, graph):
     widget = graph.widget()
     before = traits_of(widget)

@@ -151,6 +151,7 @@ def test_hits_are_sent_in_pages_and_what_lights_up_with_the_first(write):
     assert chains - lanes <= set(first["lit"])
 
 
+@pytest.mark.slow
 def test_hundred_thousand_ops_are_searched_in_a_moment(large_scene):
     index = Index(large_scene)
     assert len(large_scene.graph.nodes) > 100_000
