@@ -115,7 +115,7 @@ def _of_name(name: str, names: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _called(key: Any) -> str:
-    return f"a {type(key).__name__}" if isinstance(key, torch.nn.Module) else repr(key)
+    return f"this {type(key).__name__}" if isinstance(key, torch.nn.Module) else repr(key)
 
 
 def _kind(value: Any) -> str:
