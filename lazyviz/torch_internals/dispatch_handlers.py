@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -55,24 +55,26 @@ def _keys_of_autocast() -> Any:
 _AUTOCAST = _keys_of_autocast()
 
 
-class user_level(Transaction):
+def user_level(mode: TorchDispatchMode) -> AbstractContextManager[Any]:
     """The dispatch level of the user's code, for the user's functions that are called while an op is
     dispatched: ``mode`` is on the stack, and autograd and ``__torch_function__`` see the ops.  No effect
     where no op is dispatched, and in inference mode, whose keys differ.
 
     Of autocast only what is known at the op's level is restored: it is off if the op has been through it.
     """
+    key = torch._C.DispatchKey.PythonTLSSnapshot
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(key) or torch.is_inference_mode_enabled():
+        return nullcontext()
+    return _UserLevel(mode)
 
+
+class _UserLevel(Transaction):
     def __init__(self, mode: TorchDispatchMode) -> None:
         self._mode = mode
 
     def begin(self) -> None:
-        keys, key = torch._C.DispatchKeySet, torch._C.DispatchKey
-        if not torch._C._dispatch_tls_is_dispatch_key_excluded(key.PythonTLSSnapshot):
-            return
-        if torch.is_inference_mode_enabled():
-            return
-        included = torch._C._dispatch_tls_local_include_set() | keys(key.ADInplaceOrView)
+        views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+        included = torch._C._dispatch_tls_local_include_set() | views
         excluded = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
         level = torch._C._ForceDispatchKeyGuard(included, excluded)
         self.undo_by(functools.partial(level.__exit__, None, None, None))
