@@ -39,7 +39,7 @@ class Check:
     only_all: bool = False  # a step of `make test-all` alone
     alone: bool = False  # it has to have the machine for itself
     any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
-    in_turn: bool = True  # its cases take turns in `make test`
+    in_turn: str = "--in-turn"  # how its cases take turns in `make test`, "" if they do not
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
@@ -114,16 +114,18 @@ CHECKS = (
     Check(
         "unit tests in Python alone",
         (*TESTS, "--daily", "tests/semantics", "tests/record", "tests/execute"),
+        # The same tests run with the compiled modules on the same day.
+        in_turn="--every-test-in-turn",
         env={"LAZYVIZ_PURE_PYTHON": "1"},
     ),
     Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
     Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
-    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks"), in_turn=False),
+    Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks"), in_turn=""),
     Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
-    Check("programs of other libraries", (*TESTS, LIBRARIES), in_turn=False, more=EVERY_LIBRARY),
+    Check("programs of other libraries", (*TESTS, LIBRARIES), in_turn="", more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test"), daily=True),
     *PROCESSORS,
     Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), only_all=True, alone=True),
@@ -133,8 +135,7 @@ CHECKS = (
         alone=True,
     ),
 )
-IN_TURN = ("--in-turn",)
-DAILY = ("--daily", *IN_TURN)
+DAILY = ("--daily", "--in-turn")
 
 
 def chosen(options: argparse.Namespace) -> list[Check]:
@@ -155,7 +156,7 @@ def command_of(check: Check, options: argparse.Namespace) -> list[str]:
         if options.daily:
             more = DAILY
         elif check.in_turn and not options.every_case:
-            more = IN_TURN
+            more = (check.in_turn,)
     return [sys.executable, *check.command, *more]
 
 

@@ -20,12 +20,15 @@ def day_of(config: pytest.Config) -> datetime.date:
     return datetime.date.fromisoformat(named) if named else datetime.date.today()
 
 
-def due(items: Sequence[pytest.Item], day: int) -> list[pytest.Item]:
-    """An eighth of what takes long, and of the cases of each other test, there at least one."""
+def due(items: Sequence[pytest.Item], day: int, every_test: bool = False) -> list[pytest.Item]:
+    """An eighth of what takes long, and of the cases of each other test, there at least one.
+
+    With ``every_test`` fast tests take turns like slow ones.
+    """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     chosen: list[pytest.Item] = []
     for item in items:
-        if any(map(item.get_closest_marker, TAKE_LONG)):
+        if every_test or any(map(item.get_closest_marker, TAKE_LONG)):
             if _has_its_day(item, day, TURNS):
                 chosen.append(item)
         elif hasattr(item, "callspec"):

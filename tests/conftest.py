@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--in-turn", action="store_true", help="of the cases of a test, and of slow tests, an eighth each day"
     )
+    group.addoption(
+        "--every-test-in-turn",
+        action="store_true",
+        help="an eighth of all tests and their cases each day",
+    )
     group.addoption("--day", metavar="DATE", help="what is run on that day (YYYY-MM-DD), not today")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")
     group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
@@ -44,13 +49,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--daily``: what takes seconds is left out, and each conformance test has its day.  With
-    ``--in-turn``: each case of a test and each test that takes long has its day.
+    ``--in-turn``: each case of a test and each test that takes long has its day.  With
+    ``--every-test-in-turn``: each test.
     """
     day, kept = case_rotation.day_of(config).toordinal(), set(items)
     if config.getoption("--daily"):
         kept &= set(case_rotation.for_daily_use(items, day))
-    if config.getoption("--in-turn"):
-        kept &= set(case_rotation.due(items, day))
+    every_test = config.getoption("--every-test-in-turn")
+    if every_test or config.getoption("--in-turn"):
+        kept &= set(case_rotation.due(items, day, every_test))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

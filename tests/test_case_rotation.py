@@ -43,3 +43,9 @@ def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
         assert FAST in due
         assert [sum(item in due for item in cases) for cases in (TWO, ONE)] == [1, 1]
         assert 1 <= sum(item in due for item in MANY) <= 3
+
+
+def test_fast_tests_take_turns_where_it_is_asked_for():
+    days = [case_rotation.due(ITEMS, FIRST + day, every_test=True) for day in range(case_rotation.TURNS)]
+    for item in ITEMS:
+        assert sum(item in day for day in days) == 1
