@@ -10,6 +10,7 @@ All the work is in ``lazyviz/torch_internals/native_build.py``, which an install
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -35,15 +36,22 @@ REQUIREMENTS = native_build.REQUIREMENTS
 build_all = native_build.build_all
 
 
-if __name__ == "__main__" and "--check" in sys.argv[1:]:
-    sys.exit("\n".join(native_build.check_warnings()) or None)
-
-if __name__ == "__main__":
-    if "--sanitize" in sys.argv[1:]:
-        files, missing = build_all(native_build.SANITIZED, anew=False)
-    else:
-        files, missing = build_all()
+def main(args: list[str]) -> int | str | None:
+    """Compile, or look for warnings; returns the exit status, or why it failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="make nothing; warnings of our C++ are errors")
+    which.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
+    options = parser.parse_args(args)
+    if options.check:
+        return "\n".join(native_build.check_warnings()) or None
+    files, missing = build_all(native_build.SANITIZED, anew=False) if options.sanitize else build_all()
     for file in files:
         print(file)
     if missing:
-        sys.exit("Not compiled (lazyviz works without, but more slowly): " + "; ".join(missing))
+        return "Not compiled (lazyviz works without, but more slowly): " + "; ".join(missing)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
