@@ -15,7 +15,7 @@ import torch
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.signals import Deferred
 from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import native_modules, private_api, storage_owners, tensor_memory
+from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, dependencies, unrecorded_ops
 from .constant_folding import is_given
@@ -128,6 +128,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_of_python=is_of_python,
         sequence_number=private_api.sequence_number,
         is_calling=backward_nodes.is_calling,
+        is_in_op=dispatch_handlers.is_in_op,
         default_generator=torch.default_generator,
         make_wrapper=tensor_memory.make_wrapper,
         strided=torch.strided,
@@ -206,6 +207,11 @@ def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
     """
     if _dispatcher is not None:
         _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
+
+
+def collection_callbacks() -> list[Callable[[str, dict[str, int]], None]]:
+    """What the compiled module adds to ``gc.callbacks``."""
+    return [] if _module is None else [_module.around_collection]
 
 
 def show(graph: Graph) -> None:

@@ -9,6 +9,7 @@ tensors may be used in several graphs.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Sequence
@@ -77,7 +78,10 @@ class RecorderMode(private_api.TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Finalizers would run at the op's dispatch level, where their ops see neither autograd nor this mode.
+        collects = gc.isenabled()
         try:
+            gc.disable()
             for cls in types:
                 if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                     if issubclass(cls, private_api.TRACING_TENSORS):
@@ -118,6 +122,9 @@ class RecorderMode(private_api.TorchDispatchMode):
             shorten(error)
             script_errors.note(error)
             raise
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _is_planned() -> bool:

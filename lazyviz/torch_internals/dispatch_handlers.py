@@ -55,6 +55,12 @@ def _keys_of_autocast() -> Any:
 _AUTOCAST = _keys_of_autocast()
 
 
+is_in_op: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.PythonTLSSnapshot
+)
+"""Whether an op is being dispatched on this thread."""
+
+
 def user_level(mode: TorchDispatchMode) -> AbstractContextManager[Any]:
     """The dispatch level of the user's code, for the user's functions that are called while an op is
     dispatched: ``mode`` is on the stack, and autograd and ``__torch_function__`` see the ops.  No effect
@@ -62,8 +68,7 @@ def user_level(mode: TorchDispatchMode) -> AbstractContextManager[Any]:
 
     Of autocast only what is known at the op's level is restored: it is off if the op has been through it.
     """
-    key = torch._C.DispatchKey.PythonTLSSnapshot
-    if not torch._C._dispatch_tls_is_dispatch_key_excluded(key) or torch.is_inference_mode_enabled():
+    if not is_in_op() or torch.is_inference_mode_enabled():
         return nullcontext()
     return _UserLevel(mode)
 

@@ -247,7 +247,7 @@ class State:
             "dispatch modes": private_api.dispatch_modes(),
             "dispatch keys included": str(torch._C._dispatch_tls_local_include_set()),
             "dispatch keys excluded": str(torch._C._dispatch_tls_local_exclude_set()),
-            "garbage collector": (gc.get_threshold(), gc.isenabled()),
+            "garbage collector": (gc.get_threshold(), gc.isenabled(), list(gc.callbacks)),
             "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
             "hooks of optimizers": [
                 dict(hooks)

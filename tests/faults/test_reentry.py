@@ -8,7 +8,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -276,6 +276,62 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch
         w.add_(1)
     assert total.tolist() == 3 and weight.grad.tolist() == [1, 1, 1] and w.tolist() == [2, 2, 2]
     assert y.equal(expected[0]) and drawn.equal(expected[1])
+
+
+class InACycle:
+    """An object that only the garbage collector frees; ``finalize`` is called then."""
+
+    def __init__(self, finalize: Callable[[], None]) -> None:
+        self.finalize, self.itself = finalize, self
+
+    def __del__(self) -> None:
+        self.finalize()
+
+
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_waits_while_an_op_is_recorded_so_that_finalizers_see_its_writes(
+    monkeypatch, natively, enabled
+):
+    w, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
+    original, made, got = rng.Generators.continued, [], []
+
+    def continued(*given):
+        if not made:  # more containers than any threshold here
+            InACycle(lambda: got.append((w * weight).sum()))
+            made.extend([] for _ in range(2000))
+            assert not got
+        return original(*given)
+
+    thresholds, gc_was_enabled = gc.get_threshold(), gc.isenabled()
+    with recorded_natively(natively), lazyviz.lazy():
+        w.add_(1)
+        monkeypatch.setattr(rng.Generators, "continued", continued)
+        (gc.enable if enabled else gc.disable)()
+        gc.set_threshold(500)
+        try:
+            torch.nn.functional.dropout(torch.ones(4))
+            assert gc.isenabled() == enabled
+            made.extend([] for _ in range(2000))
+            assert len(got) == enabled
+        finally:
+            gc.set_threshold(*thresholds)
+            (gc.enable if gc_was_enabled else gc.disable)()
+        gc.collect()
+        [total] = got
+        total.backward()
+        w.add_(1)
+    assert total.tolist() == 3 and weight.grad.tolist() == [1, 1, 1] and w.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_an_error_of_an_op_leaves_the_collector_as_it_was(natively):
+    assert gc.isenabled()
+    with recorded_natively(natively), lazyviz.lazy():
+        for wrong in (lambda: torch.ones(3) @ torch.ones(4), lambda: torch.ones(3).view(5)):
+            with pytest.raises(RuntimeError):
+                wrong()
+            assert gc.isenabled()
 
 
 def through_sparse(values: torch.Tensor) -> list[float]:

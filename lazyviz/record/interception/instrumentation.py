@@ -28,6 +28,7 @@ from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
 from .compilers import CompilerPatches
+from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
 from .kv_caches import CachePatches
 from .late_imports import LateImports
@@ -55,6 +56,7 @@ class Watch:
         self._imports = LateImports(self._mode)
         self._caches = CachePatches(tape)
         self._compilers = CompilerPatches(self._run_immediately)
+        self._finalizers = FinalizerLevel()
         self._threads = Patches()
         self._patches = Patches()
         self._stance = (
@@ -78,6 +80,7 @@ class Watch:
             self._caches.install()
             self._compilers.install()
             self._imports.install()
+            self._finalizers.install()
             if not self._threads and not self._threads.reapply():
                 self._threads.set(threading.Thread, "start", self._guarded_start())
                 self._threads.complete()
@@ -366,6 +369,8 @@ class Watch:
             found.append("types of foreach optimizers")
         if self._imports.installed:
             found.append("finder of imports in sys.meta_path")
+        if self._finalizers.installed:
+            found.append("callback of the garbage collector")
         return found + self._scopes.hooks()
 
     def reset(self) -> None:
@@ -393,6 +398,7 @@ class Watch:
         for code in (self._rules, *self._scopes.code):
             code.put_back()
         self._imports.remove()
+        self._finalizers.remove()
         self._reads.installed = False
         originals.put_back()
         self._scopes.withdraw()
@@ -410,6 +416,7 @@ class Watch:
         if self._reads.installed:
             self._threads.restore()
             self._stance.restore()
+            self._finalizers.remove()
             self._imports.remove()
             self._caches.remove()
             self._compilers.remove()

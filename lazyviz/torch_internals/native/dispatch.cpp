@@ -91,6 +91,15 @@ struct Gil {
   ~Gil() { PyGILState_Release(state); }
 };
 
+// No garbage collections while an op is recorded: finalizers would run at the op's dispatch level, where their own ops see
+// neither autograd nor the recorder. Needs the GIL.
+struct CollectorPause {
+  const int was_enabled = PyGC_Disable();
+  ~CollectorPause() {
+    if (was_enabled) PyGC_Enable();
+  }
+};
+
 [[noreturn]] void raise() {
   python_error error;
   error.persist();
@@ -278,6 +287,7 @@ class Kernel final : public c10::OperatorKernel {
   bool retired() {
     if (!is_ours() || torch::autograd::get_current_node()) return false;
     Gil gil;
+    CollectorPause pause;
     const int may_be = retire();
     if (may_be < 0) raise();
     return may_be > 0 && !is_ours();
@@ -287,6 +297,7 @@ class Kernel final : public c10::OperatorKernel {
   // meanwhile.
   bool dispatched(const c10::OperatorHandle& handle, Stack* stack) {
     Gil gil;
+    CollectorPause pause;
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && !any_pending(stack)) return false;
     (*getPyInterpreter())->dispatch(handle, stack);
     return true;
@@ -296,6 +307,7 @@ class Kernel final : public c10::OperatorKernel {
   bool recorded(Stack* stack) {
     Gil gil;
     if (!ready()) return false;
+    CollectorPause pause;
     const c10::IValue* values = arguments_on(stack);
     THPObjectPtr args(positional(values, nullptr)), kwargs(named(values));
     PyObject* answer;
@@ -325,6 +337,7 @@ class Kernel final : public c10::OperatorKernel {
 
   Way handled(Stack* stack) {
     Gil gil;
+    CollectorPause pause;
     if (ready()) {
       c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
       return records_ && recorded(stack) ? Way::recorded : Way::python;

@@ -29,6 +29,9 @@ cdef extern from *:
     """
 
 cdef extern from "Python.h":
+    int PyGC_Disable()
+    int PyGC_Enable()
+
     ctypedef struct PyMemberDef:
         Py_ssize_t offset
 
@@ -238,7 +241,7 @@ cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engi
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
 cdef object Deferred, generators, TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
-cdef object recording_state, table, runs, external
+cdef object recording_state, table, runs, external, is_in_op, collection_level
 cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
@@ -283,7 +286,7 @@ def connect(**parts):
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global run_inside, Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
-    global recording_state, table, runs, external, pending_nodes, recorder
+    global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
@@ -311,6 +314,7 @@ def connect(**parts):
     is_ordinary, symbolic = parts["is_ordinary"], parts["symbolic"]
     TrackedValue, Dtype, Layout, MemoryFormat = type(parts["value"]), parts["dtype"], parts["layout"], parts["memory_format"]
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
+    is_in_op = parts["is_in_op"]
     tape, recorder, Deferred = parts["tape"], parts["recorder"], parts["Deferred"]
     generators = tape.generators
     recording_state, table, runs, external = tape.recording, tape.tensors, tape.runs, tape.external
@@ -765,8 +769,33 @@ cdef inline bint is_pending(object tensor):
     return type(tensor) is LazyTensor or type(tensor) is LazyParameter
 
 
+def around_collection(phase, info):
+    """An entry of ``gc.callbacks``: finalizers that are called within an op run at the level of the user's code.
+
+    There is one collection at a time.
+    """
+    global collection_level
+    if phase == "start":
+        if is_in_op():
+            level = tape.user_level()
+            level.__enter__()
+            collection_level = level
+    elif collection_level is not None:
+        level, collection_level = collection_level, None
+        level.__exit__(None, None, None)
+
+
 def dispatch(mode, func, types, args=(), kwargs=None):
     """``RecorderMode.__torch_dispatch__``."""
+    cdef bint collects = PyGC_Disable()
+    try:
+        return dispatched(mode, func, types, args, kwargs)
+    finally:
+        if collects:
+            PyGC_Enable()
+
+
+cdef object dispatched(object mode, object func, object types, object args, object kwargs):
     for cls in types:
         if cls is not LazyTensor and cls is not LazyParameter and cls is not Tensor:
             return slow(mode, func, types, args, kwargs)

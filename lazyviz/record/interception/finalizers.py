@@ -1,0 +1,29 @@
+"""Finalizers: their ops are the user's, also where the garbage collector calls them within an op."""
+
+from __future__ import annotations
+
+import gc
+
+from .. import native_recorder
+
+
+class FinalizerLevel:
+    """While installed, finalizers that the garbage collector calls while an op is dispatched run at the
+    dispatch level of the user's code.
+
+    The callback is compiled: in one that is written in Python, the exception of a signal handler would be
+    lost. So it needs the native modules.
+    """
+
+    def install(self) -> None:
+        if native_recorder.active and not self.installed:
+            gc.callbacks.extend(native_recorder.collection_callbacks())
+
+    def remove(self) -> None:
+        for callback in native_recorder.collection_callbacks():
+            if callback in gc.callbacks:
+                gc.callbacks.remove(callback)
+
+    @property
+    def installed(self) -> bool:
+        return any(callback in gc.callbacks for callback in native_recorder.collection_callbacks())
