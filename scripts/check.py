@@ -40,6 +40,7 @@ class Check:
     alone: bool = False  # it has to have the machine for itself
     any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
     in_turn: str = "--in-turn"  # how its cases take turns in `make test`, "" if they do not
+    env_in_turn: dict[str, str] = field(default_factory=dict)  # the same for commands other than pytest
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
 
@@ -118,7 +119,11 @@ CHECKS = (
         in_turn="--every-test-in-turn",
         env={"LAZYVIZ_PURE_PYTHON": "1"},
     ),
-    Check(DOCUMENTATION, ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs")),
+    Check(
+        DOCUMENTATION,
+        ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs"),
+        env_in_turn={"LAZYVIZ_DOCS_TURNS": "8"},
+    ),
     Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
@@ -160,10 +165,12 @@ def command_of(check: Check, options: argparse.Namespace) -> list[str]:
     return [sys.executable, *check.command, *more]
 
 
-def environment_of(check: Check) -> dict[str, str]:
+def environment_of(check: Check, options: argparse.Namespace) -> dict[str, str]:
     """The variables that are set for a check; a number of threads that the user has set stays."""
     one_thread = not (check.alone or check.any_threads or "OMP_NUM_THREADS" in os.environ)
-    return {**BYTECODE, **(ONE_THREAD if one_thread else {}), **check.env}
+    in_turn = not (options.all or options.every_case or options.only)
+    turns = check.env_in_turn if in_turn else {}
+    return {**BYTECODE, **(ONE_THREAD if one_thread else {}), **check.env, **turns}
 
 
 def main(args: list[str]) -> int:
@@ -189,7 +196,12 @@ def main(args: list[str]) -> int:
 
     def attempt(check: Check) -> None:
         try:
-            run(check.title, command_of(check, options), among=talking, env={**env, **environment_of(check)})
+            run(
+                check.title,
+                command_of(check, options),
+                among=talking,
+                env={**env, **environment_of(check, options)},
+            )
         except StepFailed as error:
             say(f"   {error}")
             failed.append(check.title)
