@@ -52,6 +52,7 @@ PYTEST = ("-m", "pytest")
 TESTS = (*PYTEST, "-m", "not takes_times")
 FOLDERS = ("tests/execute", "tests/faults", "tests/record", "tests/semantics")
 LATER_STAGES = ("tests/graph", "tests/plan", "tests/view")
+PER_THREAD = ("tests/plan/workspace", "tests/plan/remedies")
 # Collecting all 8,000 tests to find these takes longer than some of the checks.
 TIMED = tuple(
     sorted(
@@ -107,7 +108,13 @@ CHECKS = (
     Check("tests of faults", (*TESTS, "tests/faults"), daily=True, more=EVERY_FAULT),
     Check(
         "tests of graphs, plans and views",
-        (*TESTS, *LATER_STAGES),
+        (*TESTS, *LATER_STAGES, *(f"--ignore={path}" for path in PER_THREAD)),
+        daily=True,
+        more=("--all",),
+    ),
+    Check(
+        "tests of what kernels take for each thread",
+        (*TESTS, *PER_THREAD),
         daily=True,
         more=("--all",),
         any_threads=True,
