@@ -138,6 +138,35 @@ USES = {
 }
 
 
+LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr)
+FACTORIES = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda x, **o: torch.full_like(x, 2, **o),
+    "empty_like": lambda x, **o: torch.empty_like(x, **o).zero_(),
+    "rand_like": torch.rand_like,
+    "new_zeros": lambda x, **o: x.new_zeros((2, 4), **o),
+    "new_full": lambda x, **o: x.new_full((2, 4), 2, **o),
+    "zeros": lambda x, **o: torch.zeros(2, 4, **o) + 0 * x.sum().item(),
+    "full": lambda x, **o: torch.full((2, 4), 2.0, **o),
+    "eye": lambda x, **o: torch.eye(4, **o),
+    "arange": lambda x, **o: torch.arange(4, **o),
+    "_to_copy": torch.ops.aten._to_copy,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
+def test_a_layout_that_is_asked_for(factory, layout):
+    for like in (lambda d: d * 1, lambda d: (d * 1).to_sparse(), lambda d: (d * 1).to_sparse_csr()):
+        both(
+            lambda dense: factory(like(dense), layout=layout),  # noqa: B023
+            lambda: torch.tensor([[0, 1.0, 2, 0], [3, 0, 0, 4]]),
+            syncs=None,
+            orders=("at once",),
+        )
+
+
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("program", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
 def test_constructors(program, check):
