@@ -8,7 +8,8 @@ would not appear at all.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from ..graph.ir import Fetch, Graph, Storage
 from ..torch_internals import private_api, storage_owners
 
+_MOST_PARTS = 1000  # of a list in a batch that are looked at, because all of it may be Python numbers
 _FEW = 200  # arrivals among which those that are gone are not looked for
 
 
@@ -91,14 +93,14 @@ class Arrivals:
             if (arrival := self.note(items, graph)) is not None:
                 self._fetched.append(arrival)
         elif depth and not isinstance(items, (str, bytes, type)):
-            parts: Iterable[Any] = ()
+            parts: list[Any] = []
             if isinstance(items, Mapping):
-                parts = items.values()
+                parts += islice(items.values(), _MOST_PARTS)
             elif isinstance(items, (list, tuple, set)):
-                parts = items
-            elif hasattr(items, "__dict__"):
-                parts = vars(items).values()
-            for part in list(parts):
+                parts += islice(items, _MOST_PARTS)
+            if isinstance(attributes := getattr(items, "__dict__", None), dict):
+                parts += islice(attributes.values(), _MOST_PARTS)
+            for part in parts:
                 self._note_all(part, graph, depth - 1)
 
     def forget(self, tensor: torch.Tensor) -> None:

@@ -141,6 +141,26 @@ def test_a_batch_that_is_fetched_ahead_is_counted_although_no_op_uses_it():
     assert plan.eager_peak_bytes >= 7 * size
 
 
+class Record(dict):
+    """A batch as PyTorch Geometric makes them: a mapping with tensors in private attributes as well."""
+
+
+def test_tensors_in_attributes_of_a_fetched_mapping_are_counted():
+    def collate(rows):
+        record = Record(x=torch.stack(rows))
+        record.slices = {"x": [torch.stack(rows)]}
+        return record
+
+    def program():
+        loader = DataLoader(list(torch.zeros(32, 5000)), batch_size=16, collate_fn=collate)
+        batch = next(iter(loader))
+        return (batch["x"] * 2).sum()
+
+    plan, measured = planned_and_measured(program)
+    assert measured >= 5 * 16 * 5000 * 4  # the data, twice the batch, and a product
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+
+
 def test_a_dataset_that_only_a_loader_reads_is_counted_from_its_creation_on():
     rows = [[float(column) for column in range(500)] for _ in range(64)]
 
