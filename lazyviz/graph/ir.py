@@ -140,6 +140,15 @@ def works_by_element(op: OpOverload) -> bool:
     return torch.Tag.pointwise in op.tags or op._schema.name in _BY_ELEMENT
 
 
+class Fetch(NamedTuple):
+    """A data loader's batch came when ``position`` nodes were recorded, and batches before it, which are
+    ``beside`` it, still existed.
+    """
+
+    position: int
+    beside: tuple[Storage, ...]
+
+
 class Resize(NamedTuple):
     """A storage has ``nbytes`` bytes from node ``position`` of the graph with id ``graph``."""
 
@@ -160,10 +169,15 @@ class Storage:
     for the same memory, because after a sync point, recorded memory is seen as outside memory.  ``place`` is
     the address of outside memory on a GPU if known, else 0.  ``resized`` lists the sizes after each resize,
     starting with the original one; ``nbytes`` is the largest of them.  Empty: it was never resized.
+    ``arrived`` is the number of nodes that had been recorded when an external storage came into being without
+    an op, such as a data loader's batch; -1: not known, or before recording.  ``borrowed`` memory is not of
+    PyTorch's allocator: it belongs to NumPy, a mapped file, or another process.
     """
 
     __slots__ = (
         "_origin",
+        "arrived",
+        "borrowed",
         "continues",
         "created",
         "device",
@@ -194,6 +208,8 @@ class Storage:
         self.role: Role | None = None
         self.name = ""
         self.place = 0
+        self.arrived = -1
+        self.borrowed = False
         self.resized: tuple[Resize, ...] = ()
         self.variables: tuple[str, ...] = ()
 
@@ -528,6 +544,8 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.storages: list[Storage] = []  # in order of first appearance
+        self.arrivals: dict[Storage, None] = {}  # that came while recording, and that no op has used
+        self.fetches: list[Fetch] = []  # the batches of data loaders
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
         self.runs_inside: list[RunInside] = []  # in the order of running

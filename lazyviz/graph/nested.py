@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ir import Graph, Node, Storage, Value
+from .ir import Fetch, Graph, Node, Storage, Value
 
 
 def flattened(graph: Graph) -> Graph:
@@ -35,10 +35,11 @@ class _Flat:
             self._positions[owner].append(position)
         self._end = len(nodes)
         for owner, _ in self._graphs:
-            for storage in owner.storages:
+            for storage in (*owner.storages, *owner.arrivals):
                 self._storage(storage)
-            for storage in owner.storages:
+            for storage in (*owner.storages, *owner.arrivals):
                 self._place(storage, owner)
+            self.flat.fetches += [self._fetch(fetch, owner) for fetch in owner.fetches]
         for position, (_, node) in enumerate(nodes):
             self.flat.nodes.append(self._node(node, position))
         for owner, _ in self._graphs:
@@ -66,12 +67,17 @@ class _Flat:
         if copy is None:
             copy = Storage(storage.nbytes, storage.device, external=storage.external, created=-1)
             copy.role, copy.name, copy.variables = storage.role, storage.name, storage.variables
-            copy.place = storage.place
+            copy.place, copy.borrowed = storage.place, storage.borrowed
             copy.resized = storage.resized[:1]
             copy.dropped = None if storage.dropped is None else self._end
             self._storages[storage] = copy
             self.flat.storages.append(copy)
         return copy
+
+    def _fetch(self, fetch: Fetch, owner: Graph) -> Fetch:
+        return Fetch(
+            self._position(owner, fetch.position), tuple([self._storage(each) for each in fetch.beside])
+        )
 
     def _place(self, storage: Storage, owner: Graph) -> None:
         copy = self._storages[storage]
@@ -79,6 +85,8 @@ class _Flat:
             copy.continues = self._storage(storage.continues)
         if not storage.external:
             copy.created = self._position(owner, storage.created)
+        if storage.arrived >= 0:
+            copy.arrived = self._position(owner, storage.arrived)
         copy.resized = tuple(
             [
                 resize._replace(graph=id(self.flat), position=self._position(graph, resize.position))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add
+from operator import add, sub
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn import unsure
 from .workspace.scalar_tensors import of_numbers
-from .workspace.size import Need
+from .workspace.size import NOTHING, Need
 from .workspace.table import lifetime_of, scratch
 
 
@@ -69,24 +70,23 @@ def plan_device(
 ) -> DevicePlan:
     """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
 
-    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded,
-    ``room`` the capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is
-    planned.  ``order``: the positions of the nodes in the order in which a lazyviz run runs them, if that is
-    not program order.
+    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded, ``room`` the
+    capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is planned.
+    ``order``: the positions of the nodes as a lazyviz run runs them, if that is not program order.
     """
     count, card, eager = len(graph.nodes), is_card(target), of == "eager"
     needs = scratch(graph, device, "cuda" if card else device.type) if needs is None else needs
+    fetching = _with_fetches(graph, tensors, needs)
     run = _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
     if eager:
-        run = _InRunOrder(graph.nodes, [of_eager(span) for span in tensors], needs)
+        needs, run = fetching, _InRunOrder(graph.nodes, [of_eager(span) for span in tensors], fetching)
     tensors, nodes = run.tensors, run.nodes
     estimates = unsure(tensors) if device.type == "cuda" else []
-    without = allocated(tensors, count)
-    eager_without = allocated(tensors, count, eager=True)
+    without, eager_without = allocated(tensors, count), allocated(tensors, count, eager=True)
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
-    eager_totals = _raised(eager_without, needs)
+    eager_totals = _raised(eager_without, fetching)
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if card else ()
     room = _room(target, spans, segments) if room is None else room
@@ -94,11 +94,11 @@ def plan_device(
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
         played, of_eager = reservation if eager in (True, as_eager) else None, as_eager or eager
-        there, scratched = (graph.nodes, needs) if of_eager else (nodes, run.needs)
+        there, scratched = (graph.nodes, fetching) if of_eager else (nodes, run.needs)
         return _reserved(there, tensors, target, scratched, estimates, device, of_eager, segments, played)
 
     at = totals.index(peak_bytes) if totals else None
-    small = of_numbers(graph.nodes) if device.type == "cpu" and not card else ()
+    unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not card)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -112,8 +112,8 @@ def plan_device(
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, run.needs, estimates, run.ordered(small), eager=False, card=card),
-        eager_peak_range=_range(eager_without, needs, estimates, small, eager=True, card=card),
+        peak_range=_range(without, run.needs, run.ordered(unsure_of, eager), eager=False, card=card),
+        eager_peak_range=_range(eager_without, fetching, unsure_of, eager=True, card=card),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -124,6 +124,25 @@ def plan_device(
         of=of,
         lazyviz_peak_bytes=lazyviz_peak,
     )
+
+
+class _Unsure(NamedTuple):
+    """What a range allows for: sizes of tensors that are estimates, the bytes of small tensors that may be
+    alive in addition during each node, and memory that PyTorch's allocator does not count.
+    """
+
+    estimates: Sequence[tuple[Lifetime, Need]]
+    small: Sequence[int] = ()
+    borrowed: Sequence[Lifetime] = ()
+
+
+def _unsure_of(
+    graph: Graph, tensors: Sequence[Lifetime], estimates: Sequence[tuple[Lifetime, Need]], *, host: bool
+) -> _Unsure:
+    if not host:
+        return _Unsure(estimates)
+    borrowed = [span for span in tensors if span.storage.origin.borrowed]
+    return _Unsure(estimates, of_numbers(graph.nodes), borrowed)
 
 
 class _InRunOrder:
@@ -156,9 +175,38 @@ class _InRunOrder:
             span._replace(eager_start=order[span.start], eager_stop=order[span.start] + 1) for span in spans
         ]
 
-    def ordered(self, numbers: Sequence[int]) -> Sequence[int]:
-        """``numbers``, by position of the nodes in program order, by step of the run."""
-        return numbers if self._order is None or not numbers else [numbers[at] for at in self._order]
+    def ordered(self, unsure_of: _Unsure, eager: bool) -> _Unsure:
+        """``unsure_of``, by step of the run; its own peak counts memory whoever allocated it."""
+        small, order = unsure_of.small, self._order
+        if order is not None and small:
+            small = [small[at] for at in order]
+        return _Unsure(unsure_of.estimates, small, unsure_of.borrowed if eager else ())
+
+
+def _with_fetches(graph: Graph, tensors: Sequence[Lifetime], needs: Mapping[int, Need]) -> Mapping[int, Need]:
+    """``needs``, and what plain PyTorch has in addition while a data loader makes the next batch.
+
+    A loop's variable still refers to the batch before then, while the next op's results do not exist yet.
+    """
+    positions = {fetch.position for fetch in graph.fetches if fetch.beside}
+    if not positions:
+        return needs
+    made: dict[int, int] = dict.fromkeys(positions, 0)
+    stops: dict[Storage, tuple[int, int]] = {}
+    for span in tensors:
+        if span.maker is not None and span.eager_start in made:
+            made[span.eager_start] += span.storage.nbytes
+        elif span.storage.external:
+            stops[span.storage] = span.eager_stop, span.storage.nbytes
+    result = dict(needs)
+    for position, beside in graph.fetches:
+        gone = [stops.get(storage, (-1, 0)) for storage in beside]
+        before = sum(nbytes for stop, nbytes in gone if stop == position)
+        need = needs.get(position, NOTHING)
+        if position < len(graph.nodes) and before:
+            more = before - made[position]
+            result[position] = Need(*(max(each, more) for each in need))
+    return result
 
 
 def _fits(peak_bytes: int, room: int | None, reservation: Reservation | None) -> bool | None:
@@ -251,21 +299,15 @@ def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
 
 
 def _range(
-    totals: Sequence[int],
-    needs: Mapping[int, Need],
-    estimates: Sequence[tuple[Lifetime, Need]],
-    small: Sequence[int],
-    *,
-    eager: bool,
-    card: bool,
+    totals: Sequence[int], needs: Mapping[int, Need], unsure_of: _Unsure, *, eager: bool, card: bool
 ) -> tuple[int, int]:
-    """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`.
-
-    ``small`` are the bytes of small tensors that may be alive in addition during each node.
-    """
+    """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
+    estimates, small, borrowed = unsure_of
     found = []
     for which in (1, 2):
         level = totals if which == 1 or not small else [*map(add, totals, small)]
+        if which == 1 and borrowed:
+            level = [*map(sub, level, allocated(borrowed, len(totals), eager=eager))]
         if estimates:
             spans = [(_resized(span, need[which] - need.nbytes)) for span, need in estimates]
             level = [a + b for a, b in zip(level, allocated(spans, len(totals), eager=eager))]

@@ -163,6 +163,11 @@ def _peak(plan: Plan) -> list[str]:
             lines.append(f"  {between}{_unsure(plan)}")
     if plan._reservation is not None and plan.verdict_of == "eager":
         lines.append(f"  {_reserved(plan)}")
+    if borrowed := sum(each.nbytes for each in plan.alive_at_peak if each.is_borrowed):
+        lines.append(
+            f"  of which {format_bytes(borrowed)} belong to NumPy arrays, mapped files, or shared memory, "
+            "which PyTorch's allocator does not count"
+        )
     if plan.peak_node is not None:
         lines.append(f"  during {where(plan.peak_node)}")
         if plan.peak_node.source is not None and plan.peak_node.source.text:

@@ -100,6 +100,7 @@ class ExternalTensors:
                 graph.storages.pop()
                 raise Unexamined
             storage.foreign = holder is not None  # if it is not known and only read, a copy is enough
+            self._tensors.found_outside(tensor, storage, graph)
             if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
                 self._runs.sync("use of memory that also belongs to another storage", pending)
             # The node reads the snapshot instead, and the original address may pass to other memory.
@@ -183,6 +184,7 @@ class ExternalTensors:
         values = [self._tensors.value_of(one), self._tensors.value_of(other)]
         for tensor, value in zip((one, other), values):
             self._tensors.forget_address(tensor)
+            self._tensors.arrivals.forget(tensor)
             drop_reference(tensor)
             if value is not None:
                 value.storage.live -= 1

@@ -318,6 +318,7 @@ def _value_of(tape: Tape, tensor: torch.Tensor) -> TrackedValue | None:
         storage = TrackedStorage(nbytes, tensor.device, graph, external=True)
         storage.role, storage.name = tape.scopes.role_of(tensor)
         storage.foreign = tape.external.is_shared(tensor)
+        tape.tensors.found_outside(tensor, storage, graph)
         if not storage.foreign:
             tape.tensors.computed[address] = storage
     value = TrackedValue(_meta(tape, tensor, nbytes), storage, None)

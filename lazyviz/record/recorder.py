@@ -334,6 +334,8 @@ class Recorder:
         if info.profiles:
             return op(*args, **kwargs)
         if info.lifts and not is_lazy(args[0]):
+            if self._recording.graph is not None:
+                self._tensors.arrivals.note(args[0], self._recording.graph)
             return args[0]
         if info.detaches and is_lazy(args[0]) and not self._recording.explicit_detach:
             if (tensor := detached(args[0])) is None:

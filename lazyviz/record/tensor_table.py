@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import private_api
+from ..graph.ir import Graph
+from ..torch_internals import private_api, storage_owners
+from .arrivals import Arrivals
 from .interception.sparse_components import parts_of
 from .recording_state import RecordingState
 from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
@@ -22,8 +24,8 @@ class TensorTable:
     """
 
     __slots__ = (
-        "_most_outside", "_most_results", "_recording", "components", "computed", "exported", "outside",
-        "results", "storages",
+        "_most_outside", "_most_results", "_recording", "arrivals", "components", "computed", "exported",
+        "outside", "results", "storages",
     )  # fmt: skip
 
     def __init__(self, recording: RecordingState) -> None:
@@ -36,6 +38,7 @@ class TensorTable:
         self.components: dict[int, int] = {}
         # By id of the tensor: results of ops of this block that ran at a sync point.
         self.results: dict[int, TrackedValue] = {}
+        self.arrivals = Arrivals()
         # By address: objects that were given the memory while recording; see `MemoryHolders`.
         self.exported: dict[int, list[tuple[Any, str]]] = {}
         # Number of these tensors at which dead ones are dropped next.
@@ -65,6 +68,11 @@ class TensorTable:
         if value is not None:
             release(value)
         return value
+
+    def found_outside(self, tensor: torch.Tensor, storage: TrackedStorage, graph: Graph) -> None:
+        """``storage`` is the new record of the memory of ``tensor``: who allocated it, and when."""
+        storage.borrowed = not storage_owners.is_allocated(tensor)
+        self.arrivals.use(private_api.storage_address(tensor), storage, graph)
 
     def made_real(self, values: Iterable[TrackedValue]) -> None:
         """At a sync point: the rest of the block may use the memory of ``values`` again."""

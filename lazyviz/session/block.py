@@ -405,6 +405,7 @@ def _publish() -> None:
         recording.owner, recording.allow_sync = 0, True
         recording.held_bytes_limit, recording.batch = HELD_BYTES_LIMIT, None
         TrackedStorage.recording = None
+        tape.tensors.arrivals.end()
         return
     options = block.options
     TrackedStorage.recording = block.graph.ir

@@ -209,6 +209,14 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return (memory is None or memory.deleter == OWN) and is_resizable(tensor)
 
 
+def is_allocated(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is the allocator's of its device, rather than NumPy's or a file's."""
+    if _TensorBase.device.__get__(tensor).type != "cpu":
+        return True
+    memory = memory_of(storage_address(tensor))
+    return memory is None or not memory.data or memory.deleter == OWN
+
+
 def use_count(tensor: torch.Tensor) -> int:
     """C++ references to the tensor, including Python's."""
     return tensor._use_count()  # type: ignore[attr-defined]

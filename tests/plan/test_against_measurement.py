@@ -57,12 +57,12 @@ def test_the_planned_peaks_are_the_measured_ones_to_the_byte(foreach, warm):
     before = sum(
         span.storage.nbytes for span in lifetimes(graph.ir) if span.eager_start < 0 < span.eager_stop
     )
-    # AdamW's first step makes its counters with torch.tensor(0.0): no operator says when.
+    assert abs(plan.eager_peak_bytes - before - measured) <= (0 if warm else 16)  # two Python numbers
+    # AdamW's first step makes its counters with torch.tensor(0.0), which exist before our run begins.
     counters = [s for s in graph.ir.storages if s.external and s.nbytes == 4]
-    assert abs(plan.eager_peak_bytes - before - measured) <= (0 if warm else 8 * len(counters))
     report = graph.evaluate()
     assert report.peak_bytes == plan.tensor_peak_bytes
-    assert plan.peak_bytes <= plan.eager_peak_bytes
+    assert plan.peak_bytes <= plan.eager_peak_bytes + (0 if warm else 4 * len(counters))
     assert kept.isfinite()
 
 
@@ -110,3 +110,107 @@ def test_a_loader_s_batches_are_held_by_our_run_and_pass_through_eager():
     assert plan.by_category["inputs"] == size  # the loop's variable still names the last one
     assert size < plan.eager_peak_bytes < 3 * size
     assert graph.evaluate().peak_bytes == plan.tensor_peak_bytes
+
+
+def planned_and_measured(program):
+    """The plan of ``program``, of which nothing exists before, and the bytes that it allocates at most."""
+    program()
+    measured = allocated_by(program)[0]
+    with lazyviz.lazy() as graph:
+        kept = program()
+    plan = graph.plan()
+    graph.evaluate()
+    del kept
+    return plan, measured
+
+
+def test_a_batch_that_is_fetched_ahead_is_counted_although_no_op_uses_it():
+    def program():
+        loader = iter(DataLoader(TensorDataset(torch.zeros(32, 5000)), batch_size=8))
+        total, ahead = None, next(loader)
+        for _ in range(3):
+            (batch,), ahead = ahead, next(loader)
+            total = (batch * batch).sum()
+            del batch
+        return total, ahead
+
+    plan, measured = planned_and_measured(program)
+    size = 8 * 5000 * 4
+    assert measured >= 7 * size  # the data, this batch and the next, and a product
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+    assert plan.eager_peak_bytes >= 7 * size
+
+
+class Record(dict):
+    """A batch as PyTorch Geometric makes them: a mapping with tensors in private attributes as well."""
+
+
+def test_tensors_in_attributes_of_a_fetched_mapping_are_counted():
+    def collate(rows):
+        record = Record(x=torch.stack(rows))
+        record.slices = {"x": [torch.stack(rows)]}
+        return record
+
+    def program():
+        loader = DataLoader(list(torch.zeros(32, 5000)), batch_size=16, collate_fn=collate)
+        batch = next(iter(loader))
+        return (batch["x"] * 2).sum()
+
+    plan, measured = planned_and_measured(program)
+    assert measured >= 5 * 16 * 5000 * 4  # the data, twice the batch, and a product
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+
+
+def test_a_dataset_that_only_a_loader_reads_is_counted_from_its_creation_on():
+    rows = [[float(column) for column in range(500)] for _ in range(64)]
+
+    def program():
+        before = torch.zeros(10, 10) + 1
+        data = torch.tensor(rows)
+        total = before.sum()
+        for (batch,) in DataLoader(TensorDataset(data), batch_size=8):
+            total = total + batch.sum()
+        return total
+
+    plan, measured = planned_and_measured(program)
+    assert measured >= 64 * 500 * 4
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+
+
+def test_tensors_that_come_and_go_unused_count_while_they_exist():
+    def program():
+        scratch = torch.tensor([1.0] * 1000)
+        first = torch.ones(100) + 1
+        del scratch
+        second = torch.ones(400) + 1
+        return first, second
+
+    plan, measured = planned_and_measured(program)
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+    assert plan.eager_peak_bytes == 4 * (1000 + 100 + 100)
+
+
+def test_memory_of_arrays_is_counted_and_named_and_the_range_allows_for_an_allocator_that_does_not():
+    numpy = pytest.importorskip("numpy")
+
+    def program():
+        observation = torch.from_numpy(numpy.zeros((64, 1000), numpy.float32))
+        return (observation * 2).sum()
+
+    plan, measured = planned_and_measured(program)
+    size = 64 * 1000 * 4
+    assert size <= measured < 2 * size <= plan.eager_peak_bytes
+    assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+    assert "250 KiB belong to NumPy arrays" in plan.explain()
+
+
+def test_memory_of_pytorch_is_not_said_to_be_of_others():
+    weight = torch.zeros(1000)
+    array = weight.numpy()  # PyTorch allocated it
+    with lazyviz.lazy() as graph:
+        kept = weight * 2
+    assert "which PyTorch's allocator does not count" not in graph.plan().explain()
+    low, _ = graph.plan().eager_peak_range
+    assert low == graph.plan().eager_peak_bytes
+    graph.evaluate()
+    del kept, array

@@ -7,9 +7,9 @@ node ``stop`` runs.  Storages from outside the graph start at ``-1``.
 Two timelines share these rules and differ in when a storage is freed:
 
 * **eager**: when the user's code (including autograd) dropped its last reference, as seen by the recorder.
-  The creation of an outside storage is not recorded: if it still exists at the end, it is assumed to have
-  existed all the time; if it was dropped while recording, like the batch of a loop, it is assumed to be
-  created at its first use.
+  Batches of data loaders and ``torch.tensor(data)`` are seen when they come into being, also if no op uses
+  them.  The creation of other outside storages is not recorded: one that still exists at the end is assumed
+  to have existed all the time, one that was dropped while recording to be created at its first use.
 * **lazy** (a lazyviz run): after its last use, because it is known when the run starts that nothing will need
   it again; a storage that is still referenced stays to the end.  What was still referenced at a sync point
   that ran its node, by autograd too, became an ordinary tensor there, and exists at least until the last sync
@@ -142,8 +142,9 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     inside = RunsInside(graph)
     continued = False
     result = []
-    for at, (storage, last_use) in enumerate(chain(zip(own, uses), last.items())):
-        foreign = at >= len(own)
+    arrivals = zip(graph.arrivals, repeat(None))
+    for at, (storage, last_use) in enumerate(chain(zip(own, uses), arrivals, last.items())):
+        foreign = at >= len(own) + len(graph.arrivals)
         continued = continued or storage.continues is not None
         start = -1 if foreign or storage.external else storage.created
         maker = nodes[start] if 0 <= start < count else None
@@ -169,21 +170,20 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 eager_start = first_use.index
                 eager_stop = max(eager_stop, eager_start + 1)
                 if not foreign:
-                    start = inside.end_before(first_use)
-        result.append(
-            Lifetime(
-                storage,
-                start,
-                eager_start,
-                eager_stop,
-                lazy_stop,
-                maker,
-                first_use,
-                last_use,
-                storage in backward,
-                dropped is None,
-            )
+                    start = inside.end_before(first_use.index)
+        span = Lifetime(
+            storage,
+            start,
+            eager_start,
+            eager_stop,
+            lazy_stop,
+            maker,
+            first_use,
+            last_use,
+            storage in backward,
+            dropped is None,
         )
+        result.append(span if storage.arrived < 0 else _arrived(span, inside))
     _write_in_place(nodes, result)
     if continued:
         result = _joined(result)
@@ -194,14 +194,25 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     return result
 
 
+def _arrived(span: Lifetime, inside: RunsInside) -> Lifetime:
+    """The lifetime of a storage from outside of which it is known when it came."""
+    at, dropped = span.storage.arrived, span.storage.dropped
+    start, stop = inside.end_before(at), span.lazy_stop
+    if span.first_use is None and not span.kept and dropped is not None:
+        stop = inside.end_before(dropped)
+    return span._replace(
+        start=start, eager_start=at, eager_stop=max(span.eager_stop, at), lazy_stop=max(stop, start)
+    )
+
+
 def _ran(span: Lifetime, inside: RunsInside, count: int) -> Ran:
     """The lifetime in a lazyviz run by the steps of that run, of which there are ``count``."""
     if span.maker is not None:
         start = inside.step_of[span.maker.index]
-    elif span.start < 0 or span.first_use is None:
+    elif span.start < 0:
         start = -1
     else:  # from outside, and not there at first
-        start = inside.steps_before(span.first_use.index) or -1
+        start = inside.steps_before(span.eager_start) or -1
     last = inside.last_use(span.storage)
     if span.kept:
         return Ran(start, count, last)

@@ -70,6 +70,11 @@ class Allocation:
         return f"<Allocation {format_bytes(self.nbytes)}, {self.category}, {what}{module}{line}>"
 
     @property
+    def is_borrowed(self) -> bool:
+        """Whether the memory belongs to NumPy, a mapped file, or another process."""
+        return self.storage.borrowed or self.storage.origin.borrowed
+
+    @property
     def saved_for(self) -> Node | None:
         """The backward node that reads it last, if it is from before the backward pass."""
         last = self.last_use

@@ -46,12 +46,12 @@ class RunsInside:
         ran = self.ran.get(node.index)
         return len(self._at) if ran is None else bisect_left(self._at, ran)
 
-    def end_before(self, first_use: Node) -> int:
-        """Where the last run ends that was over when ``first_use`` was recorded; -1 if there is none.
+    def end_before(self, position: int) -> int:
+        """Where the last run ends that was over when ``position`` was recorded; -1 if there is none.
 
         An outside tensor that nothing used until then may not have existed yet: a data loader's next batch.
         """
-        before = bisect_right(self._at, first_use.index)
+        before = bisect_right(self._at, position)
         return self._ends[before - 1] if before else -1
 
     def last_need(self, maker: Node | None, storage: Storage) -> int:

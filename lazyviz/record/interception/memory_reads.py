@@ -378,7 +378,10 @@ class SyncPatches:
         @functools.wraps(next_batch)
         def __next__(self: Any) -> Any:
             with tape.recording.paused():
-                return next_batch(self)
+                batch = next_batch(self)
+            if (graph := tape.recording.graph) is not None and tape.recording.is_on_this_thread():
+                tape.tensors.arrivals.note_batch(batch, graph)
+            return batch
 
         self._patches.set(loader, "__iter__", __iter__)
         self._patches.set(iterator, "__next__", __next__)

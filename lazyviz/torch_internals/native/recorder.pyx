@@ -266,7 +266,7 @@ cdef Py_ssize_t M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
 cdef Py_ssize_t O_meta, O_source, O_itself, O_fresh, O_nbytes
 cdef Py_ssize_t I_container, I_outputs, I_on_meta, I_special, I_to_cpu, I_restructured, I_dtype
 cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported, T_arrivals
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
 cdef object OutputSpec
@@ -362,7 +362,7 @@ def _find_slots(parts):
     global M_shape, M_stride, M_offset, M_dtype, M_device, M_flags
     global O_meta, O_source, O_itself, O_fresh, O_nbytes, I_container, I_outputs, I_on_meta, I_special, R_value, R_next, L_line
     global I_to_cpu, I_restructured, I_dtype, G_nodes, G_storages, G_inputs, G_calls, G_lost, RS_held_bytes_limit
-    global RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported
+    global RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported, T_arrivals
     global C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
     global C_known_roots, C_learnt, C_met, F_block
     node = type(parts["node"])
@@ -415,6 +415,7 @@ def _find_slots(parts):
     known = type(table)
     T_outside, T_storages = offset(known, "outside"), offset(known, "storages")
     T_computed, T_exported = offset(known, "computed"), offset(known, "exported")
+    T_arrivals = offset(known, "arrivals")
     scope = type(scopes)
     C_root, C_module, C_callers = offset(scope, "root"), offset(scope, "module"), offset(scope, "_callers")
     C_entered, C_by_sequence = offset(scope, "_entered"), offset(scope, "by_sequence")
@@ -1420,6 +1421,9 @@ cdef object new_outside(object graph, object address, int64_t nbytes, tuple role
     earlier = (<dict> get(table, T_computed)).get(address)
     if earlier is not None and earlier.live:
         storage.continues = earlier
+    arrivals = get(table, T_arrivals)
+    if arrivals.unused:
+        arrivals.use(address, storage, graph)
     return storage
 
 
