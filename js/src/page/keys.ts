@@ -43,7 +43,7 @@ function turnHelp(root: HTMLElement): void {
   const before = document.activeElement as HTMLElement | null;
   const close = plainButton({ class: "lz-button", "aria-label": "Close the list of keys" }, "Close");
   const list = html("dl", {}, ...KEYS.flatMap(([keys, does]) => [html("dt", {}, keys), html("dd", {}, does)]));
-  const help = html("div", { class: "lz-help", role: "dialog", "aria-label": "Keys" }, html("div", { class: "lz-help-head" }, html("h3", {}, "Keys"), close), list);
+  const help = html("div", { class: "lz-help", role: "dialog", "aria-label": "Keys" }, html("div", "lz-help-head", html("h3", {}, "Keys"), close), list);
   const end = (): void => {
     help.remove();
     before?.focus({ preventScroll: true });

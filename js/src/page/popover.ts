@@ -14,7 +14,7 @@ export class Popover {
   constructor(action: string, label: string, face: Node | string, ...content: Node[]) {
     this.button = plainButton({ class: "lz-button lz-icon-button", "data-action": action, "aria-label": label, title: label, "aria-expanded": "false" }, face);
     this.#panel = html("div", { class: "lz-popover", role: "group", "aria-label": label, hidden: true }, ...content);
-    this.element = html("span", { class: `lz-pop lz-pop-${action}` }, this.button, this.#panel);
+    this.element = html("span", `lz-pop lz-pop-${action}`, this.button, this.#panel);
     on(this.button, "click", () => {
       this.toggle(this.#panel.hidden);
     });
@@ -36,5 +36,5 @@ export class Popover {
 
 /** A row of a popover: its label, and its control. */
 export function row(title: string, ...controls: Node[]): HTMLElement {
-  return html("div", { class: "lz-row" }, html("span", { class: "lz-row-title" }, title), ...controls);
+  return html("div", "lz-row", html("span", "lz-row-title", title), ...controls);
 }

@@ -31,7 +31,7 @@ export class ChartCursor {
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
-  readonly marks = svg("g", { class: "lz-cursors" });
+  readonly marks = svg("g", "lz-cursors");
   point: number | null = null; // that is read
   #chosen: number | null = null; // a position
   #anchor: number | null = null; // a position where a part begins

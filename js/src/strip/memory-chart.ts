@@ -35,10 +35,10 @@ export class MemoryChart {
   #far = ""; // bytes of the device beyond that
   #views: Points[] = []; // zoomed parts of the run, each inside the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
-  readonly #legend = html("ul", { class: "lz-legend" });
-  readonly #head = html("p", { class: "lz-muted lz-memory-head" });
-  readonly #time = html("p", { class: "lz-muted" });
-  readonly #keys = html("span", { class: "lz-time-keys" });
+  readonly #legend = html("ul", "lz-legend");
+  readonly #head = html("p", "lz-muted lz-memory-head");
+  readonly #time = html("p", "lz-muted");
+  readonly #keys = html("span", "lz-time-keys");
   readonly #back = plainButton({ class: "lz-button", "data-action": "chart-back" });
   private readonly peak = plainButton({ class: "lz-button", "data-action": "peak" }, "Peak");
   readonly #cursor: ChartCursor;
@@ -82,13 +82,13 @@ export class MemoryChart {
       { class: "lz-memory", "aria-label": "Projected memory" },
       html(
         "div",
-        { class: "lz-strip-side" },
-        html("div", { class: "lz-strip-now" }, this.#cursor.play, this.#cursor.readout),
+        "lz-strip-side",
+        html("div", "lz-strip-now", this.#cursor.play, this.#cursor.readout),
         this.#head,
         this.#time,
-        html("div", { class: "lz-strip-buttons" }, this.peak, this.#back, this.#keys),
+        html("div", "lz-strip-buttons", this.peak, this.#back, this.#keys),
       ),
-      html("div", { class: "lz-plot-box" }, this.svg, this.#cursor.element),
+      html("div", "lz-plot-box", this.svg, this.#cursor.element),
       this.#legend,
     );
   }
@@ -225,7 +225,7 @@ export class MemoryChart {
     const { words = "", title = "", keys = [] } = memory.track ?? {};
     this.#time.textContent = words;
     this.#time.title = title;
-    this.#keys.replaceChildren(...keys.map((key) => html("span", {}, html("i", { class: `lz-bound-${key[0] ?? ""}` }), key)));
+    this.#keys.replaceChildren(...keys.map((key) => html("span", {}, html("i", `lz-bound-${key[0] ?? ""}`), key)));
     this.#keys.title = keys.length ? `What bounds the time: ${keys.join(", ")}` : "";
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
@@ -257,7 +257,7 @@ export class MemoryChart {
           title: `Show ${category.label} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-        html("span", { class: "lz-legend-name" }, `${category.label} `),
+        html("span", "lz-legend-name", `${category.label} `),
         html("b", {}, size),
       );
       on(entry, "click", () => {
@@ -278,7 +278,7 @@ export class MemoryChart {
       });
       this.#legend.append(html("li", {}, all));
     }
-    if (points.held && !this.#alone.size) this.#legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
+    if (points.held && !this.#alone.size) this.#legend.append(html("li", "lz-measured-entry", html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
     if (focused) this.#legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
   }
 
@@ -330,7 +330,7 @@ export class MemoryChart {
       parts.push(
         svg(
           "g",
-          { class: "lz-peak" },
+          "lz-peak",
           svg("title", {}, `Peak ${memory.peakText}: show what is alive`),
           svg("rect", { x: x - 9, y: top - 6, width: 18, height: bottom - top + 6, class: "lz-peak-reach" }),
           svg("path", { d: `M${x},${top - 2}V${bottom}` }),
@@ -341,7 +341,7 @@ export class MemoryChart {
     const { at, words } = this.#failure ?? {};
     if (at !== undefined && words && at >= start && at <= stop) {
       const x = Math.min(plot.x(at), right - 1);
-      parts.push(svg("g", { class: "lz-failed-at" }, svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
+      parts.push(svg("g", "lz-failed-at", svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
     }
     this.svg.replaceChildren(...parts, this.#cursor.marks);
     this.#cursor.draw();

@@ -101,19 +101,19 @@ export class ComparisonPanel {
     const title = html("h3", {}, `${names[0]} → ${names[1]}`);
     const key = html(
       "p",
-      { class: "lz-muted" },
-      ...names.map((name, n) => html("span", { class: `lz-entry lz-curve-key-${n}` }, html("i", {}), `${name}, peak ${bytesText(peaks[n] ?? 0)}`)),
+      "lz-muted",
+      ...names.map((name, n) => html("span", `lz-entry lz-curve-key-${n}`, html("i", {}), `${name}, peak ${bytesText(peaks[n] ?? 0)}`)),
     );
     this.element.replaceChildren(
-      html("div", { class: "lz-comparison-head" }, title, close),
+      html("div", "lz-comparison-head", title, close),
       picture(top, curves, `Memory over both runs: peak ${bytesText(peaks[0])} and ${bytesText(peaks[1])}`),
       key,
       html(
         "p",
-        { class: "lz-muted" },
-        html("span", {}, `At the peak, from ${names[0]} to ${names[1]}: boxes outlined in `, html("b", { class: "lz-grew" }, "red"), " hold more, in ", html("b", { class: "lz-shrank" }, "green"), " less; dashed ones are in one graph alone."),
+        "lz-muted",
+        html("span", {}, `At the peak, from ${names[0]} to ${names[1]}: boxes outlined in `, html("b", "lz-grew", "red"), " hold more, in ", html("b", "lz-shrank", "green"), " less; dashed ones are in one graph alone."),
       ),
-      html("div", { class: "lz-comparison-pictures" }, ...pictures.map((src, n) => html("img", { src, alt: names[n] ?? "" }))),
+      html("div", "lz-comparison-pictures", ...pictures.map((src, n) => html("img", { src, alt: names[n] ?? "" }))),
       table("What differs at the peak", [...names, "change", "what"], rows),
       ...(lines.length ? [table("By line", [...names, "change", "line"], lines)] : []),
     );

@@ -20,7 +20,7 @@ export class TableView {
   readonly #modes: HTMLSelectElement;
   readonly #phases: HTMLSelectElement;
   readonly #pager: HTMLButtonElement[];
-  readonly #count = html("span", { class: "lz-muted" });
+  readonly #count = html("span", "lz-muted");
   readonly #head = html("tr", {});
   readonly #body = html("tbody", {});
   readonly #scroller: HTMLElement;
@@ -58,11 +58,11 @@ export class TableView {
     };
     this.#pager = [step(-1, "Previous page", "‹"), step(1, "Next page", "›")];
     const table = html("table", { "aria-label": "Recorded ops" }, html("thead", {}, this.#head), this.#body);
-    this.#scroller = html("div", { class: "lz-table-scroll" }, table);
+    this.#scroller = html("div", "lz-table-scroll", table);
     this.element = html(
       "section",
       { class: "lz-table-view", "data-panel": "table", "aria-label": "Table" },
-      html("div", { class: "lz-table-bar" }, "Rows", this.#modes, "Phase", this.#phases, this.#count, ...this.#pager),
+      html("div", "lz-table-bar", "Rows", this.#modes, "Phase", this.#phases, this.#count, ...this.#pager),
       this.#scroller,
     );
     this.#enter = roving(this.#body, (button) => {

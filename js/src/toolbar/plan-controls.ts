@@ -22,7 +22,7 @@ export class PlanControls {
   readonly #batch: BatchControls | null;
   readonly #device: DeviceMenu;
   #version: string;
-  readonly #note = html("p", { class: "lz-batch-note" });
+  readonly #note = html("p", "lz-batch-note");
 
   #shown: { batch: Batch | null; device: string };
   readonly #events: PlanEvents;

@@ -12,7 +12,7 @@ const VALUES_HINT =
 export class RunControls {
   readonly element: HTMLElement;
   readonly progress: HTMLElement;
-  readonly findings = html("div", { class: "lz-findings" });
+  readonly findings = html("div", "lz-findings");
   readonly #evaluate = button("evaluate", "Evaluate", "lz-primary");
   readonly upTo = button("evaluate-to", "To selected");
   readonly #cancel = button("cancel", "Cancel");
@@ -20,7 +20,7 @@ export class RunControls {
   readonly menu = html("select", { class: "lz-button", "data-action": "backend", "aria-label": "Backend", title: BACKEND_HINT });
   readonly note = html("p", { class: "lz-run-note", role: "status" });
   readonly #bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
-  readonly #words = html("span", { class: "lz-muted lz-progress-text" });
+  readonly #words = html("span", "lz-muted lz-progress-text");
   #state: State = "pending";
   #shown: Finding[] = [];
   #selected: BoxData | null = null;
@@ -62,7 +62,7 @@ export class RunControls {
       this.#evaluate,
       this.#cancel,
     );
-    this.progress = html("span", { class: "lz-progress-row" }, this.#bar, this.#words);
+    this.progress = html("span", "lz-progress-row", this.#bar, this.#words);
   }
 
   /** A key was pressed in the widget; returns whether it was one of these. */

@@ -9,7 +9,7 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
   const lines = syncs.lines.map((line, n) => {
     const chains = syncs.chains?.[n] ?? [];
     if (!chains.length) return html("li", {}, line);
-    const where = html("span", { class: "lz-muted" });
+    const where = html("span", "lz-muted");
     const button = plainButton({ class: "lz-link", title: "Show it in the graph; click again for the next one" }, line);
     let at = -1;
     on(button, "click", () => {
