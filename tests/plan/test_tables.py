@@ -73,6 +73,19 @@ def test_names_in_tables_are_text():
     assert "&lt;script&gt;" in table.html()
 
 
+def test_in_html_each_column_is_aligned_and_has_room_whatever_the_host():
+    shown = lazyviz.plan.tables.Table("title", ("bytes", "what"), [("1 B", "a")]).html()
+    cells = re.findall(r'<(t[hd]) style="([^"]*)">([^<]*)<', shown)
+    assert [(tag, text) for tag, _, text in cells] == [
+        ("th", "bytes"),
+        ("th", "what"),
+        ("td", "1 B"),
+        ("td", "a"),
+    ]
+    assert all("padding" in style for _, style, _ in cells)
+    assert ["right" in style for _, style, _ in cells] == [True, False] * 2
+
+
 def test_what_is_shown_runs_nothing():
     with lazyviz.lazy() as graph:
         x = torch.ones(3) + 1

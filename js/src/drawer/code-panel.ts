@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
-import { html, on, plainButton, seconds } from "../page/dom";
+import { group, html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { whenHere } from "../page/deferred-part";
 import { roving } from "../page/roving";
@@ -19,7 +19,7 @@ export class CodePanel {
   readonly #body = html("div", "lz-code-body");
   readonly #rows = new Map<string, Row>();
   readonly #foot = html("p", "lz-muted lz-code-foot");
-  readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
+  readonly #layers = group("Largest layers at the peak", { class: "lz-layers" });
   /** The largest layer in one line, beside the tabs of a closed drawer. */
   readonly first = html("p", "lz-first");
   #table = html("table", {});

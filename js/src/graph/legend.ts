@@ -1,7 +1,7 @@
 // The only legend of the graph, and the menu that explains its colors.
 
 import { COLORINGS, noteKey, type Coloring, type Colors } from "./colors";
-import { html, on } from "../page/dom";
+import { group, html, on } from "../page/dom";
 import type { Note } from "../model/types";
 
 const EMPTY: Record<string, string> = {
@@ -11,7 +11,7 @@ const EMPTY: Record<string, string> = {
 };
 
 export class Legend {
-  readonly element = html("div", { class: "lz-color-key", role: "group", "aria-label": "Legend" });
+  readonly element = group("Legend", { class: "lz-color-key" });
   readonly menu: HTMLElement;
   readonly #select = html("select", { "data-action": "color", "aria-label": "Color by" });
   readonly #own = html("optgroup", { label: "your numbers" });

@@ -22,9 +22,19 @@ export function html<K extends keyof HTMLElementTagNameMap>(
   return fill(document.createElement(tag), attributes, children);
 }
 
+/** A part with a name, but not a landmark: a page with ten widgets would have ten of the same name. */
+export function group(label: string, attributes: Attributes, ...children: (Node | string)[]): HTMLElement {
+  return html("div", { role: "group", "aria-label": label, ...attributes }, ...children);
+}
+
 /** A button that does not submit a form. */
 export function plainButton(attributes: Attributes, ...children: (Node | string)[]): HTMLButtonElement {
   return html("button", { type: "button", ...attributes }, ...children);
+}
+
+/** The focused element inside of `root`; in a shadow tree, as in marimo, `document.activeElement` is the tree's host. */
+export function focused(root: Element): HTMLElement | null {
+  return root.querySelector<HTMLElement>(":focus");
 }
 
 /** Has `use` run with every event of this name at the element. */

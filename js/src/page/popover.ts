@@ -1,19 +1,20 @@
 // Popovers below a button of the toolbar: settings, findings. One is open at a time; Escape and a click elsewhere close
 // it.
 
-import { html, on, plainButton } from "./dom";
+import { group, html, on, plainButton } from "./dom";
 
 export class Popover {
   readonly element: HTMLElement;
   readonly button: HTMLButtonElement;
   readonly #panel: HTMLElement;
   readonly #outside = (event: Event): void => {
-    if (!this.element.contains(event.target as Node | null)) this.toggle(false);
+    // The target is seen from the document: in a shadow tree it is the tree's host.
+    if (!event.composedPath().includes(this.element)) this.toggle(false);
   };
 
   constructor(action: string, label: string, face: Node | string, ...content: Node[]) {
     this.button = plainButton({ class: "lz-button lz-icon-button", "data-action": action, "aria-label": label, title: label, "aria-expanded": "false" }, face);
-    this.#panel = html("div", { class: "lz-popover", role: "group", "aria-label": label, hidden: true }, ...content);
+    this.#panel = group(label, { class: "lz-popover", hidden: true }, ...content);
     this.element = html("span", `lz-pop lz-pop-${action}`, this.button, this.#panel);
     on(this.button, "click", () => {
       this.toggle(this.#panel.hidden);

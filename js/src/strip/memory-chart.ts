@@ -5,7 +5,7 @@
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
-import { charWidth, cut, grouped, html, on, plainButton, svg } from "../page/dom";
+import { charWidth, cut, focused, group, grouped, html, on, plainButton, svg } from "../page/dom";
 import { whenHere } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
@@ -77,9 +77,9 @@ export class MemoryChart {
       events.peak();
     });
     this.#tell();
-    this.element = html(
-      "section",
-      { class: "lz-memory", "aria-label": "Projected memory" },
+    this.element = group(
+      "Projected memory",
+      { class: "lz-memory" },
       html(
         "div",
         "lz-strip-side",
@@ -248,7 +248,7 @@ export class MemoryChart {
   #tellLegend(): void {
     const { memory, points } = this;
     const point = this.#cursor.point;
-    const focused = (document.activeElement as HTMLElement | null)?.dataset["category"];
+    const before = focused(this.#legend)?.dataset["category"];
     const entries = memory.categories.map((category, n) => {
       const size = point === null ? category.peakText : bytesText(points.bytes[n]?.[point] ?? 0);
       const entry = plainButton({ class: "lz-legend-entry",
@@ -279,7 +279,7 @@ export class MemoryChart {
       this.#legend.append(html("li", {}, all));
     }
     if (points.held && !this.#alone.size) this.#legend.append(html("li", "lz-measured-entry", html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
-    if (focused) this.#legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
+    if (before) this.#legend.querySelector<HTMLElement>(`[data-category="${before}"]`)?.focus();
   }
 
   #draw(): void {

@@ -1,6 +1,6 @@
 // Two graphs side by side: one is dropped on the other, or chosen in the settings.
 
-import { html, on, plainButton, svg } from "../page/dom";
+import { focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import type { Compared, Differences, Send } from "../model/types";
 
@@ -8,7 +8,7 @@ const TYPE = "application/x-lazyviz"; // type of the dragged data: the token of 
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM] = [640, 170, 70, 8, 24];
 
 export class ComparisonPanel {
-  readonly element = html("section", { class: "lz-comparison", "data-panel": "comparison", "aria-label": "Comparison", tabindex: -1, hidden: true });
+  readonly element = group("Comparison", { class: "lz-comparison", "data-panel": "comparison", tabindex: -1, hidden: true });
   readonly #menu = html("select", { class: "lz-button", "data-action": "compare", "aria-label": "Compare with" });
   #token = "";
 
@@ -37,7 +37,7 @@ export class ComparisonPanel {
         if (event.target !== this.#menu) ask("graphs");
       });
     }
-    if (chip.matches(":hover") || around?.contains(document.activeElement)) ask("graphs");
+    if (chip.matches(":hover") || (around && focused(around))) ask("graphs");
     on(this.#menu, "change", () => {
       if (this.#menu.value) ask("compare", this.#menu.value);
       else {

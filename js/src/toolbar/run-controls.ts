@@ -1,7 +1,7 @@
 // Running the graph: all of it or up to the selected box, the backend, whether values are summarized; its progress, and
 // findings.
 
-import { grouped, html, on, plainButton, seconds } from "../page/dom";
+import { group, grouped, html, on, plainButton, seconds } from "../page/dom";
 import { whenHere } from "../page/deferred-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
@@ -56,12 +56,7 @@ export class RunControls {
       this.counted();
       ask("backend", this.menu.value);
     });
-    this.element = html(
-      "div",
-      { class: "lz-run-row", role: "group", "aria-label": "Run", tabindex: -1 },
-      this.#evaluate,
-      this.#cancel,
-    );
+    this.element = group("Run", { class: "lz-run-row", tabindex: -1 }, this.#evaluate, this.#cancel);
     this.progress = html("span", "lz-progress-row", this.#bar, this.#words);
   }
 

@@ -1,6 +1,6 @@
 // The search itself: hits are requested, counted, listed, highlighted in the graph, and stepped through.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { focused, grouped, html, on, plainButton } from "../page/dom";
 import type { Found, Hit } from "../model/types";
 import type { Search, SearchEvents } from "./search";
 
@@ -136,6 +136,6 @@ export class SearchHits {
     const more = this.#total - rows.length;
     const note = !rows.length ? "Nothing found" : more > 0 ? `${grouped(more)} more: Enter steps through all` : "";
     this.#box.list.replaceChildren(...rows, ...(note ? [html("li", "lz-muted lz-hit-note", note)] : []));
-    this.#box.list.hidden = !this.#box.element.contains(document.activeElement);
+    this.#box.list.hidden = !focused(this.#box.element);
   }
 }

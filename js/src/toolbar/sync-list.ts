@@ -1,6 +1,6 @@
 // The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { group, grouped, html, on, plainButton } from "../page/dom";
 import type { Syncs } from "../model/types";
 
 /** The list of sync points; empty if there are none. */
@@ -19,5 +19,5 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
     });
     return html("li", {}, button, where);
   });
-  return html("section", { class: "lz-syncs", "data-panel": "syncs", "aria-label": "Sync points" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
+  return group("Sync points", { class: "lz-syncs", "data-panel": "syncs" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
 }
