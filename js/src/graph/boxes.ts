@@ -257,7 +257,7 @@ export class BoxDrawing {
       this.#put(this.#sub, cut(fitting(space, small, aside, pill ? aside.split(" · ")[0] : aside.replace(/^.*(?=→)/, "")), space, small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
-      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;
+      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub.split(" · ")[0] ?? "")) : box.sub;
       this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
       this.#sub?.removeAttribute("text-anchor");
     }

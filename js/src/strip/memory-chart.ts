@@ -318,7 +318,7 @@ export class MemoryChart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights.map((size, n) => Math.max(size, held?.[n] ?? 0)), near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
@@ -442,7 +442,7 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
 function roomy(plot: Plot, heights: readonly number[], words: string, line: number | null): SVGElement[] {
   const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
   const wide = Math.ceil(share * heights.length);
-  const top = line === null ? plot.top : plot.y(line) + 2;
+  const top = plot.y(line ?? Math.max(...heights)) + 2; // below the line of the axis' highest value
   const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
   if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the line's own words are at the left
