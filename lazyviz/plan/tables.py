@@ -57,6 +57,21 @@ class Table(NamedTuple):
         return f"<div><div>{html.escape(self.title)}</div>{table}</div>"
 
 
+class DisplayedText(str):
+    """Text that IPython displays as its lines at the end of a cell; otherwise it is a ``str`` like any."""
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        if len(printer.stack) > 1:
+            printer.text(repr(self))
+            return
+        for number, line in enumerate(self.split("\n")):
+            if number:
+                printer.break_()
+            printer.text(line)
+
+
 class Tabular:
     """What is shown as its ``table()``."""
 
@@ -73,10 +88,7 @@ class Tabular:
         if cycle or len(printer.stack) > 1:
             printer.text(repr(self))
             return
-        for number, line in enumerate(self.table().text().split("\n")):
-            if number:
-                printer.break_()
-            printer.text(line)
+        DisplayedText(self.table().text())._repr_pretty_(printer, cycle)
 
     def __rich__(self) -> Any:
         from rich.table import Table as RichTable
