@@ -173,7 +173,7 @@ export class Body {
         plan: this.#controls ? [this.#controls.element] : [],
         search: search.element,
         table: tableButton,
-        save: html("span", { class: "lz-save" }, saveButton),
+        save: html("span", "lz-save", saveButton),
         settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ["Compare", this.#compare], ...(this.#controls?.settings ?? [])],
         findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncs],
       },
@@ -181,7 +181,7 @@ export class Body {
         this.#act(action);
       },
     );
-    const details = html("div", { class: "lz-details-panel" }, html("div", { class: "lz-details-head" }, run.upTo), this.#details.element);
+    const details = html("div", "lz-details-panel", html("div", "lz-details-head", run.upTo), this.#details.element);
     this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
     this.#drawer.element.append(this.#code.first);
     const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
@@ -196,7 +196,7 @@ export class Body {
       splitter({ name: "strip", label: "Height of the memory chart", upright: false, least: 112, most: 320, usual: 112, sign: 1, set: size("strip") }),
       html(
         "div",
-        { class: "lz-body" },
+        "lz-body",
         canvas,
         splitter({ name: "drawer", label: "Width of the drawer", upright: true, least: 240, most: 640, usual: 320, sign: -1, set: size("drawer") }),
         this.#drawer.element,
@@ -212,7 +212,7 @@ export class Body {
     this.#drawer.offer("code", coded);
     this.#drawer.show(coded ? "code" : "alive");
     if (!coded) fetch();
-    if (!this.#scene.boxes.size) canvas.prepend(html("p", { class: "lz-muted lz-empty" }, "Nothing was recorded: no PyTorch op ran."));
+    if (!this.#scene.boxes.size) canvas.prepend(html("p", "lz-muted lz-empty", "Nothing was recorded: no PyTorch op ran."));
     this.#showPeak(false);
     this.#resize = () => {
       this.#graph.resize(this.#graph.element.clientWidth);

@@ -8,7 +8,7 @@ import { fetchDeferredPart } from "./page/deferred-part";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
 
-export function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
   // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
   on(root, "keydown", (event) => {
@@ -42,4 +42,5 @@ export function render({ model, el }: { model: Model; el: HTMLElement }): () => 
   };
 }
 
+// Without a "render" of its own: anywidget warns of such an export in every page.
 export default { render };

@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
 import { followTheme } from "../src/page/theme";
 
 const { body, documentElement: page } = document;
@@ -13,6 +13,7 @@ function looked(): [host: string | undefined, dark: boolean] {
 
 afterEach(() => {
   leave();
+  vi.restoreAllMocks();
   body.replaceChildren();
   for (const element of [body, page]) for (const name of element.getAttributeNames()) element.removeAttribute(name);
 });
@@ -52,5 +53,32 @@ describe("the host's theme", () => {
     leave();
     body.style.backgroundColor = "rgb(20, 20, 20)";
     expect(looked()).toEqual(["", true]);
+  });
+
+  it.each([
+    ["rgba(20, 20, 20, 0.9)", true],
+    ["rgba(20, 20, 20, 0.1)", false],
+    ["color(srgb 0.0941176 0.109804 0.101961)", true],
+    ["color(srgb 0.98 0.98 0.97 / 0.9)", false],
+    ["color(display-p3 0.1 2e-7 0.1)", true],
+    ["oklch(0.2 0.01 160)", true],
+    ["oklab(0.97 -0.01 0.02)", false],
+    ["lab(9 -0.5 1)", true],
+    ["lch(96 2 100)", false],
+  ])("is a background of %s", (color, dark) => {
+    vi.spyOn(window, "getComputedStyle").mockImplementation(
+      (element) => ({ backgroundColor: element === body ? color : "", colorScheme: "" }) as CSSStyleDeclaration,
+    );
+    expect(looked()).toEqual(["", dark]);
+  });
+
+  it("is found from inside of a shadow tree", () => {
+    body.style.backgroundColor = "rgb(20, 20, 20)";
+    const host = document.createElement("div");
+    body.append(host);
+    const root = document.createElement("div");
+    host.attachShadow({ mode: "open" }).append(root);
+    leave = followTheme(root);
+    expect(root.classList.contains("lz-dark")).toBe(true);
   });
 });

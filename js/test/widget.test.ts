@@ -7,7 +7,7 @@ import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/ty
 import type { Model } from "../src/model/model";
 import { bring } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
-import { render } from "../src/widget";
+import widget from "../src/widget";
 
 bring(deferred); // as in a saved page; what fetches it is tried in a browser
 
@@ -102,7 +102,7 @@ function start(batch: Batch | null = null, syncs?: Syncs): { model: FakeModel; r
   });
   const el = document.createElement("div");
   document.body.replaceChildren(el);
-  const stop = render({ model, el });
+  const stop = widget.render({ model, el });
   const root = el.querySelector<HTMLElement>(".lazyviz");
   if (!root) throw new Error("nothing rendered");
   return { model, root, stop };
@@ -372,7 +372,7 @@ describe("the widget", () => {
     const el = document.createElement("div");
     area.append(output, el);
     document.body.replaceChildren(area);
-    const undo = render({ model, el });
+    const undo = widget.render({ model, el });
     expect(output.style.display).toBe("none");
     undo();
     expect(output.style.display).toBe("");

@@ -45,8 +45,10 @@ class SourceLine:
 
     @property
     def in_cell(self) -> bool:
-        """Whether the line is in a notebook cell, whose file name (IPython's) means nothing to the user."""
-        return self.cell is not None or self.file.startswith("<") or f"{os.sep}ipykernel_" in self.file
+        """Whether the line is in a notebook cell, whose file name (IPython's, marimo's) tells nothing."""
+        if self.cell is not None or self.file.startswith("<"):
+            return True
+        return f"{os.sep}ipykernel_" in self.file or f"{os.sep}__marimo__cell_" in self.file
 
     def __str__(self) -> str:
         """``"cell [7], line 3"``, or the full path with the line."""

@@ -16,6 +16,7 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
 from ..process import gc_pause
+from ..process.own_process import OfThisProcess
 from .allocator.reserved_memory import Call, Reservation
 from .batch.split import SplitPlan as SplitPlan
 from .batch.split import check_split
@@ -35,7 +36,7 @@ from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
 from .runtime.measured_times import TimesCompared, compare_with_profile
 from .runtime.projection import Projection
-from .tables import Table, Tabular, sizes
+from .tables import DisplayedText, Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
 from .workspace.size import Need
@@ -73,7 +74,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Tabular):
+class Plan(Tabular, OfThisProcess):
     """The memory that running a graph would need on one device.  Sizes are in bytes.
 
     Computed from the recorded graph, without running it.
@@ -476,7 +477,7 @@ class Plan(Tabular):
 
     def explain(self) -> str:
         """The plan as text: the peak and its place, what is alive there and why, and whether it fits."""
-        return self._answers.explain(self)
+        return DisplayedText(self._answers.explain(self))
 
     def verdict(self) -> str:
         """Whether it fits, in one sentence."""

@@ -40,18 +40,36 @@ class Table(NamedTuple):
         return self.html()
 
     def html(self) -> str:
-        head = "".join(f'<th style="text-align:left">{html.escape(column)}</th>' for column in self.columns)
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f'<td style="text-align:{"right" if at < self.numbers else "left"}">{html.escape(cell)}</td>'
-                for at, cell in enumerate(row)
+        # Not every host has a style for tables: marimo sets one column's text against the next.
+        styles = [
+            f"text-align:{'right' if at < self.numbers else 'left'};padding:2px 10px"
+            for at in range(len(self.columns))
+        ]
+
+        def cells(tag: str, texts: Sequence[str]) -> str:
+            return "".join(
+                f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for style, text in zip(styles, texts)
             )
-            + "</tr>"
-            for row in self.rows
-        )
+
+        head = cells("th", self.columns)
+        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if self.rows else ""
         return f"<div><div>{html.escape(self.title)}</div>{table}</div>"
+
+
+class DisplayedText(str):
+    """Text that IPython displays as its lines at the end of a cell; otherwise it is a ``str`` like any."""
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        if len(printer.stack) > 1:
+            printer.text(repr(self))
+            return
+        for number, line in enumerate(self.split("\n")):
+            if number:
+                printer.break_()
+            printer.text(line)
 
 
 class Tabular:
@@ -70,10 +88,7 @@ class Tabular:
         if cycle or len(printer.stack) > 1:
             printer.text(repr(self))
             return
-        for number, line in enumerate(self.table().text().split("\n")):
-            if number:
-                printer.break_()
-            printer.text(line)
+        DisplayedText(self.table().text())._repr_pretty_(printer, cycle)
 
     def __rich__(self) -> Any:
         from rich.table import Table as RichTable

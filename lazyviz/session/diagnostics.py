@@ -13,6 +13,7 @@ from ..execute.replay.program_cache import replays
 from ..graph.sync_points import listed
 from ..plan.batch.analysis import Blocker
 from ..plan.batch.split import describe
+from ..plan.tables import DisplayedText
 from ..record import native_recorder
 from ..record.tape import tape
 from ..torch_internals import native_modules
@@ -88,15 +89,14 @@ def why() -> str:
     compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
     new = replays.last_miss or "none yet"
     graph = evaluation.latest() if evaluation.latest is not None else None
-    return "\n".join(
-        [
-            f"last evaluation: {_last_evaluation()}",
-            *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
-            f"last shape cache miss: {miss}",
-            f"last evaluation op by op: {new}",
-            f"last compilation: {compiled}",
-        ]
-    )
+    lines = [
+        f"last evaluation: {_last_evaluation()}",
+        *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
+        f"last shape cache miss: {miss}",
+        f"last evaluation op by op: {new}",
+        f"last compilation: {compiled}",
+    ]
+    return DisplayedText("\n".join(lines))
 
 
 def _last_evaluation() -> str:

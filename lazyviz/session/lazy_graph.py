@@ -25,6 +25,8 @@ from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
+from ..plan.tables import DisplayedText
+from ..process.own_process import OfThisProcess
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..record import partial_writes
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("lazyviz")
 
 
-class LazyGraph:
+class LazyGraph(OfThisProcess):
     """A recorded block: its nodes, plans, and pictures, and methods to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
@@ -426,7 +428,7 @@ class LazyGraph:
 
     def text(self) -> str:
         """The graph and its plan as text."""
-        return self._pictures.text(self)
+        return DisplayedText(self._pictures.text(self))
 
     def to_dot(self) -> graphviz.Digraph:
         from ..view.render.dot import to_dot

@@ -64,6 +64,20 @@ def test_axe_finds_nothing_wrong_at_any_moment_of_use(page, dark):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_wrong_with_two_widgets_on_a_page(page, dark):
+    graph, keep = training(4)
+    with Stage(page, graph, dark=dark, views=2) as stage:
+        assert violations(page) == []  # among others: no two landmarks of the same name
+        for root in page.locator(".lazyviz").all():
+            root.locator('[data-node][data-op^="aten._log_softmax"]').first.click()
+            stage.settle()
+            root.locator('button[data-action="table"]').click()
+            stage.settle()
+        assert violations(page) == []
+    del keep
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_key_lists_all_keys_and_another_plays(page, dark):
     graph, keep = training(4)
     with Stage(page, graph, dark=dark, width=900) as stage:

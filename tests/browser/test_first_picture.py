@@ -14,6 +14,7 @@ from lazyviz.graph.modules import module_path
 
 from .support import pictures
 from .support.bare_page import Stage
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 
@@ -145,3 +146,13 @@ def test_the_names_of_ops_are_whole_where_a_lane_has_room(browser):
         assert {"max_pool2d_with_indices", "max_pool2d_with_indices_backward"} <= set(names)
         assert not any("…" in name for name in names)
     page.close()
+
+
+def test_a_card_without_shapes_prints_only_the_bytes_that_its_number_is_about(page):
+    graph, keep = training()
+    with Stage(page, graph, width=1320):
+        card = page.locator('[data-node][data-phase="optimizer"]:has-text("step()")').first
+        lines = card.locator(".lz-sub").all_text_contents()
+        assert re.fullmatch(r"\d+ ops", lines[0]), "not also what was ever allocated"
+        assert "at peak" in lines[1]
+    del keep

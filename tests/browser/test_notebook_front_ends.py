@@ -156,6 +156,48 @@ def test_a_page_that_follows_the_readers_preference_is_followed_too(browser):
     page.close()
 
 
+IN_A_SHADOW_TREE = """
+(css) => {
+  const host = document.querySelector("main").appendChild(document.createElement("div"));
+  const tree = host.attachShadow({ mode: "open" });
+  const style = tree.appendChild(document.createElement("style"));
+  style.textContent = css;
+  const el = tree.appendChild(document.createElement("div"));
+  el.style.width = "1000px";
+  window.stage.draw(el);
+}
+"""
+
+
+def test_in_a_shadow_tree_as_in_marimo_theme_popovers_hits_and_focus_work(page):
+    graph, _keep = small_step()
+    # Tailwind's colors, with a host that marks the theme in no way of another host's.
+    host = Host(style="body{background:color(srgb 0.0941176 0.109804 0.101961)}")
+    with Stage(page, graph, host=host, views=0) as stage:
+        page.evaluate(IN_A_SHADOW_TREE, stage.widget._css)
+        stage.settle()
+        root = page.locator(".lazyviz")  # Playwright's selectors see into shadow trees
+        assert "lz-dark" in root.get_attribute("class")
+        root.get_by_role("button", name="Settings").click()
+        root.locator(".lz-pop-settings .lz-row-title").first.click()
+        assert root.get_by_label("Color by").is_visible()  # a click inside leaves the popover open
+        page.mouse.click(5, 5)
+        assert not root.get_by_label("Color by").is_visible()
+        root.locator('input[data-action="search"]').press_sequentially("relu")
+        stage.settle()
+        assert root.locator(".lz-search li").first.is_visible()
+        page.keyboard.press("Escape")
+        root.locator('button[data-action="table"]').click()
+        stage.settle()
+        sort = root.locator('thead button[data-sort="bytes"]')
+        sort.click()
+        stage.settle()
+        assert sort.evaluate("(button) => button.matches(':focus')")  # the table's head is drawn again
+        page.keyboard.press("?")
+        root.get_by_role("button", name="Close the list of keys").click()
+        assert sort.evaluate("(button) => button.matches(':focus')")
+
+
 def test_the_widget_asks_the_network_for_nothing(page):
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

@@ -383,6 +383,9 @@ def test_nothing_moves_when_a_run_starts_goes_on_and_ends(page, width, ending, m
             }
             assert not moved
             assert len(before.keys() & after.keys()) > 20, "most of it stays"
+        if width > 900:  # below, the chip alone is shown
+            cut = "(span) => span.scrollWidth > span.clientWidth"
+            assert not page.locator(".lz-state span").first.evaluate(cut), "no word is cut"
         strip = page.locator(".lz-failed-at text")
         assert strip.all_text_contents() == [
             f"op {node.index + 1} failed: nll_loss_forward" for node in graph.nodes if node.state == "failed"

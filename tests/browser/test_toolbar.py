@@ -10,6 +10,7 @@ import lazyviz
 
 from .support import pictures
 from .support.bare_page import Stage
+from .support.models import training
 
 pytestmark = pytest.mark.browser
 
@@ -132,6 +133,28 @@ def test_the_chip_is_whole_once_the_largest_batch_stands_beside_it(browser):
             page.locator(".lz-batch-value", has_text="of ").wait_for()
             page.wait_for_function(f"() => ({CHIP})().whole")
         page.close()
+
+
+def test_the_words_about_capacity_are_struck_out_by_no_line_of_the_axis_or_of_what_was_measured(page):
+    graph, keep = training(4, width=256)
+    crossed = """() => {
+      const words = document.querySelector(".lz-room")?.getBBox();
+      if (!words) return "no words";
+      for (const line of document.querySelectorAll(".lz-grid, .lz-measured")) {
+        for (let at = 0; at < line.getTotalLength(); at++) {
+          const { x, y } = line.getPointAtLength(at);
+          const [right, low] = [x - words.x, y - words.y];
+          if (right > 0 && right < words.width && low > 2 && low < words.height - 2) return line.outerHTML;
+        }
+      }
+      return "";
+    }"""
+    with Stage(page, graph, width=1320) as stage:
+        assert page.evaluate(crossed) == ""
+        stage.click('button[data-action="evaluate"]')
+        assert page.locator(".lz-measured").count() == 1
+        assert page.evaluate(crossed) == ""
+    del keep
 
 
 def test_the_words_about_capacity_are_not_struck_out_by_the_line_of_what_is_needed(browser):

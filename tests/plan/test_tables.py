@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import re
 
 import pytest
@@ -73,6 +75,19 @@ def test_names_in_tables_are_text():
     assert "&lt;script&gt;" in table.html()
 
 
+def test_in_html_each_column_is_aligned_and_has_room_whatever_the_host():
+    shown = lazyviz.plan.tables.Table("title", ("bytes", "what"), [("1 B", "a")]).html()
+    cells = re.findall(r'<(t[hd]) style="([^"]*)">([^<]*)<', shown)
+    assert [(tag, text) for tag, _, text in cells] == [
+        ("th", "bytes"),
+        ("th", "what"),
+        ("td", "1 B"),
+        ("td", "a"),
+    ]
+    assert all("padding" in style for _, style, _ in cells)
+    assert ["right" in style for _, style, _ in cells] == [True, False] * 2
+
+
 def test_what_is_shown_runs_nothing():
     with lazyviz.lazy() as graph:
         x = torch.ones(3) + 1
@@ -81,3 +96,20 @@ def test_what_is_shown_runs_nothing():
     pretty(plan.at(0))
     assert graph.pending == 2
     assert repr(x).endswith("pending")
+
+
+def test_text_is_displayed_as_lines_at_the_end_of_a_cell_and_is_a_str_elsewhere(results):
+    shown = [results["plan"].explain(), lazyviz.why()]
+    for text in shown:
+        assert isinstance(text, str) and "\n" in text
+        assert pretty(text) == text  # the lines, no "\n" in quotes
+        assert "\\n" in pretty([text])
+        assert pickle.loads(pickle.dumps(text)) == text
+
+
+@pytest.mark.parametrize("name", ["plan", "moment"])
+def test_what_refers_to_recorded_ops_says_why_it_cannot_be_pickled(results, name):
+    for take in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="this process has recorded.* neither pickled"):
+            take(results[name])
+    assert copy.copy(results[name]) is results[name]

@@ -1,6 +1,6 @@
 // The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
-import { html, on, plainButton, seconds } from "../page/dom";
+import { group, html, on, plainButton, seconds } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import { whenHere } from "../page/deferred-part";
 import { roving } from "../page/roving";
@@ -16,12 +16,12 @@ interface Row {
 
 export class CodePanel {
   readonly element: HTMLElement;
-  readonly #body = html("div", { class: "lz-code-body" });
+  readonly #body = html("div", "lz-code-body");
   readonly #rows = new Map<string, Row>();
-  readonly #foot = html("p", { class: "lz-muted lz-code-foot" });
-  readonly #layers = html("section", { class: "lz-layers", "aria-label": "Largest layers at the peak" });
+  readonly #foot = html("p", "lz-muted lz-code-foot");
+  readonly #layers = group("Largest layers at the peak", { class: "lz-layers" });
   /** The largest layer in one line, beside the tabs of a closed drawer. */
-  readonly first = html("p", { class: "lz-first" });
+  readonly first = html("p", "lz-first");
   #table = html("table", {});
   #asking = false;
   #again = false;
@@ -76,7 +76,7 @@ export class CodePanel {
         "li",
         {},
         html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("b", {}, bytes)),
-        html("div", { class: "lz-muted lz-layer-sub" }, html("span", { class: "lz-layer-class" }, cls), ...[through, line].filter(Boolean).flatMap((text, n) => [cls || n ? " · " : "", html("span", { class: "lz-layer-part" }, text)])),
+        html("div", "lz-muted lz-layer-sub", html("span", "lz-layer-class", cls), ...[through, line].filter(Boolean).flatMap((text, n) => [cls || n ? " · " : "", html("span", "lz-layer-part", text)])),
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );
     });
@@ -125,7 +125,7 @@ export class CodePanel {
     const alone = sections.length === 1 && sections[0]?.label === "this cell";
     sections.forEach(({ label, lines }, at) => {
       const group = html("tbody", {});
-      if (!alone) group.append(html("tr", { class: "lz-file" }, html("th", { scope: "rowgroup", colspan: 3 }, html("bdi", {}, label))));
+      if (!alone) group.append(html("tr", "lz-file", html("th", { scope: "rowgroup", colspan: 3 }, html("bdi", {}, label))));
       let last = lines[0]?.[0] ?? 0;
       for (const [line, text] of lines) {
         if (line > last + 1) group.append(html("tr", { class: "lz-skipped", "aria-hidden": "true" }, html("td", {}, "⋮"), html("td", { colspan: 2 })));

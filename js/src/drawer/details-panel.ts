@@ -14,7 +14,7 @@ export class DetailsPanel {
 
   constructor(name: "details" | "alive", events: DetailsEvents) {
     this.#events = events;
-    this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", { class: "lz-muted" }, "Click a box."));
+    this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", "lz-muted", "Click a box."));
   }
 
   /** Updates the content as soon as that is possible; the newest request counts. */
@@ -31,8 +31,8 @@ export class DetailsPanel {
     this.#newest++;
     this.element.replaceChildren(
       html("h3", {}, box.repeats ? `${box.label} × ${box.repeats}` : box.label),
-      html("p", { class: "lz-muted" }, box.sub),
-      html("p", { class: "lz-muted lz-waiting" }, "More once the kernel answers."),
+      html("p", "lz-muted", box.sub),
+      html("p", "lz-muted lz-waiting", "More once the kernel answers."),
     );
   }
 }

@@ -30,15 +30,15 @@ export class Writer {
         {},
         html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: alive.label, chain: alive.chain }),
-        html("span", { class: "lz-number" }, alive.bytes),
+        html("span", "lz-number", alive.bytes),
       ),
     );
     const more = memory.aliveCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, "Alive at the peak"),
-      html("p", { class: "lz-muted" }, `${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""}`),
-      html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
+      html("p", "lz-muted", `${memory.peakText}${memory.peakName ? ` at ${memory.peakName}` : ""}`),
+      html("ul", "lz-list", ...rows),
+      ...(more > 0 ? [html("p", "lz-muted", `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
@@ -51,21 +51,21 @@ export class Writer {
         {},
         html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: alive.label, chain: alive.chain }),
-        html("span", { class: "lz-number" }, alive.bytes),
+        html("span", "lz-number", alive.bytes),
       );
       const why = [alive.line, alive.keeper].filter(Boolean).join(" · ");
-      return why ? [item, html("li", { class: "lz-muted lz-why" }, why)] : [item];
+      return why ? [item, html("li", "lz-muted lz-why", why)] : [item];
     });
     const categories = html("dl", {});
     for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name.replace("kv_cache", "KV cache")), html("dd", {}, bytes));
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, `Alive at op ${grouped(moment.position + 1)}`),
-      html("p", { class: "lz-muted" }, `${moment.bytes} at `, this.#link({ label: moment.name, chain: moment.chain })),
+      html("p", "lz-muted", `${moment.bytes} at `, this.#link({ label: moment.name, chain: moment.chain })),
       ...(moment.source ? [sourceBlock(moment.source)] : []),
       categories,
-      html("ul", { class: "lz-list" }, ...rows.flat()),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
+      html("ul", "lz-list", ...rows.flat()),
+      ...(more > 0 ? [html("p", "lz-muted", `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
@@ -79,22 +79,22 @@ export class Writer {
         {},
         html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category.replace("kv_cache", "KV cache") }),
         this.#link({ label: made.label, chain: made.chain }),
-        html("span", { class: "lz-number" }, `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
+        html("span", "lz-number", `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
       ),
     );
     const more = range.madeCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, `Ops ${grouped(start + 1)} to ${grouped(stop)}`),
-      html("p", { class: "lz-muted" }, `allocate ${range.madeText}; peak ${range.peakText} at ${range.peakName}`),
-      html("ul", { class: "lz-list" }, ...rows),
-      ...(more > 0 ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} smaller ones`)] : []),
+      html("p", "lz-muted", `allocate ${range.madeText}; peak ${range.peakText} at ${range.peakName}`),
+      html("ul", "lz-list", ...rows),
+      ...(more > 0 ? [html("p", "lz-muted", `and ${grouped(more)} smaller ones`)] : []),
     );
     this.element.scrollTop = 0;
   }
 
   show(details: Details): void {
     const parts: Node[] = [html("h3", { title: details.title }, details.title)];
-    if (details.subtitle) parts.push(html("p", { class: "lz-muted" }, details.subtitle));
+    if (details.subtitle) parts.push(html("p", "lz-muted", details.subtitle));
     if (details.source) parts.push(sourceBlock(details.source));
     if (details.facts.length) {
       const list = html("dl", {});
@@ -102,7 +102,7 @@ export class Writer {
       parts.push(list);
     }
     if (details.forward) {
-      parts.push(html("p", { class: "lz-forward" }, "gradient of ", this.#link(details.forward)));
+      parts.push(html("p", "lz-forward", "gradient of ", this.#link(details.forward)));
     }
     parts.push(...this.#tensors("Inputs", details.inputs), ...this.#tensors("Outputs", details.outputs));
     if (details.readable) {
@@ -124,12 +124,12 @@ export class Writer {
       const item = html(
         "li",
         {},
-        html("div", { class: "lz-tensor" }, html("code", {}, row.shape), html("span", {}, row.dtype), html("span", { class: "lz-number" }, row.bytes)),
+        html("div", "lz-tensor", html("code", {}, row.shape), html("span", {}, row.dtype), html("span", "lz-number", row.bytes)),
       );
       if (row.name) item.append(html("div", {}, html("b", {}, row.name)));
-      if (row.from) item.append(html("div", { class: "lz-muted" }, "from ", this.#link(row.from)));
+      if (row.from) item.append(html("div", "lz-muted", "from ", this.#link(row.from)));
       if (row.readers?.length) {
-        const readers = html("div", { class: "lz-muted" }, "read by ");
+        const readers = html("div", "lz-muted", "read by ");
         row.readers.forEach((reader, n) => readers.append(n ? ", " : "", this.#link(reader)));
         if (row.more) readers.append(` and ${row.more} more`);
         item.append(readers);
@@ -137,15 +137,15 @@ export class Writer {
       if (row.values) item.append(valuesBlock(row.values));
       return item;
     });
-    return [html("h4", {}, title), html("ul", { class: "lz-tensors" }, ...items)];
+    return [html("h4", {}, title), html("ul", "lz-tensors", ...items)];
   }
 
   /** The ops of a line. */
   #links({ links, more }: Details): Node[] {
     if (!links?.length) return [];
-    const items = links.map((link) => html("li", {}, this.#link(link), html("span", { class: "lz-number" }, link.bytes)));
-    const rest = more ? [html("p", { class: "lz-muted" }, `and ${grouped(more)} more`)] : [];
-    return [html("h4", {}, "Ops"), html("ul", { class: "lz-list" }, ...items), ...rest];
+    const items = links.map((link) => html("li", {}, this.#link(link), html("span", "lz-number", link.bytes)));
+    const rest = more ? [html("p", "lz-muted", `and ${grouped(more)} more`)] : [];
+    return [html("h4", {}, "Ops"), html("ul", "lz-list", ...items), ...rest];
   }
 
   #flows(flows: Flow[]): Node[] {
@@ -156,12 +156,12 @@ export class Writer {
         html(
           "li",
           {},
-          html("span", { class: "lz-muted" }, flow.out ? "to" : "from"),
+          html("span", "lz-muted", flow.out ? "to" : "from"),
           this.#link(flow),
-          html("span", { class: "lz-number" }, flow.bytes),
+          html("span", "lz-number", flow.bytes),
         ),
       );
-    return [html("h4", {}, "Across phases"), html("ul", { class: "lz-list" }, ...items)];
+    return [html("h4", {}, "Across phases"), html("ul", "lz-list", ...items)];
   }
 
   #link(link: Link): HTMLElement {
@@ -177,8 +177,8 @@ export class Writer {
 export function sourceBlock(source: Source): HTMLElement {
   return html(
     "div",
-    { class: "lz-source" },
-    html("div", { class: "lz-muted" }, `${source.file}, line ${source.line}`),
+    "lz-source",
+    html("div", "lz-muted", `${source.file}, line ${source.line}`),
     html("pre", {}, html("code", {}, source.text)),
   );
 }

@@ -1,7 +1,7 @@
 // The drawer beside the graph: one panel at a time, each with a tab. In a narrow widget it is a bar at the bottom that
 // a click on a tab opens.
 
-import { html, on, plainButton } from "../page/dom";
+import { group, html, on, plainButton } from "../page/dom";
 
 export type Tab = "error" | "code" | "alive" | "details";
 const TITLES: Record<Tab, string> = { error: "Error", code: "Code", alive: "Alive at peak", details: "Details" };
@@ -16,7 +16,7 @@ export class Drawer {
   constructor(panels: Record<Tab, HTMLElement>) {
     this.#panels = panels;
     const list = html("div", { class: "lz-tabs", role: "tablist", "aria-label": "About the graph" });
-    this.element = html("aside", { class: "lz-drawer", "data-part": "drawer", "aria-label": "Code and details" }, list);
+    this.element = group("Code and details", { class: "lz-drawer", "data-part": "drawer" }, list);
     for (const [name, panel] of Object.entries(panels) as [Tab, HTMLElement][]) {
       const tab = plainButton({ role: "tab", class: "lz-tab", "data-tab": name, "data-words": TITLES[name] }, TITLES[name]);
       on(tab, "click", () => {

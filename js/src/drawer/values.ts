@@ -7,9 +7,9 @@ const WIDTH = 160;
 const HEIGHT = 32;
 
 export function valuesBlock(values: Values): HTMLElement {
-  const facts = html("dl", { class: "lz-values-facts" });
+  const facts = html("dl", "lz-values-facts");
   for (const [name, value] of values.facts) facts.append(html("dt", {}, name), html("dd", {}, value));
-  const block = html("div", { class: "lz-values" }, facts);
+  const block = html("div", "lz-values", facts);
   const most = Math.max(...values.bins, 1);
   const wide = WIDTH / Math.max(values.bins.length, 1);
   if (values.bins.length) {

@@ -82,7 +82,7 @@ export class BoxDrawing {
   readonly head = svg("g", {}); // with the title of an open group, over the lines that run into it
   #number = ""; // in words, with the bar
   #chosen = false; // another number than is usual, which comes first where there is little room
-  readonly #alarm = svg("g", { class: "lz-alarm" });
+  readonly #alarm = svg("g", "lz-alarm");
   #band: Band | null = null;
 
   #frame: Frame;
@@ -94,8 +94,8 @@ export class BoxDrawing {
     const still = lane && !frame.rail; // cannot be clicked
     const kind = lane ? "lane" : open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
     this.#label = svg("text", { class: lane ? "lz-lane-title" : open ? "lz-frame-title" : "lz-label" });
-    this.#sub = open && !lane ? null : svg("text", { class: "lz-sub" });
-    this.#third = lane || open || height < 60 ? null : svg("text", { class: "lz-sub" });
+    this.#sub = open && !lane ? null : svg("text", "lz-sub");
+    this.#third = lane || open || height < 60 ? null : svg("text", "lz-sub");
     this.element = still
       ? svg("g", { class: `lz-lane lz-phase-${box.phase}`, "data-lane": box.phase })
       : svg("g", {
@@ -139,7 +139,7 @@ export class BoxDrawing {
       if (mark) this.element.append(svg("path", { class: `lz-mark lz-role-${box.role ?? "output"}`, d: mark }));
     }
     if (!open && !["sync", "input", "output", "error", "lane"].includes(box.kind) && (box.kind === "op" || height > 60)) {
-      this.#bar = svg("g", { class: "lz-bar" });
+      this.#bar = svg("g", "lz-bar");
       this.element.append(this.#bar);
     }
     if ((box.repeats || box.calls) && !open) {
@@ -257,7 +257,7 @@ export class BoxDrawing {
       this.#put(this.#sub, cut(fitting(space, small, aside, pill ? aside.split(" · ")[0] : aside.replace(/^.*(?=→)/, "")), space, small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
-      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub)) : box.sub;
+      const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub.split(" · ")[0] ?? "")) : box.sub;
       this.#put(this.#sub, rows >= 2 ? cut(second, width - 8 - left, small, "bold") : "", left, lead + 15 * grow, small);
       this.#sub?.removeAttribute("text-anchor");
     }
@@ -272,7 +272,7 @@ export class BoxDrawing {
       ...(badge
         ? [
             svg("rect", { class: "lz-badge", x: end - wide, y: lead - size, width: wide, height: size * 1.3, rx: size * 0.65 }),
-            setText(svg("text", { class: "lz-badge-text" }), badge, end - wide / 2, lead - size * 0.06, 11 * grow),
+            setText(svg("text", "lz-badge-text"), badge, end - wide / 2, lead - size * 0.06, 11 * grow),
           ]
         : []),
     );

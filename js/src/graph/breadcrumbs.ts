@@ -1,12 +1,12 @@
 // The groups around the selected box, outermost first; each leads to itself.
 
-import { cut, html, on, plainButton } from "../page/dom";
+import { cut, group, html, on, plainButton } from "../page/dom";
 import { nameOf, type Scene } from "../model/scene";
 
 const MOST_CHARS = 34;
 
 export class Breadcrumbs {
-  readonly element = html("nav", { class: "lz-crumbs", "aria-label": "Where the selected box is" });
+  readonly element = group("Where the selected box is", { class: "lz-crumbs" });
 
   constructor(
     private readonly scene: Scene,

@@ -7,8 +7,8 @@ import type { Line } from "../model/scene";
 const keyOf = (line: Line): string => `${line.source} ${line.target} ${line.label} ${line.path}`;
 
 export class Edges {
-  readonly element = svg("g", { class: "lz-edges" });
-  readonly labels = svg("g", { class: "lz-edge-labels" });
+  readonly element = svg("g", "lz-edges");
+  readonly labels = svg("g", "lz-edge-labels");
   #drawn = new Map<string, SVGGElement>();
 
   /** Draws these lines and returns the new ones; existing ones are not changed. */

@@ -35,10 +35,10 @@ export class GraphView {
   readonly element: HTMLElement;
   readonly svg: SVGSVGElement;
   readonly legend: Legend;
-  readonly #content = svg("g", { class: "lz-content" });
+  readonly #content = svg("g", "lz-content");
   readonly #openLayer = svg("g", {});
   readonly #closedLayer = svg("g", {});
-  readonly #relationLayer = svg("g", { class: "lz-relations" });
+  readonly #relationLayer = svg("g", "lz-relations");
   readonly #edges = new Edges();
   readonly #keptLayer = svg("g", { "aria-hidden": "true" });
   readonly #headLayer = svg("g", { class: "lz-heads", "aria-hidden": "true" });
@@ -91,14 +91,14 @@ export class GraphView {
       this.#rewrite();
       this.#minimap?.follow();
     });
-    const stage = html("div", { class: "lz-graph-stage" }, this.svg);
+    const stage = html("div", "lz-graph-stage", this.svg);
     whenHere(({ Minimap }) => {
       this.#minimap = new Minimap(this.camera);
       stage.append(this.#minimap.element);
       if (this.#arrangement) this.#minimap.draw(this.#arrangement);
     });
-    const foot = html("div", { class: "lz-graph-foot" }, this.legend.element, this.readout, html("div", { class: "lz-zoom" }, zoomIn, zoomOut));
-    this.element = html("div", { class: "lz-graph-view" }, stage, foot);
+    const foot = html("div", "lz-graph-foot", this.legend.element, this.readout, html("div", "lz-zoom", zoomIn, zoomOut));
+    this.element = html("div", "lz-graph-view", stage, foot);
     on(zoomIn, "click", () => {
       this.camera.zoomBy(1.3);
     });

@@ -1,7 +1,7 @@
 // The only legend of the graph, and the menu that explains its colors.
 
 import { COLORINGS, noteKey, type Coloring, type Colors } from "./colors";
-import { html, on } from "../page/dom";
+import { group, html, on } from "../page/dom";
 import type { Note } from "../model/types";
 
 const EMPTY: Record<string, string> = {
@@ -11,12 +11,12 @@ const EMPTY: Record<string, string> = {
 };
 
 export class Legend {
-  readonly element = html("div", { class: "lz-color-key", role: "group", "aria-label": "Legend" });
+  readonly element = group("Legend", { class: "lz-color-key" });
   readonly menu: HTMLElement;
   readonly #select = html("select", { "data-action": "color", "aria-label": "Color by" });
   readonly #own = html("optgroup", { label: "your numbers" });
-  readonly #color = html("span", { class: "lz-color-key-part" });
-  readonly #relations = html("span", { class: "lz-color-key-part" });
+  readonly #color = html("span", "lz-color-key-part");
+  readonly #relations = html("span", "lz-color-key-part");
 
   constructor(choose: (by: Coloring) => void) {
     const select = this.#select;
@@ -24,7 +24,7 @@ export class Legend {
     on(select, "change", () => {
       choose(select.value);
     });
-    this.menu = html("label", { class: "lz-color-menu" }, select);
+    this.menu = html("label", "lz-color-menu", select);
     this.element.append(this.#color, this.#relations);
   }
 
@@ -43,12 +43,12 @@ export class Legend {
     const parts: (Node | string)[] = [html("b", {}, colors.name)];
     if (ticks.length > 1) {
       const [low = "", middle = "", high = ""] = ticks;
-      const half = (): HTMLElement => html("span", { class: "lz-scale" }, html("i", {}), html("i", {}));
+      const half = (): HTMLElement => html("span", "lz-scale", html("i", {}), html("i", {}));
       const scale = middle ? [half(), middle, half()] : [half()];
-      parts.push(html("span", { class: "lz-ticks", title: "A linear scale" }, low, ...scale, high), html("span", { class: "lz-muted" }, "linear"));
-    } else if (!entries.length) parts.push(html("span", { class: "lz-muted" }, ticks.length ? "all are 0" : (EMPTY[colors.by] ?? "")));
+      parts.push(html("span", { class: "lz-ticks", title: "A linear scale" }, low, ...scale, high), html("span", "lz-muted", "linear"));
+    } else if (!entries.length) parts.push(html("span", "lz-muted", ticks.length ? "all are 0" : (EMPTY[colors.by] ?? "")));
     else {
-      for (const { fill, text } of entries) parts.push(html("span", { class: "lz-entry" }, swatch(fill), html("bdi", {}, text)));
+      for (const { fill, text } of entries) parts.push(html("span", "lz-entry", swatch(fill), html("bdi", {}, text)));
     }
     this.#color.replaceChildren(...parts);
   }
@@ -56,7 +56,7 @@ export class Legend {
   /** The kinds of lines that are drawn around the selected box. */
   showRelations(kinds: readonly (readonly [kind: string, text: string])[]): void {
     this.#relations.replaceChildren(
-      ...kinds.map(([kind, text]) => html("span", { class: `lz-entry lz-relation-${kind}` }, html("i", {}), text)),
+      ...kinds.map(([kind, text]) => html("span", `lz-entry lz-relation-${kind}`, html("i", {}), text)),
     );
   }
 }

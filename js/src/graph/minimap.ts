@@ -11,9 +11,9 @@ const outline = (frames: readonly Frame[]): string =>
 
 export class Minimap {
   readonly element = svg("svg", { class: "lz-minimap", "aria-hidden": "true" });
-  readonly #groups = svg("path", { class: "lz-map-groups" });
-  readonly #boxes = svg("path", { class: "lz-map-boxes" });
-  readonly #seen = svg("rect", { class: "lz-map-seen" });
+  readonly #groups = svg("path", "lz-map-groups");
+  readonly #boxes = svg("path", "lz-map-boxes");
+  readonly #seen = svg("rect", "lz-map-seen");
   #scale = 1;
 
   readonly #camera: Camera;

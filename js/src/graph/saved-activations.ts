@@ -33,7 +33,7 @@ export function keptBands(kept: readonly Kept[], peak: number, scene: Scene, fra
     const stands = (other: Frame): boolean => !other.open && other.x < x + wide + 4 && other.x + other.width > x - 4 && other.y < top + 24 && other.y + other.height > top - 4;
     const room = left < x - 4 && x + wide + 4 < right && ![...frames.values()].some(stands);
     const words = [svg("rect", { class: "lz-kept-pill", x, y: top, width: wide, height: 20, rx: 10 }), svg("text", { class: "lz-kept-text", x: middle, y: top + 14 }, text)];
-    return svg("g", { class: "lz-kept" }, svg("title", {}, `${text} for backward`), band, svg("path", { class: "lz-kept-line", d }), ...(room ? words : []));
+    return svg("g", "lz-kept", svg("title", {}, `${text} for backward`), band, svg("path", { class: "lz-kept-line", d }), ...(room ? words : []));
   });
 }
 

@@ -1,6 +1,6 @@
 // Announcements for screen readers, in one polite region; and keeping the focus when elements change.
 
-import { html } from "./dom";
+import { focused, html } from "./dom";
 import type { Progress, State } from "../model/types";
 
 export class Announcer {
@@ -29,11 +29,10 @@ export class Announcer {
 
 /** Does `change`; the focus, if it was inside `root` and its element has gone or is off now, goes to one that stands for it. */
 export function keepingFocus(root: HTMLElement, change: () => void): void {
-  const before = document.activeElement;
-  const inside = before !== null && before !== root && root.contains(before);
+  const before = focused(root);
   change();
-  if (!inside || usable(before)) return;
-  const wanted = before instanceof HTMLElement ? before.dataset["action"] : undefined;
+  if (!before || usable(before)) return;
+  const wanted = before.dataset["action"];
   for (const action of [wanted, "cancel", "evaluate", "fit"]) {
     const again = action ? root.querySelector<HTMLElement>(`[data-action="${action}"]`) : null;
     const popover = again?.closest<HTMLElement>(".lz-popover");

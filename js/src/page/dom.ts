@@ -4,8 +4,8 @@ const SVG = "http://www.w3.org/2000/svg";
 
 type Attributes = Record<string, string | number | boolean | null | undefined>;
 
-function fill<E extends Element>(node: E, attributes: Attributes, children: (Node | string)[]): E {
-  for (const [name, value] of Object.entries(attributes)) {
+function fill<E extends Element>(node: E, attributes: Attributes | string, children: (Node | string)[]): E {
+  for (const [name, value] of Object.entries(typeof attributes === "string" ? { class: attributes } : attributes)) {
     if (value === undefined || value === null || value === false) continue;
     node.setAttribute(name, value === true ? "" : String(value));
   }
@@ -13,17 +13,28 @@ function fill<E extends Element>(node: E, attributes: Attributes, children: (Nod
   return node;
 }
 
+/** An element with these attributes (text alone is the class) and children. */
 export function html<K extends keyof HTMLElementTagNameMap>(
   tag: K,
-  attributes: Attributes = {},
+  attributes: Attributes | string = {},
   ...children: (Node | string)[]
 ): HTMLElementTagNameMap[K] {
   return fill(document.createElement(tag), attributes, children);
 }
 
+/** A part with a name, but not a landmark: a page with ten widgets would have ten of the same name. */
+export function group(label: string, attributes: Attributes, ...children: (Node | string)[]): HTMLElement {
+  return html("div", { role: "group", "aria-label": label, ...attributes }, ...children);
+}
+
 /** A button that does not submit a form. */
 export function plainButton(attributes: Attributes, ...children: (Node | string)[]): HTMLButtonElement {
   return html("button", { type: "button", ...attributes }, ...children);
+}
+
+/** The focused element inside of `root`; in a shadow tree, as in marimo, `document.activeElement` is the tree's host. */
+export function focused(root: Element): HTMLElement | null {
+  return root.querySelector<HTMLElement>(":focus");
 }
 
 /** Has `use` run with every event of this name at the element. */
@@ -38,7 +49,7 @@ export function on<K extends keyof GlobalEventHandlersEventMap>(
 
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
-  attributes: Attributes = {},
+  attributes: Attributes | string = {},
   ...children: (Node | string)[]
 ): SVGElementTagNameMap[K] {
   return fill(document.createElementNS(SVG, tag), attributes, children);

@@ -1,6 +1,6 @@
 // Keys that the first picture does not need: playing the run, and the list of all keys.
 
-import { html, on, plainButton } from "./dom";
+import { focused, html, on, plainButton } from "./dom";
 import { row } from "./popover";
 
 const KEYS: readonly (readonly [keys: string, does: string])[] = [
@@ -40,10 +40,10 @@ function turnHelp(root: HTMLElement): void {
     shown.querySelector("button")?.click();
     return;
   }
-  const before = document.activeElement as HTMLElement | null;
+  const before = focused(root);
   const close = plainButton({ class: "lz-button", "aria-label": "Close the list of keys" }, "Close");
   const list = html("dl", {}, ...KEYS.flatMap(([keys, does]) => [html("dt", {}, keys), html("dd", {}, does)]));
-  const help = html("div", { class: "lz-help", role: "dialog", "aria-label": "Keys" }, html("div", { class: "lz-help-head" }, html("h3", {}, "Keys"), close), list);
+  const help = html("div", { class: "lz-help", role: "dialog", "aria-label": "Keys" }, html("div", "lz-help-head", html("h3", {}, "Keys"), close), list);
   const end = (): void => {
     help.remove();
     before?.focus({ preventScroll: true });

@@ -1,20 +1,21 @@
 // Popovers below a button of the toolbar: settings, findings. One is open at a time; Escape and a click elsewhere close
 // it.
 
-import { html, on, plainButton } from "./dom";
+import { group, html, on, plainButton } from "./dom";
 
 export class Popover {
   readonly element: HTMLElement;
   readonly button: HTMLButtonElement;
   readonly #panel: HTMLElement;
   readonly #outside = (event: Event): void => {
-    if (!this.element.contains(event.target as Node | null)) this.toggle(false);
+    // The target is seen from the document: in a shadow tree it is the tree's host.
+    if (!event.composedPath().includes(this.element)) this.toggle(false);
   };
 
   constructor(action: string, label: string, face: Node | string, ...content: Node[]) {
     this.button = plainButton({ class: "lz-button lz-icon-button", "data-action": action, "aria-label": label, title: label, "aria-expanded": "false" }, face);
-    this.#panel = html("div", { class: "lz-popover", role: "group", "aria-label": label, hidden: true }, ...content);
-    this.element = html("span", { class: `lz-pop lz-pop-${action}` }, this.button, this.#panel);
+    this.#panel = group(label, { class: "lz-popover", hidden: true }, ...content);
+    this.element = html("span", `lz-pop lz-pop-${action}`, this.button, this.#panel);
     on(this.button, "click", () => {
       this.toggle(this.#panel.hidden);
     });
@@ -36,5 +37,5 @@ export class Popover {
 
 /** A row of a popover: its label, and its control. */
 export function row(title: string, ...controls: Node[]): HTMLElement {
-  return html("div", { class: "lz-row" }, html("span", { class: "lz-row-title" }, title), ...controls);
+  return html("div", "lz-row", html("span", "lz-row-title", title), ...controls);
 }

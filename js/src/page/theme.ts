@@ -40,9 +40,17 @@ export function followTheme(root: HTMLElement): () => void {
 
 /** By the nearest background that can be seen; a page without one is white, unless it follows the preference. */
 function darkPage(root: HTMLElement, preferred: boolean): boolean {
-  for (let element = root.parentElement; element; element = element.parentElement) {
-    const [red = 0, green = 0, blue = 0, alpha = 1] = (getComputedStyle(element).backgroundColor.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
-    if (alpha > 0.5) return 0.3 * red + 0.6 * green + 0.1 * blue < 128;
+  for (let node: Node | null = root.parentNode; node; node = node instanceof ShadowRoot ? node.host : node.parentNode) {
+    const light = node instanceof Element ? lightness(getComputedStyle(node).backgroundColor) : null;
+    if (light !== null) return light < 0.5;
   }
   return preferred && getComputedStyle(document.documentElement).colorScheme.includes("dark");
+}
+
+/** From 0 to 1; null for a color that is hardly seen.  Computed are `rgb(24 28 26)`, `color(srgb 0.1 0.11 0.1)`, `oklch(0.2 0 0)`, `lab(9 0 0)`. */
+function lightness(color: string): number | null {
+  const [first = 0, green = 0, blue = 0, alpha = 1] = (color.match(/\b[\d.]+(e-\d+)?/g) ?? [0, 0, 0, 0]).map(Number);
+  if (alpha <= 0.5) return null;
+  if (/^(ok)?l/.test(color)) return color.startsWith("o") ? first : first / 100;
+  return (0.3 * first + 0.6 * green + 0.1 * blue) / (color.startsWith("c") ? 1 : 255);
 }

@@ -31,7 +31,7 @@ export class ChartCursor {
   });
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
-  readonly marks = svg("g", { class: "lz-cursors" });
+  readonly marks = svg("g", "lz-cursors");
   point: number | null = null; // that is read
   #chosen: number | null = null; // a position
   #anchor: number | null = null; // a position where a part begins
@@ -82,7 +82,7 @@ export class ChartCursor {
       this.draw();
     });
     on(target, "pointerleave", () => {
-      if (this.#pressed === null && document.activeElement !== this.element) this.read(null);
+      if (this.#pressed === null && !this.#focused) this.read(null);
     });
     on(target, "click", (event) => {
       if (this.#dragged) return;
@@ -101,7 +101,7 @@ export class ChartCursor {
       this.#anchor = null;
       // After the focus has arrived, because it may arrive at an element that is drawn again.
       setTimeout(() => {
-        if (document.activeElement !== this.element) this.read(null);
+        if (!this.#focused) this.read(null);
       });
     });
     on(this.element, "keydown", (event) => {
@@ -112,6 +112,10 @@ export class ChartCursor {
     });
   }
 
+  get #focused(): boolean {
+    return this.element.matches(":focus");
+  }
+
   focus(): void {
     this.element.focus();
   }
@@ -119,7 +123,7 @@ export class ChartCursor {
   /** Removes the mark of the chosen point. */
   forget(): void {
     this.#chosen = this.#anchor = null;
-    this.point = document.activeElement === this.element ? this.#start() : null;
+    this.point = this.#focused ? this.#start() : null;
     this.tell();
     this.draw();
   }
@@ -131,7 +135,7 @@ export class ChartCursor {
     const point = this.point === null ? null : Math.min(this.point, points.at.length - 1);
     const at = points.at[point ?? this.#start()] ?? 0;
     let words = `op ${grouped(at + 1)} of ${grouped(this.#chart.count)}`;
-    if (point !== null || document.activeElement === this.element) {
+    if (point !== null || this.#focused) {
       const shown = point ?? this.#start();
       const [from, to] = [edge(points, shown), edge(points, shown + 1)];
       if (to - from > 1) words += `, the highest of ${grouped(from + 1)} to ${grouped(to)}`;

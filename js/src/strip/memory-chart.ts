@@ -5,7 +5,7 @@
 
 import { ChartCursor } from "./chart-cursor";
 import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
-import { charWidth, cut, grouped, html, on, plainButton, svg } from "../page/dom";
+import { charWidth, cut, focused, group, grouped, html, on, plainButton, svg } from "../page/dom";
 import { whenHere } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
@@ -35,10 +35,10 @@ export class MemoryChart {
   #far = ""; // bytes of the device beyond that
   #views: Points[] = []; // zoomed parts of the run, each inside the one before
   readonly #alone = new Set<string>(); // categories that are shown alone
-  readonly #legend = html("ul", { class: "lz-legend" });
-  readonly #head = html("p", { class: "lz-muted lz-memory-head" });
-  readonly #time = html("p", { class: "lz-muted" });
-  readonly #keys = html("span", { class: "lz-time-keys" });
+  readonly #legend = html("ul", "lz-legend");
+  readonly #head = html("p", "lz-muted lz-memory-head");
+  readonly #time = html("p", "lz-muted");
+  readonly #keys = html("span", "lz-time-keys");
   readonly #back = plainButton({ class: "lz-button", "data-action": "chart-back" });
   private readonly peak = plainButton({ class: "lz-button", "data-action": "peak" }, "Peak");
   readonly #cursor: ChartCursor;
@@ -77,18 +77,18 @@ export class MemoryChart {
       events.peak();
     });
     this.#tell();
-    this.element = html(
-      "section",
-      { class: "lz-memory", "aria-label": "Projected memory" },
+    this.element = group(
+      "Projected memory",
+      { class: "lz-memory" },
       html(
         "div",
-        { class: "lz-strip-side" },
-        html("div", { class: "lz-strip-now" }, this.#cursor.play, this.#cursor.readout),
+        "lz-strip-side",
+        html("div", "lz-strip-now", this.#cursor.play, this.#cursor.readout),
         this.#head,
         this.#time,
-        html("div", { class: "lz-strip-buttons" }, this.peak, this.#back, this.#keys),
+        html("div", "lz-strip-buttons", this.peak, this.#back, this.#keys),
       ),
-      html("div", { class: "lz-plot-box" }, this.svg, this.#cursor.element),
+      html("div", "lz-plot-box", this.svg, this.#cursor.element),
       this.#legend,
     );
   }
@@ -225,7 +225,7 @@ export class MemoryChart {
     const { words = "", title = "", keys = [] } = memory.track ?? {};
     this.#time.textContent = words;
     this.#time.title = title;
-    this.#keys.replaceChildren(...keys.map((key) => html("span", {}, html("i", { class: `lz-bound-${key[0] ?? ""}` }), key)));
+    this.#keys.replaceChildren(...keys.map((key) => html("span", {}, html("i", `lz-bound-${key[0] ?? ""}`), key)));
     this.#keys.title = keys.length ? `What bounds the time: ${keys.join(", ")}` : "";
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
@@ -248,7 +248,7 @@ export class MemoryChart {
   #tellLegend(): void {
     const { memory, points } = this;
     const point = this.#cursor.point;
-    const focused = (document.activeElement as HTMLElement | null)?.dataset["category"];
+    const before = focused(this.#legend)?.dataset["category"];
     const entries = memory.categories.map((category, n) => {
       const size = point === null ? category.peakText : bytesText(points.bytes[n]?.[point] ?? 0);
       const entry = plainButton({ class: "lz-legend-entry",
@@ -257,7 +257,7 @@ export class MemoryChart {
           title: `Show ${category.label} alone: at most ${category.mostText}, ${category.peakText} at the peak`,
         },
         html("span", { class: `lz-swatch lz-cat-${category.name}`, "aria-hidden": "true" }),
-        html("span", { class: "lz-legend-name" }, `${category.label} `),
+        html("span", "lz-legend-name", `${category.label} `),
         html("b", {}, size),
       );
       on(entry, "click", () => {
@@ -278,8 +278,8 @@ export class MemoryChart {
       });
       this.#legend.append(html("li", {}, all));
     }
-    if (points.held && !this.#alone.size) this.#legend.append(html("li", { class: "lz-measured-entry" }, html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
-    if (focused) this.#legend.querySelector<HTMLElement>(`[data-category="${focused}"]`)?.focus();
+    if (points.held && !this.#alone.size) this.#legend.append(html("li", "lz-measured-entry", html("span", { class: "lz-measured-key", "aria-hidden": "true" }), "measured"));
+    if (before) this.#legend.querySelector<HTMLElement>(`[data-category="${before}"]`)?.focus();
   }
 
   #draw(): void {
@@ -318,7 +318,7 @@ export class MemoryChart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights, near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights.map((size, n) => Math.max(size, held?.[n] ?? 0)), near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (near(memory.needed)) {
       parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
@@ -330,7 +330,7 @@ export class MemoryChart {
       parts.push(
         svg(
           "g",
-          { class: "lz-peak" },
+          "lz-peak",
           svg("title", {}, `Peak ${memory.peakText}: show what is alive`),
           svg("rect", { x: x - 9, y: top - 6, width: 18, height: bottom - top + 6, class: "lz-peak-reach" }),
           svg("path", { d: `M${x},${top - 2}V${bottom}` }),
@@ -341,7 +341,7 @@ export class MemoryChart {
     const { at, words } = this.#failure ?? {};
     if (at !== undefined && words && at >= start && at <= stop) {
       const x = Math.min(plot.x(at), right - 1);
-      parts.push(svg("g", { class: "lz-failed-at" }, svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
+      parts.push(svg("g", "lz-failed-at", svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
     }
     this.svg.replaceChildren(...parts, this.#cursor.marks);
     this.#cursor.draw();
@@ -442,7 +442,7 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
 function roomy(plot: Plot, heights: readonly number[], words: string, line: number | null): SVGElement[] {
   const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
   const wide = Math.ceil(share * heights.length);
-  const top = line === null ? plot.top : plot.y(line) + 2;
+  const top = plot.y(line ?? Math.max(...heights)) + 2; // below the line of the axis' highest value
   const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
   if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the line's own words are at the left

@@ -1,6 +1,6 @@
 // Two graphs side by side: one is dropped on the other, or chosen in the settings.
 
-import { html, on, plainButton, svg } from "../page/dom";
+import { focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../strip/memory-chart";
 import type { Compared, Differences, Send } from "../model/types";
 
@@ -8,7 +8,7 @@ const TYPE = "application/x-lazyviz"; // type of the dragged data: the token of 
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM] = [640, 170, 70, 8, 24];
 
 export class ComparisonPanel {
-  readonly element = html("section", { class: "lz-comparison", "data-panel": "comparison", "aria-label": "Comparison", tabindex: -1, hidden: true });
+  readonly element = group("Comparison", { class: "lz-comparison", "data-panel": "comparison", tabindex: -1, hidden: true });
   readonly #menu = html("select", { class: "lz-button", "data-action": "compare", "aria-label": "Compare with" });
   #token = "";
 
@@ -37,7 +37,7 @@ export class ComparisonPanel {
         if (event.target !== this.#menu) ask("graphs");
       });
     }
-    if (chip.matches(":hover") || around?.contains(document.activeElement)) ask("graphs");
+    if (chip.matches(":hover") || (around && focused(around))) ask("graphs");
     on(this.#menu, "change", () => {
       if (this.#menu.value) ask("compare", this.#menu.value);
       else {
@@ -101,19 +101,19 @@ export class ComparisonPanel {
     const title = html("h3", {}, `${names[0]} → ${names[1]}`);
     const key = html(
       "p",
-      { class: "lz-muted" },
-      ...names.map((name, n) => html("span", { class: `lz-entry lz-curve-key-${n}` }, html("i", {}), `${name}, peak ${bytesText(peaks[n] ?? 0)}`)),
+      "lz-muted",
+      ...names.map((name, n) => html("span", `lz-entry lz-curve-key-${n}`, html("i", {}), `${name}, peak ${bytesText(peaks[n] ?? 0)}`)),
     );
     this.element.replaceChildren(
-      html("div", { class: "lz-comparison-head" }, title, close),
+      html("div", "lz-comparison-head", title, close),
       picture(top, curves, `Memory over both runs: peak ${bytesText(peaks[0])} and ${bytesText(peaks[1])}`),
       key,
       html(
         "p",
-        { class: "lz-muted" },
-        html("span", {}, `At the peak, from ${names[0]} to ${names[1]}: boxes outlined in `, html("b", { class: "lz-grew" }, "red"), " hold more, in ", html("b", { class: "lz-shrank" }, "green"), " less; dashed ones are in one graph alone."),
+        "lz-muted",
+        html("span", {}, `At the peak, from ${names[0]} to ${names[1]}: boxes outlined in `, html("b", "lz-grew", "red"), " hold more, in ", html("b", "lz-shrank", "green"), " less; dashed ones are in one graph alone."),
       ),
-      html("div", { class: "lz-comparison-pictures" }, ...pictures.map((src, n) => html("img", { src, alt: names[n] ?? "" }))),
+      html("div", "lz-comparison-pictures", ...pictures.map((src, n) => html("img", { src, alt: names[n] ?? "" }))),
       table("What differs at the peak", [...names, "change", "what"], rows),
       ...(lines.length ? [table("By line", [...names, "change", "line"], lines)] : []),
     );

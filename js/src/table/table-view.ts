@@ -1,7 +1,7 @@
 // The graph as a table: the same facts, which can be read, sorted and filtered; rows are sent by Python one page at a
 // time.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { focused, group, grouped, html, on, plainButton } from "../page/dom";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
 
@@ -20,7 +20,7 @@ export class TableView {
   readonly #modes: HTMLSelectElement;
   readonly #phases: HTMLSelectElement;
   readonly #pager: HTMLButtonElement[];
-  readonly #count = html("span", { class: "lz-muted" });
+  readonly #count = html("span", "lz-muted");
   readonly #head = html("tr", {});
   readonly #body = html("tbody", {});
   readonly #scroller: HTMLElement;
@@ -58,11 +58,11 @@ export class TableView {
     };
     this.#pager = [step(-1, "Previous page", "‹"), step(1, "Next page", "›")];
     const table = html("table", { "aria-label": "Recorded ops" }, html("thead", {}, this.#head), this.#body);
-    this.#scroller = html("div", { class: "lz-table-scroll" }, table);
-    this.element = html(
-      "section",
-      { class: "lz-table-view", "data-panel": "table", "aria-label": "Table" },
-      html("div", { class: "lz-table-bar" }, "Rows", this.#modes, "Phase", this.#phases, this.#count, ...this.#pager),
+    this.#scroller = html("div", "lz-table-scroll", table);
+    this.element = group(
+      "Table",
+      { class: "lz-table-view", "data-panel": "table" },
+      html("div", "lz-table-bar", "Rows", this.#modes, "Phase", this.#phases, this.#count, ...this.#pager),
       this.#scroller,
     );
     this.#enter = roving(this.#body, (button) => {
@@ -132,7 +132,7 @@ export class TableView {
     this.#page = data.page;
     this.#pages = data.pages;
     this.#columns = columns.map(([key]) => key);
-    const inside = this.element.contains(document.activeElement) ? document.activeElement : null;
+    const inside = focused(this.element);
     const heads = columns.map(([key, title, number]) => {
       const button = plainButton({ "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
       on(button, "click", () => {
@@ -167,7 +167,7 @@ export class TableView {
     if (before) before.disabled = this.#page <= 0;
     if (after) after.disabled = this.#page >= this.#pages - 1;
     if (!this.#mark(this.#selected)) this.#scroller.scrollTop = 0;
-    if (inside && !inside.isConnected) this.#refocus(inside as HTMLElement);
+    if (inside && !inside.isConnected) this.#refocus(inside);
     else if ((inside as HTMLButtonElement | null)?.disabled) this.#modes.focus();
   }
 

@@ -18,10 +18,10 @@ export interface BatchEvents {
 export class BatchControls {
   readonly parts: HTMLElement[];
   readonly split: HTMLElement; // moved into the settings
-  readonly blocked = html("div", { class: "lz-blocked" });
+  readonly blocked = html("div", "lz-blocked");
   private readonly slider: HTMLInputElement;
-  readonly #rail = html("span", { class: "lz-slider" });
-  readonly #value = html("output", { class: "lz-batch-value" });
+  readonly #rail = html("span", "lz-slider");
+  readonly #value = html("output", "lz-batch-value");
   readonly #back: HTMLButtonElement;
   readonly #menu = html("select", { class: "lz-button", "data-action": "split" });
   readonly #words = html("span", { class: "lz-batch-words", "data-batch": "plan" });
@@ -76,10 +76,10 @@ export class BatchControls {
     }
     this.#rail.append(this.slider);
     this.parts = [
-      html("span", { class: "lz-batch-pair lz-batch-size" }, html("span", { class: "lz-batch-title" }, "Batch"), this.#rail, this.#value),
+      html("span", "lz-batch-pair lz-batch-size", html("span", "lz-batch-title", "Batch"), this.#rail, this.#value),
       this.#live,
     ];
-    this.split = html("span", { class: "lz-batch-more" }, this.#menu, this.#words, this.#back);
+    this.split = html("span", "lz-batch-more", this.#menu, this.#words, this.#back);
     this.#spread();
     this.#tell();
   }
@@ -184,7 +184,7 @@ export class BatchControls {
     const size = Number(this.slider.value);
     const { recorded } = this.batch;
     const of = this.#most && !this.#searching ? ` of ${grouped(this.#most)}` : "";
-    this.#value.replaceChildren(html("b", {}, grouped(size)), html("span", { class: "lz-muted" }, of));
+    this.#value.replaceChildren(html("b", {}, grouped(size)), html("span", "lz-muted", of));
     this.#value.setAttribute("aria-label", samples(size));
     this.#back.hidden = size === recorded;
     this.#back.textContent = `back to ${grouped(recorded)}`;

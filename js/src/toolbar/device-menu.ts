@@ -32,7 +32,7 @@ export class DeviceMenu {
     on(this.#menu, "change", () => {
       planning.want("device", this.#menu.value);
     });
-    this.element = html("span", { class: "lz-batch-pair" }, this.#menu, this.#status);
+    this.element = html("span", "lz-batch-pair", this.#menu, this.#status);
   }
 
   /** The device of the plan that is shown. */

@@ -28,6 +28,6 @@ export function findingsList(findings: readonly Finding[], go: Go): HTMLElement[
 export function blockedList({ blocked, blockedCount }: Batch, go: Go): HTMLElement[] {
   const rows = blocked.map(({ label, why, chain }) => html("li", {}, link(label, chain, go), html("span", {}, ` ${why}`)));
   const more = blockedCount - rows.length;
-  if (more > 0) rows.push(html("li", { class: "lz-muted" }, `and ${grouped(more)} more`));
+  if (more > 0) rows.push(html("li", "lz-muted", `and ${grouped(more)} more`));
   return rows.length ? [html("b", {}, "The batch cannot be split:"), html("ul", {}, ...rows)] : [];
 }

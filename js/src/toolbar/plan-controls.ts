@@ -3,7 +3,7 @@
 
 import { BatchControls } from "./batch-controls";
 import { DeviceMenu } from "./device-menu";
-import { html } from "../page/dom";
+import { group, html } from "../page/dom";
 import { Planning } from "../model/planning";
 import type { Batch, Devices, LargestMessage, Memory, PlanMessage, Send, State } from "../model/types";
 
@@ -22,7 +22,7 @@ export class PlanControls {
   readonly #batch: BatchControls | null;
   readonly #device: DeviceMenu;
   #version: string;
-  readonly #note = html("p", { class: "lz-batch-note" });
+  readonly #note = html("p", "lz-batch-note");
 
   #shown: { batch: Batch | null; device: string };
   readonly #events: PlanEvents;
@@ -42,7 +42,7 @@ export class PlanControls {
     });
     this.#device = new DeviceMenu(devices.chosen, devices, this.#planning);
     this.#batch = shown.batch ? new BatchControls(shown.batch, memory, this.#planning, events) : null;
-    this.element = html("div", { class: "lz-batch", role: "group", "aria-label": "Plan" }, this.#device.element);
+    this.element = group("Plan", { class: "lz-batch" }, this.#device.element);
     this.#device.show(devices.chosen, memory, shown.batch);
     this.element.append(...(this.#batch?.parts ?? []));
     this.settings = this.#batch ? [["Split batch", this.#batch.split]] : [];

@@ -1,7 +1,7 @@
 // Running the graph: all of it or up to the selected box, the backend, whether values are summarized; its progress, and
 // findings.
 
-import { grouped, html, on, plainButton, seconds } from "../page/dom";
+import { group, grouped, html, on, plainButton, seconds } from "../page/dom";
 import { whenHere } from "../page/deferred-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
@@ -12,7 +12,7 @@ const VALUES_HINT =
 export class RunControls {
   readonly element: HTMLElement;
   readonly progress: HTMLElement;
-  readonly findings = html("div", { class: "lz-findings" });
+  readonly findings = html("div", "lz-findings");
   readonly #evaluate = button("evaluate", "Evaluate", "lz-primary");
   readonly upTo = button("evaluate-to", "To selected");
   readonly #cancel = button("cancel", "Cancel");
@@ -20,7 +20,7 @@ export class RunControls {
   readonly menu = html("select", { class: "lz-button", "data-action": "backend", "aria-label": "Backend", title: BACKEND_HINT });
   readonly note = html("p", { class: "lz-run-note", role: "status" });
   readonly #bar = html("progress", { class: "lz-progress", max: 1, value: 0, "aria-label": "Evaluation progress" });
-  readonly #words = html("span", { class: "lz-muted lz-progress-text" });
+  readonly #words = html("span", "lz-muted lz-progress-text");
   #state: State = "pending";
   #shown: Finding[] = [];
   #selected: BoxData | null = null;
@@ -56,13 +56,8 @@ export class RunControls {
       this.counted();
       ask("backend", this.menu.value);
     });
-    this.element = html(
-      "div",
-      { class: "lz-run-row", role: "group", "aria-label": "Run", tabindex: -1 },
-      this.#evaluate,
-      this.#cancel,
-    );
-    this.progress = html("span", { class: "lz-progress-row" }, this.#bar, this.#words);
+    this.element = group("Run", { class: "lz-run-row", tabindex: -1 }, this.#evaluate, this.#cancel);
+    this.progress = html("span", "lz-progress-row", this.#bar, this.#words);
   }
 
   /** A key was pressed in the widget; returns whether it was one of these. */

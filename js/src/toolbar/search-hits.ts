@@ -1,6 +1,6 @@
 // The search itself: hits are requested, counted, listed, highlighted in the graph, and stepped through.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { focused, grouped, html, on, plainButton } from "../page/dom";
 import type { Found, Hit } from "../model/types";
 import type { Search, SearchEvents } from "./search";
 
@@ -124,7 +124,7 @@ export class SearchHits {
     const rows = [...this.#hits].slice(0, LISTED).map(([at, hit]) => {
       const row = plainButton({ class: "lz-hit", title: hit.label },
         html("bdi", {}, hit.label),
-        html("span", { class: "lz-muted" }, hit.sub),
+        html("span", "lz-muted", hit.sub),
       );
       on(row, "click", () => {
         this.#show(at);
@@ -135,7 +135,7 @@ export class SearchHits {
     });
     const more = this.#total - rows.length;
     const note = !rows.length ? "Nothing found" : more > 0 ? `${grouped(more)} more: Enter steps through all` : "";
-    this.#box.list.replaceChildren(...rows, ...(note ? [html("li", { class: "lz-muted lz-hit-note" }, note)] : []));
-    this.#box.list.hidden = !this.#box.element.contains(document.activeElement);
+    this.#box.list.replaceChildren(...rows, ...(note ? [html("li", "lz-muted lz-hit-note", note)] : []));
+    this.#box.list.hidden = !focused(this.#box.element);
   }
 }

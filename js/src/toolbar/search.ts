@@ -43,7 +43,7 @@ export class Search {
       return button;
     };
     this.steps = [step(-1, "search-previous", "Previous hit", "↑"), step(1, "search-next", "Next hit", "↓")];
-    this.element = html("div", { class: "lz-search", role: "search" }, icon("search"), this.input, this.count, ...this.steps, this.list);
+    this.element = html("div", "lz-search", icon("search"), this.input, this.count, ...this.steps, this.list);
     this.list.hidden = true;
     whenHere(({ SearchHits }) => {
       this.#hits = new SearchHits(this, events);

@@ -1,6 +1,6 @@
 // The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { group, grouped, html, on, plainButton } from "../page/dom";
 import type { Syncs } from "../model/types";
 
 /** The list of sync points; empty if there are none. */
@@ -9,7 +9,7 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
   const lines = syncs.lines.map((line, n) => {
     const chains = syncs.chains?.[n] ?? [];
     if (!chains.length) return html("li", {}, line);
-    const where = html("span", { class: "lz-muted" });
+    const where = html("span", "lz-muted");
     const button = plainButton({ class: "lz-link", title: "Show it in the graph; click again for the next one" }, line);
     let at = -1;
     on(button, "click", () => {
@@ -19,5 +19,5 @@ export function syncList(syncs: Syncs | undefined, go: (chain: string[]) => void
     });
     return html("li", {}, button, where);
   });
-  return html("section", { class: "lz-syncs", "data-panel": "syncs", "aria-label": "Sync points" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
+  return group("Sync points", { class: "lz-syncs", "data-panel": "syncs" }, html("h3", {}, syncs.title), html("ul", {}, ...lines));
 }

@@ -10,7 +10,7 @@ const STATES: Record<State, string> = {
   running: "running",
   done: "evaluated",
   failed: "failed",
-  interrupted: "interrupted: resume to go on",
+  interrupted: "interrupted",
 };
 
 export type ToolbarAction = "fit" | "collapse-all" | "expand-all" | "views" | "full-screen";
@@ -29,10 +29,10 @@ export interface Parts {
 
 export class Toolbar {
   readonly element: HTMLElement;
-  readonly #state = html("span", { class: "lz-state" });
-  readonly #summary = html("p", { class: "lz-muted lz-summary" });
+  readonly #state = html("span", "lz-state");
+  readonly #summary = html("p", "lz-muted lz-summary");
   readonly #buttons = new Map<ToolbarAction, HTMLButtonElement>();
-  readonly chip = html("span", { class: "lz-verdict" });
+  readonly chip = html("span", "lz-verdict");
   readonly #count = html("b", {});
   readonly #badge: Popover;
   readonly #title: string;
@@ -63,7 +63,7 @@ export class Toolbar {
     viewsButton.classList.add("lz-toggle");
     viewsButton.setAttribute("aria-pressed", String(views));
     if (memory) this.showVerdict(memory, batch);
-    this.#badge = new Popover("findings", "Findings", html("span", { class: "lz-badge-face" }, icon("finding"), this.#count), ...findings);
+    this.#badge = new Popover("findings", "Findings", html("span", "lz-badge-face", icon("finding"), this.#count), ...findings);
     const pop = new Popover(
       "settings",
       "Settings",
@@ -77,9 +77,9 @@ export class Toolbar {
       { class: "lz-toolbar", "data-part": "toolbar" },
       html("h2", { class: "lz-said", title }, title),
       run,
-      html("span", { class: "lz-state-cell" }, this.#state, progress),
+      html("span", "lz-state-cell", this.#state, progress),
       ...(memory ? [this.chip] : []),
-      html("span", { class: "lz-gap" }),
+      html("span", "lz-gap"),
       this.#badge.element,
       ...plan,
       search,
@@ -112,7 +112,7 @@ export class Toolbar {
     const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
     // What a run took says that it has ended; the row has no room for both, and a phrase without room is out of sight.
-    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").split(/(?=, measured)/).map((text) => html("span", {}, text)));
+    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(" · ran", "\u00a0· ran").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
@@ -136,7 +136,7 @@ export class Toolbar {
     const { failure } = this;
     this.chip.classList.toggle("lz-failure", failure !== null);
     if (failure) this.chip.title = failure.message.trim().split("\n", 1)[0] ?? "";
-    this.#words = html("span", { class: "lz-chip-words" });
+    this.#words = html("span", "lz-chip-words");
     this.chip.replaceChildren(html("span", { class: "lz-dot", "aria-hidden": "true" }), this.#words);
     this.tellFit();
   }

@@ -19,6 +19,7 @@ from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...graph.modules import known_path
 from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
+from ..tables import DisplayedText
 from ..workspace.size import NOTHING, Need
 from ..workspace.table import has_rule, scratch, with_metadata
 from .analysis import BatchAnalysis
@@ -54,7 +55,8 @@ class SplitPlan:
     def explain(self) -> str:
         """The split as text, or the reasons that prevent it."""
         if self.blocked_by:
-            return "\n".join(describe(Blocker(*each)) for each in zip(self.blocked_by, self.reasons))
+            blockers = zip(self.blocked_by, self.reasons)
+            return DisplayedText("\n".join(describe(Blocker(*each)) for each in blockers))
         if self.pieces == 1:
             return "in one piece"
         sizes = sorted(set(self.piece_sizes), reverse=True)

@@ -198,3 +198,9 @@ def test_hundred_thousand_ops_cost_little(large_scene):
 )
 def test_lines_are_as_the_user_wrote_them_not_as_ipython_made_them(made, written):
     assert as_written(made) == written
+
+
+def test_a_cell_of_marimo_is_a_cell_whose_file_is_not_named():
+    line = SourceLine("/tmp/marimo_71/__marimo__cell_MJUe_.py", 3, "y = relu(x)")
+    assert line.in_cell and str(line) == line.short == "line 3"
+    assert SourceLine("/home/me/app.py", 3, "y = relu(x)").short == "app.py:3"

@@ -1,0 +1,24 @@
+"""What exists in one process only."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, SupportsIndex
+
+
+class OfThisProcess:
+    """Is neither pickled nor deep-copied, because it refers to recorded operations and, by them, to tensors.
+
+    Without it, Python's error would be about a class that no user has heard of.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} refers to operations that this process has recorded, so it can be"
+            " neither pickled nor deep-copied; keep its numbers, plan.explain() or graph.text(), or a file"
+            " of graph.save()"
+        )
+
+    def __copy__(self) -> Any:
+        return self
