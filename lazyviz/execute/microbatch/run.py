@@ -82,6 +82,7 @@ class SplitRun:
         self.draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
+        self._weights: dict[TrackedValue, torch.Tensor] = {}  # by which means divide, of earlier passes
         self._added: dict[TrackedValue, int] = {}  # the sample up to which each sum is complete
         self._divided: set[TrackedValue] = set()  # sums that are already means
         self._last = self._last_levels()
@@ -360,12 +361,14 @@ class SplitRun:
             if whole.dtype != value.dtype:
                 whole = whole.to(value.dtype)
             results[value] = self._sums[value] = whole
+            if each.alone:
+                self._weights[value] = whole
         for value, whole in results.items():
             placement = self.analysis.placements[value]
             if isinstance(placement, Partial) and placement.mean_of is not None:
                 assert value.node is not None
                 divisor = next(each for each in value.node.outputs if each.index == placement.mean_of)
-                by = results.get(divisor, divisor.real)
+                by = self._weights.get(divisor, results.get(divisor, divisor.real))
                 assert by is not None
                 if value not in self._divided:
                     call_atomically(partial(whole.div_, by), partial(self._divided.add, value))

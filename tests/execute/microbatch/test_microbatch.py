@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 
 import pytest
@@ -369,6 +371,29 @@ def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
     assert report.pieces == 4
     for one, other in zip(model.parameters(), whole.parameters()):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_loss_that_is_read_between_forward_and_backward_in_each_step_is_a_mean_in_every_run():
+    def train(model, x, y, **options):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses = []
+        with lazyviz.lazy(batch=[x, y], **options) if options else contextlib.nullcontext() as graph:
+            for _ in range(3):
+                loss = F.cross_entropy(model(x), y)
+                losses.append(loss.item())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        if graph is not None:
+            graph.evaluate()
+        return [torch.tensor(losses), *(parameter.detach() for parameter in model.parameters())]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
+    x, y = torch.randn(32, 6), torch.randint(4, (32,))
+    expected = train(copy.deepcopy(model), x, y)
+    for result, known in zip(train(model, x, y, split=4), expected):
+        torch.testing.assert_close(result, known, rtol=2e-5, atol=2e-6)
 
 
 def test_a_sync_point_in_a_split_block_runs_all_that_is_pending_in_pieces():
