@@ -42,7 +42,7 @@ class Table(NamedTuple):
     def html(self) -> str:
         # Not every host has a style for tables: marimo sets one column's text against the next.
         styles = [
-            f"text-align:{'right' if at < self.numbers else 'left'};padding:2px 10px"
+            f"text-align:{'right;white-space:nowrap' if at < self.numbers else 'left'};padding:2px 10px"
             for at in range(len(self.columns))
         ]
 

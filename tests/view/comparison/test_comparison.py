@@ -66,9 +66,25 @@ def test_the_page_has_both_curves_and_escapes_names():
     assert len(lines) == 2
     tops = [min(float(point.split(",")[1]) for point in line.get("points").split()) for line in lines]
     assert tops[0] == 10.0 < tops[1], "the higher peak touches the top, the other stays below"
-    words = " ".join(each.text for each in root if each.tag == "text")
+    texts = [each for each in root if each.tag == "text"]
+    words = " ".join("".join(each.itertext()) for each in texts)
     assert "<large>" in words
     assert "half & small" in words
+    assert root.get("fill") == "currentColor" and not any(each.get("fill") for each in texts)
+    for line in lines:  # on a white page and on JupyterLab's dark one
+        assert all(contrast(line.get("stroke"), page) >= 3 for page in ("#ffffff", "#212121"))
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of WCAG 2 of two colors like ``#1b5fcc``."""
+
+    def light(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_modules_are_named_by_the_variable_of_the_one_model_of_both():
