@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 
@@ -108,6 +108,10 @@ def _counted(
     return recorded, target
 
 
+READS_KEEP = (
+    "what the reads inside of the block have computed stays for the whole batch; read values after the step, "
+    "in a block that is split itself (--split, split=)"
+)
 MOST_SAMPLES = 2**40  # upper limit of the search for the largest batch
 
 
@@ -130,11 +134,12 @@ class Planner:
     ) -> None:
         self.graph, self.everywhere, self.recorded, self.target = graph, everywhere, recorded, target
         self.split, self.recompute, self.chosen = split, recompute, of
+        self.rerun = False
         self.of: Run = of or ("eager" if is_absent(target) else "lazyviz")
         self.spans = everywhere.get(recorded, ())
         self._batch: Batch | None = None
         self._why_unknown: str | None = None  # found by ``largest``
-        self._asked: dict[tuple[object, int], tuple[bool, int]] = {}  # results of ``largest``
+        self._asked: dict[tuple[object, bool, int], tuple[bool, int]] = {}  # results of ``largest``
 
     @cached_property
     def recorded_plan(self) -> DevicePlan:
@@ -158,10 +163,14 @@ class Planner:
     def _needs(self) -> Mapping[int, Need]:
         return self.recorded_plan.scratch
 
-    def cut(self, split: int | str | None) -> Planner:
-        """The same planner with another split; results are shared."""
+    def cut(self, split: int | str | None, rerun: bool = False) -> Planner:
+        """The same planner with another split; results are shared.
+
+        ``rerun``: of another run of the block with this split, in which reads inside run pieces as well.
+        """
         other = copy.copy(self)
-        other.split = split
+        other.split, other.rerun = split, rerun
+        other.__dict__.pop("_kept_at_reads", None)
         return other
 
     def on(self, device: DeviceLike) -> Planner:
@@ -201,7 +210,12 @@ class Planner:
             assert size is not None
             pieces = self.fewest(size, own) if self.split == "auto" else int(self.split or 1)
         split = SplitPlan(1) if self.batch is None else self.batch.split(pieces, size)
-        ours = own if split.pieces == 1 else self.in_pieces(spans, split.piece_sizes, size or 1)
+        ours = own
+        if split.pieces > 1:
+            whole = cache(partial(self.by_lazyviz, spans, own))
+            ours = self.in_pieces(spans, split.piece_sizes, size or 1, whole)
+            if self._kept_at_reads and ours is whole():
+                split = SplitPlan(1, [size or 1], why_whole=READS_KEEP)
         if self.recompute != "off" and (split.pieces == 1 or fits_with_margin(ours) is False):
             if split.pieces > 1:  # not even one sample a piece would fit
                 split = SplitPlan(1, [size or 1])
@@ -246,11 +260,31 @@ class Planner:
             raise ValueError(f"batch_size must be a number of samples, at least 1, not {batch_size!r}")
         return batch_size
 
-    def in_pieces(self, spans: Sequence[Lifetime], sizes: Sequence[int], total: int) -> DevicePlan:
-        """The plan of a run in pieces of these sizes."""
+    def in_pieces(
+        self,
+        spans: Sequence[Lifetime],
+        sizes: Sequence[int],
+        total: int,
+        whole: Callable[[], DevicePlan] | None = None,
+    ) -> DevicePlan:
+        """The plan of a run in pieces of these sizes; or ``whole()``, lazyviz's plan of the whole batch, if
+        reads keep so much of the batch that the run takes more than its pieces.
+        """
         assert self.batch is not None
         program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
-        return self.planned(program.graph, program.spans, program.needs)
+        made = self.planned(program.graph, program.spans, program.needs)
+        if whole is None or not self._kept_at_reads:
+            return made
+        steps = zip(whole().nodes, whole().timeline)
+        kept = [nbytes for node, (_, nbytes) in steps if node in self._kept_at_reads]
+        return whole() if max(kept) > made.peak_bytes else made
+
+    @cached_property
+    def _kept_at_reads(self) -> set[Node]:
+        if not self.graph.runs_inside or self.batch is None:
+            return set()
+        inside = RunsInside(self.graph)
+        return self.batch.kept_at_reads(inside.run_of_all_pending if self.rerun else inside.run_of)
 
     def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
         """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
@@ -302,7 +336,7 @@ class Planner:
 
         def ask(blocks: int) -> tuple[bool, int]:
             nonlocal asked, fitting
-            key = self.split, blocks
+            key = self.split, self.rerun, blocks
             if key not in self._asked:
                 if asked and time.monotonic() > deadline:
                     raise TimeIsUp(fitting * group)
@@ -319,7 +353,8 @@ class Planner:
             spans, needs = self.scaled(samples)
             pieces = self.split if isinstance(self.split, int) else blocks if self.split == "auto" else 1
             if pieces > 1 and batch.schedule is not None:
-                made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples)
+                whole = cache(partial(self.planned, self.graph, spans, needs))
+                made = self.in_pieces(spans, sizes_of(samples, pieces, group, SHOWN), samples, whole)
             else:
                 made = self.planned(self.graph, spans, needs, self.of)
                 if made.fits is False and self.recompute == "auto":
@@ -466,6 +501,9 @@ class LateAnswers:
     def replan(self, batch_size: int | None, split: int | str | None, device: DeviceLike | None) -> Plan:
         planner = self._planner if device is None else self._planner.on(device)
         return planner.cut(split).plan(batch_size)
+
+    def rerun(self, split: int | str) -> Plan:
+        return self._planner.cut(split, rerun=True).plan(None)
 
     def remedies(self, plan: Plan, kinds: int | None = None) -> Sequence[Remedy]:
         found = self._remedies.get(None) or self._remedies.get(kinds)

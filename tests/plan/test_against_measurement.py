@@ -214,3 +214,83 @@ def test_memory_of_pytorch_is_not_said_to_be_of_others():
     assert low == graph.plan().eager_peak_bytes
     graph.evaluate()
     del kept, array
+
+
+class Stack:
+    """A training step whose activations are most of its memory, and that reads its loss, or does not."""
+
+    def __init__(self, read: str) -> None:
+        torch.manual_seed(0)
+        self.read = read
+        layers = [each for _ in range(6) for each in (nn.Linear(64, 64), nn.GELU())]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.x, self.y = torch.randn(1024, 64), torch.randint(0, 64, (1024,))
+        self.parameters = sum(parameter.nbytes for parameter in self.model.parameters())
+        self.before = self.x.nbytes + self.y.nbytes + self.parameters
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(self.x), self.y)
+        if self.read == "before the backward pass":
+            loss.item()
+        loss.backward()
+        self.optimizer.step()
+        if self.read == "after the step":
+            loss.item()
+        return loss
+
+
+READS = ("nothing", "before the backward pass", "after the step")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("where", ["block", "evaluate"])
+@pytest.mark.parametrize("read", READS)
+def test_a_split_plan_knows_what_reads_inside_keep_for_the_whole_batch(read, where, steps):
+    program, plans = Stack(read), []
+
+    def run() -> torch.Tensor:
+        with lazyviz.lazy(batch=program.x, split=4 if where == "block" else "off") as graph:
+            losses = [program.step() for _ in range(steps)]
+        plans.append((graph.plan(split=4), graph.plan(split="off")))
+        graph.evaluate(split=4)
+        return losses
+
+    measured = allocated_by(run)[0] + program.before
+    [(split, whole)] = plans
+    # The plan lays both steps out as one run, in which the first one's gradients still exist.
+    gradients = program.parameters if steps == 2 else 0
+    assert measured <= split.peak_bytes + 16 <= measured + gradients + 32
+    keeps = read == "before the backward pass" or (read, where) == ("after the step", "evaluate")
+    assert (split.split.pieces == 1) == keeps == (split.peak_bytes == whole.peak_bytes)
+    assert ("reads inside" in split.split.explain()) == keeps
+    # Run again in a split block, reads after the step cost nothing.
+    suggested = any(remedy.kind == "split" for remedy in whole.remedies)
+    assert suggested == (read != "before the backward pass")
+
+
+@pytest.mark.parametrize("where", ["block", "evaluate"])
+@pytest.mark.parametrize("read", READS)
+def test_a_plan_recomputes_nothing_that_a_read_inside_has_computed(read, where):
+    program, plans, budget = Stack(read), [], 5 << 19
+    stored = read == "before the backward pass" or (read, where) == ("after the step", "evaluate")
+    if read == "before the backward pass" and where == "block":
+        with lazyviz.lazy(recompute=budget), pytest.raises(lazyviz.RecomputeError):
+            program.step()
+            program.step()
+        return
+
+    def run() -> torch.Tensor:
+        with lazyviz.lazy(recompute=budget if where == "block" else "off") as graph:
+            loss = program.step()
+        plans.append(graph.plan(recompute=budget))
+        if stored:
+            with pytest.raises(lazyviz.RecomputeError, match="no activation can be recomputed"):
+                graph.evaluate(recompute=budget)
+        graph.evaluate(recompute="off" if stored else budget)
+        return loss
+
+    measured = allocated_by(run)[0] + program.before
+    assert abs(plans[0].peak_bytes - measured) <= 16
+    assert (plans[0].peak_bytes <= budget) == (not stored)

@@ -40,7 +40,7 @@ class SplitPlan:
     number of passes over the pieces, ``again`` the number of nodes that a piece runs more than once because
     of them.  ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or
     0 for whole nodes); the first two pieces of a pass represent all.  Piece sizes are multiples of ``group``
-    samples.
+    samples.  ``why_whole``: why a plan that was asked for pieces is of the whole batch, or "".
     """
 
     pieces: int
@@ -51,6 +51,7 @@ class SplitPlan:
     again: int = 0
     ranges: Sequence[tuple[int, int]] = ()
     group: int = 1
+    why_whole: str = ""
 
     def explain(self) -> str:
         """The split as text, or the reasons that prevent it."""
@@ -58,7 +59,7 @@ class SplitPlan:
             blockers = zip(self.blocked_by, self.reasons)
             return DisplayedText("\n".join(describe(Blocker(*each)) for each in blockers))
         if self.pieces == 1:
-            return "in one piece"
+            return f"in one piece: {self.why_whole}" if self.why_whole else "in one piece"
         sizes = sorted(set(self.piece_sizes), reverse=True)
         text = f"in {self.pieces} pieces of {' or '.join(map(str, sizes))} samples"
         if self.again:
@@ -172,6 +173,28 @@ class Batch:
         if any(not Part(count - 1, count).samples(samples) for count in counts):
             return f"DataParallel would use fewer than {max(counts)} GPUs for a batch of {samples:,}"
         return None
+
+    def kept_at_reads(self, run_of: Callable[[Node], int]) -> set[Node]:
+        """The nodes that use, directly or through others of them, values of the batch that an earlier run has
+        computed: a read inside of the block leaves them in memory for the whole batch.
+
+        Args:
+            run_of: the number of the run that runs a node.
+        """
+        found: set[Node] = set()
+        kept: set[Storage] = set()
+        computed: dict[Storage, int] = {}  # by memory that has the batch: the run that computes it
+        for node in self.nodes:
+            run = run_of(node)
+            read = [value.storage.origin for value in node.inputs]
+            if any(memory in kept or computed.get(memory, run) < run for memory in read):
+                found.add(node)
+            for value in node.outputs:
+                if node in found:
+                    kept.add(value.storage.origin)
+                elif isinstance(self.analysis.placements.get(value), Shard):
+                    computed.setdefault(value.storage.origin, run)
+        return found
 
     def split(self, pieces: int, size: int | None = None) -> SplitPlan:
         """A batch of ``size`` samples (default: as recorded) in that many pieces, if it can be split."""

@@ -36,15 +36,23 @@ class RunsInside:
         """The number of the last run in which each storage is used."""
         found: dict[Storage, int] = {}
         for node in nodes:
-            run = self._run_of(node)
+            run = self.run_of(node)
             for value in (*node.inputs, *node.outputs):
                 found[value.storage] = max(run, found.get(value.storage, 0))
         return found
 
-    def _run_of(self, node: Node) -> int:
+    def run_of(self, node: Node) -> int:
         """The number of the run that runs a node; what is pending runs last."""
         ran = self.ran.get(node.index)
         return len(self._at) if ran is None else bisect_left(self._at, ran)
+
+    def run_of_all_pending(self, node: Node) -> int:
+        """The number of the run of a node if each read runs all that is pending, as in split blocks."""
+        return bisect_right(self._reads, node.index)
+
+    @cached_property
+    def _reads(self) -> list[int]:
+        return sorted(run.recorded for run in self._graph.runs_inside)
 
     def end_before(self, position: int) -> int:
         """Where the last run ends that was over when ``position`` was recorded; -1 if there is none.
@@ -61,7 +69,7 @@ class RunsInside:
         read, and what it needs exists while later nodes run.
         """
         last = self._needed.get(storage, 0)
-        return self._ends[last - 1] if last and (maker is None or self._run_of(maker) < last) else 0
+        return self._ends[last - 1] if last and (maker is None or self.run_of(maker) < last) else 0
 
     def last_with(self, maker: Node, storage: Storage, dropped: int) -> int:
         """Where the last run ends during which ``storage``, which ``maker`` made, was an ordinary tensor's; 0

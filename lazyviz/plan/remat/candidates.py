@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -124,8 +124,17 @@ class RecomputeSchedule:
 class Trace:
     """The uses and allocations of consecutive nodes on one device, and which of them can be recomputed."""
 
-    def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
-        """``spans`` are those of one device; ``needs`` kernels' scratch memory by position."""
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        spans: Iterable[Lifetime],
+        needs: Mapping[int, int],
+        run_of: Callable[[Node], int] = lambda node: 0,
+    ) -> None:
+        """``spans`` are those of one device; ``needs`` kernels' scratch memory by position.
+
+        ``run_of`` is the number of the run that runs a node: what an earlier one has computed exists already.
+        """
         self.nodes = nodes
         self.needs = needs
         self.spans = {span.storage: span for span in spans if span.storage.nbytes}
@@ -160,7 +169,14 @@ class Trace:
             for key, storage in enumerate(program.storages)
         ]
         self._limits: dict[int, float] = {}
-        self.fixed = program.kept | odd | {key for key in range(count) if self.maker[key] < 0}
+        outside = {key for key in range(count) if self.maker[key] < 0}
+        runs = [run_of(node) for node in nodes]
+        earlier = {
+            key
+            for key, touches in enumerate(self.touches)
+            if key not in outside and any(runs[at] > runs[self.maker[key]] for at in touches)
+        }
+        self.fixed = program.kept | odd | outside | earlier
         self.gaps = {key: gap for key in range(count) if (gap := self._gap(key)) is not None}
         self.first_backward = next(
             (p for p, node in enumerate(nodes) if node.phase == "backward"), len(nodes)

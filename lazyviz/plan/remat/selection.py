@@ -9,7 +9,7 @@ as a run (:mod:`lazyviz.plan.remat.candidates`), so its peak is exact, not an es
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -23,6 +23,7 @@ from ..devices.devices import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
 from ..liveness.live_set import Category, categorize
+from ..liveness.run_order import RunsInside
 from ..projection import Held, Peak, highest
 from ..units import format_bytes, format_share
 from ..workspace.size import Need
@@ -163,9 +164,17 @@ def _copy(storage: Storage) -> Storage:
 class Recomputation:
     """The possible savings of recomputation for a run of ``nodes``."""
 
-    def __init__(self, nodes: Sequence[Node], spans: Iterable[Lifetime], needs: Mapping[int, int]) -> None:
-        """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position."""
-        self.trace = Trace(nodes, spans, needs)
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        spans: Iterable[Lifetime],
+        needs: Mapping[int, int],
+        run_of: Callable[[Node], int] = lambda node: 0,
+    ) -> None:
+        """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position, and
+        ``run_of`` is the number of the run that runs a node, where reads have run some before.
+        """
+        self.trace = Trace(nodes, spans, needs, run_of)
         self.whole = self.trace.peak()
 
     @cached_property
@@ -447,7 +456,8 @@ def recomputed(
     auto = budget == "auto"
     if auto and fits_with_margin(own) is not False:
         return own, NOTHING_AGAIN
-    recomputation = Recomputation(graph.nodes, spans, {at: need.nbytes for at, need in own.scratch.items()})
+    needs = {at: need.nbytes for at, need in own.scratch.items()}
+    recomputation = Recomputation(graph.nodes, spans, needs, RunsInside(graph).run_of)
     device = next((span.storage.device for span in spans), torch.device("cpu"))
 
     def planned(choice: Choice) -> DevicePlan:

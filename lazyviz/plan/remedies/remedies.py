@@ -96,9 +96,9 @@ def _in_pieces(plan: Plan) -> Iterator[Remedy]:
     size = plan.batch_size
     if size is None or size < 2 or plan.split.blocked_by:
         return
-    cut = plan.replan(split="auto")
+    cut = plan._answers.rerun("auto")
     if cut.split.pieces == 1:
-        cut = plan.replan(split=2)
+        cut = plan._answers.rerun(2)
     split = cut.split
     if split.pieces > 1:
         text = f"run the batch in {split.pieces} pieces: split={split.pieces} (--split {split.pieces})"
