@@ -46,13 +46,13 @@ nb_merge_streams = True
 nb_output_stderr = "remove"  # messages of libraries about their settings
 if turns := int(os.environ.get("LAZYVIZ_DOCS_TURNS", 0)):
     # `make test` executes each page once in so many days; the others get no outputs.
-    today = datetime.date.today().toordinal()
+    day = datetime.date.today().toordinal()
     executed = [
         page.relative_to(HERE).as_posix()
         for page in sorted(HERE.rglob("*.md"))
         if "{code-cell}" in page.read_text(encoding="utf-8")
     ]
-    nb_execution_excludepatterns = [page for at, page in enumerate(executed) if (at - today) % turns]
+    nb_execution_excludepatterns = [page for at, page in enumerate(executed) if (at - day) % turns]
     suppress_warnings += ["myst-nb.lexer"]  # the kernel names the language
 # A static site has no kernel: show the pictures of saved notebooks; pages.interactive() embeds the rest.
 nb_mime_priority_overrides = [

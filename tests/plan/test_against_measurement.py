@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import nn
@@ -159,6 +161,30 @@ def test_tensors_in_attributes_of_a_fetched_mapping_are_counted():
     plan, measured = planned_and_measured(program)
     assert measured >= 5 * 16 * 5000 * 4  # the data, twice the batch, and a product
     assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
+
+
+class Computed(Mapping):
+    """A batch that computes what is asked for."""
+
+    def __init__(self, rows):
+        self.rows, self.asked = torch.stack(rows), []
+
+    def __getitem__(self, name):
+        self.asked.append(name)
+        return self.rows * 2
+
+    def __iter__(self):
+        return iter(["rows"])
+
+    def __len__(self):
+        return 1
+
+
+def test_a_batch_that_computes_its_values_is_not_asked_for_them():
+    with lazyviz.lazy() as graph:
+        [batch] = DataLoader(list(torch.zeros(32, 5000)), batch_size=32, collate_fn=Computed)
+        assert batch.asked == []
+    assert [storage.nbytes for storage in graph.ir.arrivals] == [batch.rows.nbytes]
 
 
 def test_a_dataset_that_only_a_loader_reads_is_counted_from_its_creation_on():
