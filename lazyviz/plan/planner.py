@@ -185,11 +185,12 @@ class Planner:
     def batch(self) -> Batch | None:
         """The graph's batch, analyzed on first access; ``None`` if none was named."""
         if self._batch is None and self.graph.batch:
+            inside = RunsInside(self.graph)
             roots = {value: Shard(dim) for value, dim in self.graph.batch.items()}
             self._batch = Batch(
                 self.graph.nodes,
                 roots,
-                lambda value: value.storage.dropped is None,
+                lambda value: value.storage.dropped is None or inside.is_read_across(value),
                 whole=self.graph.whole,
                 independent_rng=self.graph.independent_rng,
                 handed_out=self.graph.handed_out,
@@ -277,7 +278,8 @@ class Planner:
             return made
         steps = zip(whole().nodes, whole().timeline)
         kept = [nbytes for node, (_, nbytes) in steps if node in self._kept_at_reads]
-        return whole() if max(kept) > made.peak_bytes else made
+        # All steps are laid out as one run, in which what several reads keep would exist at once.
+        return made if max(kept) <= made.peak_bytes <= whole().peak_bytes else whole()
 
     @cached_property
     def _kept_at_reads(self) -> set[Node]:

@@ -320,3 +320,27 @@ def test_a_plan_recomputes_nothing_that_a_read_inside_has_computed(read, where):
     measured = allocated_by(run)[0] + program.before
     assert abs(plans[0].peak_bytes - measured) <= 16
     assert (plans[0].peak_bytes <= budget) == (not stored)
+
+
+def test_a_split_plan_counts_an_output_that_is_used_after_a_read():
+    program, plans, outputs = Stack("nothing"), [], []
+
+    def run() -> list[float]:
+        with lazyviz.lazy(batch=[program.x, program.y], split=4) as graph:
+            for _ in range(2):
+                program.optimizer.zero_grad()
+                output = program.model(program.x)
+                outputs.append(output.numel() * output.element_size())
+                loss = nn.functional.cross_entropy(output, program.y)
+                loss.backward()
+                program.optimizer.step()
+                loss.item()
+                (output.argmax(1) == program.y).sum().item()
+        plans.append((graph.plan(), graph.plan(split="off")))
+        graph.evaluate()
+        return [loss.item()]
+
+    measured = allocated_by(run)[0] + program.before
+    [(split, whole)] = plans
+    assert split.split.pieces == 4 and split.peak_bytes < whole.peak_bytes / 1.5
+    assert measured <= split.peak_bytes + 16 <= measured + sum(outputs) + program.parameters

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from ...graph.ir import Graph, Node, Storage
+from ...graph.ir import Graph, Node, Storage, Value
 
 
 class RunsInside:
@@ -53,6 +53,19 @@ class RunsInside:
     @cached_property
     def _reads(self) -> list[int]:
         return sorted(run.recorded for run in self._graph.runs_inside)
+
+    def is_read_across(self, value: Value) -> bool:
+        """Whether a read came between the node that made ``value`` and the last one that uses its memory."""
+        if not self._reads or value.node is None:
+            return False
+        before = bisect_right(self._reads, value.node.index)
+        last = self._last_recorded.get(value.storage.origin, 0)
+        return before < len(self._reads) and self._reads[before] <= last
+
+    @cached_property
+    def _last_recorded(self) -> dict[Storage, int]:
+        """The position of the last node that uses each memory, by its first storage."""
+        return {value.storage.origin: node.index for node in self._graph.nodes for value in node.inputs}
 
     def end_before(self, position: int) -> int:
         """Where the last run ends that was over when ``position`` was recorded; -1 if there is none.
