@@ -55,7 +55,9 @@ def choose_run(
     """
     if recompute == "off" or not nodes:
         return None
-    from ..plan.remat.selection import Recomputation  # imported by the first rematerialized run
+    # Imported by the first rematerialized run.
+    from ..plan.remat.candidates import Trace
+    from ..plan.remat.selection import Recomputation
 
     budget = recompute
     if recompute == "auto":
@@ -66,7 +68,7 @@ def choose_run(
     assert isinstance(budget, int)
     graphs = list({id(node.graph): node.graph for node in nodes}.values())
     spans, needs = parts_of(graphs, nodes, pending)
-    choice = Recomputation(nodes, spans, needs).cheapest_within(budget)
+    choice = Recomputation(Trace(nodes, spans, needs)).cheapest_within(budget)
     if choice.plan.reason and recompute != "auto":
         raise RecomputeError(f"{choice.plan.reason}. Nothing has run.")
     return choice if choice.schedule is not None else None

@@ -9,7 +9,7 @@ as a run (:mod:`lazyviz.plan.remat.candidates`), so its peak is exact, not an es
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -162,20 +162,11 @@ def _copy(storage: Storage) -> Storage:
 
 
 class Recomputation:
-    """The possible savings of recomputation for a run of ``nodes``."""
+    """The possible savings of recomputation for the run of the nodes of ``trace``."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        spans: Iterable[Lifetime],
-        needs: Mapping[int, int],
-        run_of: Callable[[Node], int] = lambda node: 0,
-    ) -> None:
-        """``spans`` are of one device's storages, ``needs`` kernels' scratch memory by position, and
-        ``run_of`` is the number of the run that runs a node, where reads have run some before.
-        """
-        self.trace = Trace(nodes, spans, needs, run_of)
-        self.whole = self.trace.peak()
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.whole = trace.peak()
 
     @cached_property
     def work(self) -> list[float]:
@@ -457,7 +448,7 @@ def recomputed(
     if auto and fits_with_margin(own) is not False:
         return own, NOTHING_AGAIN
     needs = {at: need.nbytes for at, need in own.scratch.items()}
-    recomputation = Recomputation(graph.nodes, spans, needs, RunsInside(graph).run_of)
+    recomputation = Recomputation(Trace(graph.nodes, spans, needs, RunsInside(graph).run_of))
     device = next((span.storage.device for span in spans), torch.device("cpu"))
 
     def planned(choice: Choice) -> DevicePlan:
