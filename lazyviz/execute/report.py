@@ -130,13 +130,14 @@ class Report(Tabular):
 
     @property
     def projected_seconds(self) -> float | None:
-        """Projected time of the run on the CPU, from the calibration of this machine.
+        """Projected time of the run on the CPU, from the calibration of this machine, without the time that
+        plain PyTorch takes to issue ops from Python.
 
         ``None`` without a calibration (:func:`lazyviz.calibrate`), for runs on a GPU, with a compiling
         backend, or in pieces, and when the graph has been deleted.
         """
         projection = self._projection()
-        return projection.seconds if projection is not None else None
+        return projection.seconds - projection.waiting if projection is not None else None
 
     @property
     def times(self) -> TimesCompared | None:
@@ -198,6 +199,7 @@ class Report(Tabular):
         rows = [
             ("ops run", f"{self.ops_run:,}"),
             ("seconds", f"{self.seconds:.3f}{self._projected_text}"),
+            ("calibration", self._misfit),
             ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
             (
                 "backend",
@@ -252,6 +254,17 @@ class Report(Tabular):
         from ..plan.runtime.projection import duration
 
         return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
+
+    @property
+    def _misfit(self) -> str:
+        """What to do if the calibration does not fit this machine any more."""
+        times = self.times
+        if times is None or times.misfit is None:
+            return ""
+        return (
+            f"projected times of large ops are {times.misfit:.1f} times the measured ones: call "
+            "lazyviz.calibrate() again while the machine is idle"
+        )
 
     @property
     def _tensors_alone(self) -> bool:

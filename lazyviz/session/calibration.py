@@ -38,6 +38,7 @@ class Calibration(Tabular):
         rows = [(f"{curve[-1][1] / 1e9:,.1f} GFLOP/s", name) for name, curve in products.items()]
         rows += [(f"{curve[-1][1] / 1e9:,.1f} GB/s", name) for name, curve in moved.items()]
         rows.append((f"{rates.call * 1e6:.2f} µs", "per call"))
+        rows.append((f"{rates.issue * 1e6:.2f} µs", "per op of a training step"))
         where = f", stored in {self.file}" if self.file is not None else ", which could not be stored"
         return Table(f"Calibration of the CPU{where}", ("large", "ops"), rows)
 

@@ -30,7 +30,7 @@ PLAN = {
     "by_line": [{"file": "train.py", "line": 3, "text": "net = Linear(4, 4)", "bytes": 800}],
 }
 CURVE = ((8.0, 1e9), (512.0, 2e9))
-RATES = cpu.CpuRates(2e-6, *[CURVE] * 7)
+RATES = cpu.CpuRates(2e-6, 9e-6, {"mm": 3e-6}, *[CURVE] * 7)
 NUMBERS = (True, -1, 0, 1.5, math.nan, math.inf, 10**400)
 VALUES = (*NUMBERS, None, "", "\ud800\0\x1b[31m[/bold]", [], {}, [[]], [None], {"a": 1})
 ODD = (b"", b"null", b"1" * 5000, b"\0" * 100, b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000)

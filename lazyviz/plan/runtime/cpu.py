@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain, pairwise
@@ -22,7 +22,7 @@ from .op_classes import OpClass, short_name
 from .projection import OpTime, Projection, is_enough
 from .work import operator_class, read_again, work_of
 
-FORMAT = 1
+FORMAT = 2
 Curve = tuple[tuple[float, float], ...]
 """Pairs of an amount (FLOPs or bytes) and the rate of an op of that amount, sorted by amount."""
 _FUNCTIONS = frozenset(
@@ -38,10 +38,14 @@ _FUNCTIONS = frozenset(
 class CpuRates:
     """Measured rates of this machine's CPU for a few ops of several sizes, in FLOPs or bytes per second.
 
-    ``call``: seconds of an op on a single number.
+    ``call``: seconds of an op on a single number, called again and again. ``issue``: seconds from one small
+    op to the next in a training step, where modules, autograd, or optimizers make the calls. ``operators``:
+    seconds of some operators on small tensors, by name.
     """
 
     call: float
+    issue: float
+    operators: Mapping[str, float]
     matmul: Curve
     convolution: Curve
     elementwise: Curve
@@ -60,12 +64,14 @@ def rates_from(text: str) -> CpuRates | None:
         found = json.loads(text)
         if found.pop("format") != FORMAT:
             return None
-        call = float(found.pop("call"))
+        call, issue = float(found.pop("call")), float(found.pop("issue"))
+        operators = {str(name): float(seconds) for name, seconds in found.pop("operators").items()}
         curves = {name: tuple((float(a), float(r)) for a, r in curve) for name, curve in found.items()}
-        rates = CpuRates(call, **curves)
+        rates = CpuRates(call, issue, operators, **curves)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return rates if _is_positive(call) and all(map(_is_curve, curves.values())) else None
+    numbers = (call, issue, *operators.values())
+    return rates if all(map(_is_positive, numbers)) and all(map(_is_curve, curves.values())) else None
 
 
 def _is_positive(number: float) -> bool:
@@ -147,16 +153,20 @@ _ROUGH: tuple[OpClass, ...] = ("other", "attention", "rnn", "indexing", "random"
 
 def _timed(node: Node, rates: CpuRates) -> OpTime:
     kind, work = operator_class(node), work_of(node)
+    waiting = max(rates.issue - rates.call, 0.0)
     if kind in ("view", "allocation"):
-        return OpTime(node, rates.call / 2, 0.0, "launch", work)
+        return OpTime(node, (rates.call + waiting) / 2, waiting / 2, "launch", work)
     moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
     flops = work.executed
     steps = steps_of(node) if kind == "rnn" else 1  # the products of a step wait for those of the one before
     computing = flops / rate_at(_products(kind, rates), flops / steps) if flops else 0.0
     moving = moved / rate_at(_traffic(node, kind, rates), moved) if moved and not work.flops else 0.0
-    seconds = rates.call + computing + moving
-    bound: Bound = "launch" if rates.call > computing + moving else "compute" if work.flops else "memory"
-    return OpTime(node, seconds, 0.0, bound, work)
+    call = rates.operators.get(short_name(node.op), rates.call)
+    busy = call + computing + moving
+    bound: Bound = "launch" if call + waiting > computing + moving else "memory"
+    if bound == "memory" and work.flops:
+        bound = "compute"
+    return OpTime(node, busy + waiting, waiting, bound, work)
 
 
 def _products(kind: OpClass, rates: CpuRates) -> Curve:

@@ -16,6 +16,12 @@ from .projection import Projection, duration
 
 DEAREST = 10
 ALIKE = 0.9
+LARGE_OP = 2e-4
+"""Seconds of an op whose kernel takes nearly all of its time."""
+LARGE_RUN = 0.05
+"""Seconds of large ops that are enough to judge a calibration by."""
+MISFIT = 2.0
+"""A calibration that is wrong by this factor is of another state of the machine."""
 LOOK_AHEAD = 400
 """Events of a profile among which the next op of the record is looked for."""
 
@@ -53,6 +59,20 @@ class TimesCompared(Tabular):
     def error(self) -> float | None:
         """Relative error: projected over measured, minus 1; ``None`` if there is no op."""
         return self.projected / self.measured - 1 if self.measured else None
+
+    @property
+    def misfit(self) -> float | None:
+        """Projected over measured time of large kernels on the CPU, if that shows that the calibration is of
+        another state of the machine; else ``None``.
+        """
+        large = [
+            pair for pair in self.ops.values() if min(pair) >= LARGE_OP / MISFIT and max(pair) >= LARGE_OP
+        ]
+        projected, measured = sum(pair.projected for pair in large), sum(pair.measured for pair in large)
+        if self.device != "cpu" or max(projected, measured) < LARGE_RUN:
+            return None
+        ratio = projected / measured
+        return ratio if not 1 / MISFIT < ratio < MISFIT else None
 
     @property
     def by_op(self) -> dict[str, Pair]:
@@ -108,11 +128,14 @@ class TimesCompared(Tabular):
 
 
 def compared(projection: Projection, measured: Mapping[Node, float]) -> TimesCompared:
-    """Compare ``projection`` with the ``measured`` seconds of some of its ops."""
-    pairs = {
-        each.node: Pair(each.seconds, measured[each.node]) for each in projection.ops if each.node in measured
-    }
-    missing = sum(each.seconds for each in projection.ops if each.node not in pairs)
+    """Compare ``projection`` with the ``measured`` seconds of some of its ops.
+
+    On a CPU, without the time that an op waits for Python, which is not part of a measured op.
+    """
+    on_host = projection.device == "cpu"
+    projected = {each.node: each.seconds - (each.waiting if on_host else 0.0) for each in projection.ops}
+    pairs = {node: Pair(seconds, measured[node]) for node, seconds in projected.items() if node in measured}
+    missing = sum(seconds for node, seconds in projected.items() if node not in pairs)
     extra = sum(seconds for node, seconds in measured.items() if node not in pairs)
     return TimesCompared(projection.device, pairs, missing + extra)
 

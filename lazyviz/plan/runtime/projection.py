@@ -88,6 +88,11 @@ class Projection(Tabular):
     def flops(self) -> int:
         return self.work.flops
 
+    @cached_property
+    def waiting(self) -> float:
+        """Seconds in which kernels wait for the host, which launches them."""
+        return sum(each.waiting for each in self.ops)
+
     @property
     def mfu(self) -> float | None:
         """FLOPs of the ops in ``seconds`` divided by the devices' peak FLOPs in that time (MFU as defined by

@@ -25,6 +25,8 @@ from lazyviz.plan.runtime.cpu import CpuRates, cache_file
 MEMORY = "cpu:1GiB"  # as if the machine had no more
 RATES = CpuRates(  # as if it had been calibrated so
     call=2e-6,
+    issue=2e-6,
+    operators={},
     matmul=((1e5, 5e9), (1e8, 5e10)),
     convolution=((1e6, 5e9), (1e9, 4e10)),
     elementwise=((1e4, 5e9), (1e8, 1e10)),

@@ -14,7 +14,7 @@ from lazyviz.plan.runtime.flop_rules import executed_flops_of
 
 CARD = "A100-40GB"
 FLAT = ((1e3, 1e9), (1e6, 1e9))
-RATES = CpuRates(1e-6, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)
+RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)
 
 
 def _perceptron():
