@@ -38,6 +38,8 @@ _CTC_LOSS = torch.ops.aten._ctc_loss.default
 
 _QUIET = frozenset({"add_", "div_", "fill_", "mul_", "sub_", "zero_"})  # operators that give no warnings
 
+_QUIET_OPS = frozenset({"add", "div", "mul", "neg", "rsub", "sub"})  # the same for those with new results
+
 # Some operators are much cheaper to call as methods; the methods call the same kernels.
 _METHODS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.add_.Tensor: private_api.TensorBase.add_,
@@ -161,6 +163,53 @@ def number(shapes: ShapeCache, value: TrackedValue) -> Any:
             node.folded = True
             storage.shadow = shadow
         return shadow.tensors[value].item()
+
+
+@deferring
+def number_of_one_op(shapes: ShapeCache, value: TrackedValue) -> Any:
+    """The number in ``value``, if it is the result of arithmetic with numbers that are already known.
+
+    ``None``: call :func:`known`. This is a fast path for chains of single numbers that are read at each step.
+    """
+    node = value.node
+    if (
+        node is None
+        or node.state != "pending"
+        or shapes.info(node.op).name not in _QUIET_OPS
+        or node.missed
+        or node.kwargs
+        or value.storage.shadow is not None
+        or value.storage.writer is not None
+        or not all(other.folded or other.state == "done" for other in node.after)
+    ):
+        return None
+    contents: Tensors = {}
+    for item in node.inputs:
+        content = _number_at_hand(item)
+        if content is None:
+            return None
+        contents[item] = content
+    with dispatch_level.kernels_only():  # these are below autograd
+        try:
+            result = node.op(*_substitute(node.args, contents.__getitem__))
+        except Exception:  # the graph raises this error itself, with its source line
+            return None
+        shadow = Shadow()
+        shadow.tensors[value] = result
+        value.storage.shadow, node.folded = shadow, True
+        return result.item()
+
+
+def _number_at_hand(value: TrackedValue) -> torch.Tensor | None:
+    """The content of a single number, if nothing has to be computed for it."""
+    storage, real = value.storage, value.real
+    writer = storage.writer
+    if writer is not None and not writer.folded and writer.state != "done":
+        return None
+    if storage.shadow is not None:
+        return None if storage.shadow.lost else storage.shadow.tensors.get(value)
+    at_hand = value.given and not value.meta.flags and (value.node is None or value.node.state == "done")
+    return real if at_hand and real is not None and real.numel() == 1 else None
 
 
 def _take_step(node: TrackedNode, shadow: Shadow) -> bool:

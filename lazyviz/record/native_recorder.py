@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
+from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, TensorMeta
 from ..process.signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
@@ -39,7 +39,7 @@ from .storage import (
     Unreachable,
     on_tensor_death,
 )
-from .sync_points import PendingRuns
+from .sync_points import ADDRESSES, OtherRanks, PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
@@ -49,6 +49,7 @@ METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "release_all"),
     (TensorTable, "made_real"),
     (PendingRuns, "note_run"),
+    (PendingRuns, "sync"),
     (source_lines.SourceFinder, "find"),
     (source_lines.SourceFinder, "read_at"),
     (source_lines.SourceFinder, "users"),
@@ -150,7 +151,12 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         ENTRY=source_lines.ENTRY,
         NOWHERE=NOWHERE,
         run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
+        slow_sync=PendingRuns.sync,
+        SyncPoint=SyncPoint,
+        OtherRanks=OtherRanks,
+        ADDRESSES=ADDRESSES,
         known_number=known_number,
+        number_of_one_op=constant_folding.number_of_one_op,
         Shadow=Shadow,
         evaluate_number=evaluate_number,
         number_in=number_in,

@@ -12,7 +12,7 @@ import torch
 from ..process.tracebacks import shortened
 from ..torch_internals import private_api
 from .interception import script_errors
-from .storage import TrackedValue
+from .storage import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from .tape import Tape
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 _read = torch.ops.aten._local_scalar_dense.default
 
 
-@shortened
-def evaluate_number(tape: Tape, value: TrackedValue) -> None:
-    """Evaluate the nodes that reading the number in ``value`` depends on."""
+def needed_by(value: TrackedValue) -> list[TrackedNode]:
+    """The pending nodes on which the content of ``value`` depends directly."""
     made_by, writer = value.node, value.storage.writer
     needed = [made_by] if made_by is not None and made_by.state != "done" else []
     if writer is not None and writer.state != "done":
         needed.append(writer)
-    if needed:
+    return needed
+
+
+@shortened
+def evaluate_number(tape: Tape, value: TrackedValue) -> None:
+    """Evaluate the nodes that reading the number in ``value`` depends on."""
+    if needed := needed_by(value):
         try:
             tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
         except BaseException as error:

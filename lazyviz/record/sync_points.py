@@ -73,7 +73,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 _MOST_CAUSES = 10_000  # cached texts
 _LONGEST_WAIT = 0.5  # seconds, for an op that is being recorded
 # Reads of addresses, not of values: they need no evaluation if the memory already exists.
-_ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
+ADDRESSES = frozenset({"data_ptr", "storage access", "set_"})
 
 
 def _computes_nothing(node: TrackedNode) -> bool:
@@ -177,7 +177,7 @@ class PendingRuns:
             if (torch_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
-                cause in _ADDRESSES and all(map(_computes_nothing, nodes))
+                cause in ADDRESSES and all(map(_computes_nothing, nodes))
             )
             if noted and not recording.allow_sync:
                 where = at(line, reader) + (f": {line.text}" if line else "")

@@ -21,7 +21,7 @@ import torch
 
 from ..execute import eager, shutdown
 from ..execute.memory_tracker import Memory, Timelines
-from ..execute.replay import codegen, node_passes
+from ..execute.replay import codegen, native_run, node_passes
 from ..execute.replay.async_run import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
@@ -510,11 +510,13 @@ def catch_up() -> None:
 
 
 _MODULES = (__name__, f"{__package__}.sync_evaluation")
-_RUNS = ("run", "run_for_values", "run_in_one_go")
+_RUNS = ("run", "run_for_values")
 
 
 def is_running_here() -> bool:
     """Whether this code is called by a run: from a kernel, listener, finalizer, or signal handler."""
+    if native_run.module is not None and native_run.module.is_running():
+        return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name in _RUNS and frame.f_globals.get("__name__") in _MODULES:

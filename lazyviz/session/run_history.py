@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakSet
 
+from ..execute.memory_tracker import Levels, timeline_of
 from ..execute.progress import Run
 from ..execute.report import NonFinite, Report
 from ..execute.value_stats import readable, summarize_now
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun
 
 Listener = Callable[[], None]
+
+
+class _OfRead(NamedTuple):
+    nodes: Sequence[TrackedNode]
+    held: Sequence[int]
 
 
 class RunHistory:
@@ -31,10 +37,11 @@ class RunHistory:
         self._split_run: SplitRun | None = None
         self.error: BaseException | None = None
         self.nonfinite: dict[str, NonFinite] = {}  # by kind: the first in program order, over all runs
-        self._report: Report | tuple[Any, ...] | None = None
+        # After a read: its nodes, seconds, memory, and cause.
+        self._report: Report | tuple[Sequence[TrackedNode], float, Levels, str] | None = None
         self._measured: list[tuple[int, int]] = []
-        # Timelines of later runs, appended to it on access.
-        self._timelines: list[Sequence[tuple[int, int]]] = []
+        # Timelines of later runs, appended to it on access; of reads, what `timeline_of` makes one of.
+        self._timelines: list[Sequence[tuple[int, int]] | _OfRead] = []
         self._listeners: list[Listener] = []
 
     @property
@@ -54,18 +61,22 @@ class RunHistory:
     def report(self) -> Report | None:
         """The report of the last run of nodes of this graph."""
         if isinstance(self._report, tuple):
-            self._report = Report.for_sync_point(*self._report)
+            nodes, seconds, levels, cause = self._report
+            timeline = timeline_of(nodes, levels.marks)
+            self._report = Report.for_sync_point(len(nodes), seconds, levels.peak, cause, timeline)
         return self._report
 
     @report.setter
     def report(self, report: Report) -> None:
         self._report = report
 
-    def note_read(self, *report: Any) -> None:
-        """Store the arguments of :meth:`.Report.for_sync_point` for the last run; the report is created on
+    def note_read(self, nodes: Sequence[TrackedNode], seconds: float, levels: Levels, cause: str) -> None:
+        """A read has run ``nodes``, a cached subgraph, while nobody listens; the report is created on
         demand.
         """
-        self._report = report
+        self.error = self.live = self.state = None
+        self._report = nodes, seconds, levels, cause
+        self._timelines.append(_OfRead(nodes, levels.marks))
 
     @property
     def measured(self) -> list[tuple[int, int]]:
@@ -73,8 +84,9 @@ class RunHistory:
 
         For a split run, only the first two pieces, as in the plan's timeline.
         """
-        while self._timelines:
-            self._measured += self._timelines.pop(0)
+        later, self._timelines = self._timelines, []
+        for timeline in later:
+            self._measured += timeline_of(*timeline) if isinstance(timeline, _OfRead) else timeline
         return self._measured
 
     @property
@@ -84,7 +96,8 @@ class RunHistory:
 
     def note_timeline(self, timeline: Sequence[tuple[int, int]]) -> None:
         """Add the measurements of a run."""
-        self._timelines.append(timeline)
+        if timeline:
+            self._timelines.append(timeline)
 
     def note_nonfinite(self, graph: Graph, found: Mapping[str, NonFinite]) -> None:
         """Note the NaNs and infinities that a run found in ``graph``."""

@@ -6,8 +6,9 @@ A program may read a value after every op, so this must be fast.
 from __future__ import annotations
 
 import functools
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..execute import eager
 from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
@@ -15,14 +16,16 @@ from ..execute.microbatch.clusters import is_cluster
 from ..execute.progress import Run
 from ..execute.registry import find_backend
 from ..execute.replay import native_run, node_passes, program_cache
+from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
 from ..process.signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
+from ..record.interception.warning_routing import at_users_line
 from ..record.storage import TrackedNode
-from ..record.sync_points import SyncError, needs_absent
+from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
@@ -48,52 +51,65 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     return touched
 
 
-def run_in_one_go(nodes: Sequence[TrackedNode], cause: str) -> bool:
-    """:func:`run_for_values` for short cached subgraphs; returns False for others."""
-    if not native_run.is_possible(tape):
-        return False
-    touched = _touched_alone(nodes)
-    found = program_cache.replays.find_by_fingerprint(tape, nodes, False) if touched is not None else None
-    if touched is None or found is None or not native_run.is_suited(*found):
-        return False
-    subgraph, known = found
-    start = time.perf_counter()
-    try:
-        if not native_run.run(tape, subgraph, known):
-            return False
-    except BaseException as error:
-        seconds, outcome = time.perf_counter() - start, outcome_of(error, Deferred())
-        if outcome == "failed":
-            for lazy in touched:
-                lazy.runs.error = error
-        memory = KnownMemory(known.levels, subgraph, None)
-        _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
-        raise
-    program_cache.replays.hits += 1
-    _note_read(nodes, touched, known.levels, time.perf_counter() - start, cause)
-    return True
+def _note_failure(subgraph: Subgraph, known: Known, error: BaseException, seconds: float, cause: str) -> None:
+    """A run in a single call has failed, or was interrupted."""
+    nodes, outcome = subgraph.nodes, outcome_of(error, Deferred())
+    touched = [lazy for ir in subgraph.graphs if (lazy := evaluation.graphs.get(id(ir))) is not None]
+    if outcome == "failed":
+        for lazy in touched:
+            lazy.runs.error = error
+    memory = KnownMemory(known.levels, subgraph, None)
+    _note_values(nodes, touched, memory, outcome, seconds, cause, True, None)
 
 
-def _note_read(
-    nodes: Sequence[TrackedNode], touched: Sequence[RecordedGraph], levels: Levels, seconds: float, cause: str
+def _note_elsewhere(
+    lazy: RecordedGraph | None, nodes: Sequence[TrackedNode], seconds: float, levels: Levels, cause: str
 ) -> None:
-    """A cheaper :func:`_note_values` for a regular run of nodes of one graph."""
-    done, ir = len(nodes), nodes[-1].graph
-    timeline = timeline_of(nodes, levels.marks)
-    evaluation.last_run = cause, done, seconds
-    evaluation.metrics.add("evaluate", seconds)
-    evaluation.metrics.counters["ops run"] += done
-    for lazy in touched:
+    """Values of a graph that is not being recorded were read; ``None``: nobody has the graph any more."""
+    if lazy is not None:
+        timeline = timeline_of(nodes, levels.marks)
+        report = Report.for_sync_point(len(nodes), seconds, levels.peak, cause, timeline)
         lazy.runs.error = None
-    if ir is not tape.recording.graph:
-        report = Report.for_sync_point(done, seconds, levels.peak, cause, timeline)
-        notify(touched, report, {id(ir): timeline}, None)
-        evaluation.watch.release()
-        return
-    for lazy in touched:  # without listeners
-        lazy.runs.live = lazy.runs.state = None
-        lazy.runs.note_read(done, seconds, levels.peak, cause, timeline)
-        lazy.runs.note_timeline(timeline)
+        notify([lazy], report, {id(lazy.ir): timeline}, None)
+    evaluation.watch.release()
+
+
+def _never(nodes: Sequence[TrackedNode], cause: str) -> bool:
+    return False
+
+
+def connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
+    """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
+    are one.
+    """
+    module = native_run.module
+    if module is None:
+        return _never
+    module.connect(
+        tape=tape,
+        replays=program_cache.replays,
+        node_passes=node_passes,
+        evaluation=evaluation,
+        RunHistory=RunHistory,
+        is_on_gpu=torch_cuda.cuda_is_present if torch_cuda.BUILT_WITH_CUDA else None,
+        stand_ins=torch_cuda.STAND_INS,
+        OtherRanks=OtherRanks,
+        needs_absent=needs_absent,
+        at_users_line=at_users_line,
+        complete=complete,
+        can_run_in_one_go=native_run.can_run_in_one_go,
+        note_elsewhere=_note_elsewhere,
+        note_failure=_note_failure,
+        raise_stopped=native_run.raise_stopped,
+        finish_stopped=native_run.finish_stopped,
+        main_thread=threading.main_thread().ident,
+        longest=native_run.LONGEST,
+    )
+    run_in_one_go: Callable[[Sequence[TrackedNode], str], bool] = module.run_in_one_go
+    return run_in_one_go
+
+
+run_in_one_go = connect_compiled()
 
 
 @with_users_lines
@@ -220,9 +236,9 @@ def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     counters[_counter_of(cause)] += 1
     if not nodes:  # all of them have run on another thread
         return
-    if (left := run_with_options(nodes, cause)) and not (
-        run_in_one_go(left, cause) or run_for_values(left, cause)
-    ):
+    if run_in_one_go(nodes, cause):
+        return
+    if (left := run_with_options(nodes, cause)) and not run_for_values(left, cause):
         run(left, cause)
 
 

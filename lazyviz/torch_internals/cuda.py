@@ -32,12 +32,12 @@ from .private_api import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
 """Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
-_BUILT_WITH_CUDA = torch.backends.cuda.is_built()
+BUILT_WITH_CUDA = torch.backends.cuda.is_built()
 
 
 def may_have_cuda() -> bool:
     """Like :func:`cuda_is_present`, but free if PyTorch is built without CUDA."""
-    return _BUILT_WITH_CUDA and cuda_is_present()
+    return BUILT_WITH_CUDA and cuda_is_present()
 
 
 # Functions that wait for the GPU, or query its memory, are sync points of the user while ops are pending.

@@ -4,7 +4,7 @@ It is used by ``lazyviz compile``, by the installation of lazyviz (``hatch_build
 ``scripts/build_native.py``. The latter two load this file by path, because PyTorch may be missing; therefore
 it imports nothing of the package.
 
-The Cython module does not need PyTorch.  The C++ modules are compiled against the PyTorch of this Python
+The Cython modules do not need PyTorch.  The C++ modules are compiled against the PyTorch of this Python
 environment and work only with that version; without PyTorch, they are skipped.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]  # in a checkout, or the folder that has the package
 _NATIVE = Path("lazyviz") / "torch_internals" / "native"
-CYTHON = _NATIVE / "recorder.pyx"
+CYTHON = (_NATIVE / "recorder.pyx", _NATIVE / "short_runs.pyx")
 CPP = (
     _NATIVE / "allocations.cpp",
     _NATIVE / "dispatch.cpp",
@@ -38,7 +38,7 @@ CPP = (
     _NATIVE / "node_passes.cpp",
     _NATIVE / "op_stream.cpp",
 )
-SOURCES = (CYTHON, *CPP)
+SOURCES = (*CYTHON, *CPP)
 REQUIREMENTS = ["cython>=3.1", "setuptools>=68"]
 
 _ASK_TORCH = """\
@@ -109,7 +109,7 @@ def build(source: Path, torch: Torch | None = None, more: Sequence[str] = ()) ->
     with tempfile.TemporaryDirectory() as folder:
         try:
             modules = (
-                _in_cython(source, folder) if source == CYTHON else [_in_cpp(source, torch or find_torch())]
+                _in_cython(source, folder) if source in CYTHON else [_in_cpp(source, torch or find_torch())]
             )
             for module in modules:
                 module.extra_compile_args += more
@@ -231,7 +231,7 @@ def build_all(
         report(f"{source.name}: compiled in {time.monotonic() - begin:.0f} s")
         return made
 
-    known = SOURCES if torch is not None else (CYTHON,)
+    known = SOURCES if torch is not None else CYTHON
     wanted = [each for each in known if anew or not is_made(each, torch)]
     if wanted and (lacking := missing_compiler()):
         return [], [*reasons, lacking]

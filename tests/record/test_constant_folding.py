@@ -249,3 +249,40 @@ def test_a_warning_of_a_known_value_is_shown_once_as_in_eager_mode(compute):
         assert shown(read) == expected
     finally:
         torch.set_warn_always(before)
+
+
+def scalar_chains():
+    """Numbers that are read after every op, mixed with writes, views, and reads of data."""
+    seen = []
+    x, y = torch.rand(()), torch.tensor(3)
+    for _ in range(4):
+        x = x * 1.01
+        y = y * 2 - 1
+        seen += [x.item(), y.item()]
+        y += 1
+        seen.append(y.item())
+    z = x + y
+    seen.append(z.item())
+    z.mul_(2)
+    seen += [z.item(), (-z).item(), torch.rsub(z, 1).item()]
+    overwritten = torch.tensor(2.0)
+    before = overwritten * 3
+    overwritten.fill_(10)
+    seen += [before.item(), (overwritten * 3).item(), (before + overwritten).item()]
+    conjugate = torch.tensor(1 + 2j).conj() * 2
+    seen += [conjugate.item(), (torch.tensor(True) * 3).item(), (torch.tensor(5) / 2).item()]
+    leaf = torch.tensor(2.0, requires_grad=True)
+    twice = leaf * 2
+    seen.append(twice.item())
+    twice.backward()
+    return [*seen, leaf.grad.item()]
+
+
+def test_chains_of_single_numbers_that_are_read_at_each_step():
+    torch.manual_seed(0)
+    expected = scalar_chains()
+    torch.manual_seed(0)
+    with lazyviz.lazy() as graph:
+        assert scalar_chains() == expected
+    assert len(graph.sync_points) <= 3  # of the drawn number, and of what requires gradients
+    graph.evaluate()

@@ -82,6 +82,7 @@ def test_none_is_no_error(monkeypatch):
     "source",
     [
         "recorder.pyx",
+        "short_runs.pyx",
         "dispatch.cpp",
         "allocations.cpp",
         "backward_nodes.cpp",

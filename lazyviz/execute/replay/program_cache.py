@@ -155,18 +155,6 @@ class Replays:
         self._few.add(matched.fingerprint)
         return False
 
-    def find_by_fingerprint(
-        self, tape: Tape, nodes: Sequence[TrackedNode], purpose: Hashable = None
-    ) -> tuple[Subgraph, Known] | None:
-        """The cached subgraph of ``nodes``, if it has code and is found by its fingerprint."""
-        matched = self.steps.fingerprinted(tape, nodes, purpose)
-        known = self._by_fingerprint.get(matched.fingerprint) if matched is not None else None  # type: ignore[arg-type]
-        if matched is None or known is None or known.code is None:
-            return None
-        matched.key = known.key
-        known.found = True
-        return matched, known
-
     def find(self, subgraph: Subgraph) -> Replay | None:
         """The replay of the subgraph, if it has run before."""
         assert subgraph.key is not None

@@ -303,8 +303,10 @@ class Steps:
         :meth:`structure_of`.
         """
         found = node_passes.fingerprint(nodes, self._known, self._forms, purpose, len(tape.pending))
-        if found is None:
-            return None
+        return self.subgraph_of(nodes, found) if found is not None else None
+
+    def subgraph_of(self, nodes: Sequence[TrackedNode], found: node_passes.Fingerprinted) -> Subgraph | None:
+        """The subgraph of ``nodes`` for which ``found`` is."""
         subgraph = Subgraph.__new__(Subgraph)  # all attributes are set below
         subgraph.nodes, subgraph.key = nodes, None
         (

@@ -28,6 +28,7 @@ from ..fake_cuda import torch_cuda as fake_torch_cuda
 from ..fake_cuda.host_values import host_copy
 from ..lazy_tensor import (
     LazyTensor,
+    is_lazy,
     is_pending,
     is_plain_class,
     is_plain_memory,
@@ -37,8 +38,9 @@ from ..lazy_tensor import (
 )
 from ..pending_tensor_classes import real_class
 from ..rng import READERS, rng_state
+from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
-from ..sync_points import AbsentDeviceError
+from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import checkpoint_saving, child_processes, script_errors
@@ -120,7 +122,11 @@ class SyncPatches:
         for cls in (torch.Tensor, torch.nn.Parameter):
             for name, cause in _READERS.items():
                 if cls is torch.Tensor or name in vars(cls):
-                    self._patches.set(cls, name, self._reader(getattr(cls, name), cause))
+                    original = getattr(cls, name)
+                    reader = (
+                        self._list_reader(original) if cause == "tolist" else self._reader(original, cause)
+                    )
+                    self._patches.set(cls, name, reader)
             if cls is torch.Tensor or "__repr__" in vars(cls):
                 self._patches.set(cls, "__repr__", self._repr(cls.__repr__))
         for name in ("__cuda_array_interface__", "data"):
@@ -160,7 +166,7 @@ class SyncPatches:
     def before_read(self, tensor: torch.Tensor, cause: str) -> None:
         """Evaluate what reading ``tensor``'s memory depends on."""
         tape = self.tape
-        if tape.shapes.inferring or tape.runs.running == threading.get_ident():
+        if tape.shapes.inferring or (tape.runs.running and tape.runs.running == threading.get_ident()):
             return
         with private_api.no_function_modes():  # a mode of the user's sees only what the user calls
             if tensor.is_meta:  # the user's own device; Python reports that of a planned tensor
@@ -193,13 +199,14 @@ class SyncPatches:
         )
 
         @functools.wraps(original)
-        @shortened
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             tape = patches.tape
             if tape.pending:
                 cls = type(tensor)
                 if (
-                    (cause == "tolist" or (cause == "numpy" and tensor.device.type == "cpu"))
+                    cause == "numpy"
+                    and may_need_absent()
+                    and tensor.device.type == "cpu"
                     and is_out_of_reach(tape, tensor)
                     and (copy := host_copy(tape, tensor)) is not None
                 ):
@@ -212,10 +219,8 @@ class SyncPatches:
                     or (cause == "deepcopy" and tape.recording.absent is not None and is_pending(tensor))
                 ):
                     return fake_torch_cuda.READERS[cause](tape, tensor, *args, **kwargs)
-                if (cause == "tolist" or (cause == "format" and tensor.dim() == 0)) and (
-                    constant := patches.known(tensor)
-                ) is not None:
-                    return original(constant, *args, **kwargs)
+                if cause == "format" and tensor.dim() == 0 and (known := patches.known(tensor)) is not None:
+                    return original(known, *args, **kwargs)
                 if cause == "deepcopy" and args:
                     made = deepcopy_hooks.deep_copy(tape, original, tensor, args[0])
                     if made is not None:
@@ -229,7 +234,7 @@ class SyncPatches:
                 if type(tensor) is not cls and type(tensor) is not torch.Tensor:
                     return getattr(tensor, original.__name__)(*args, **kwargs)
             tape.runs.await_result(tensor)
-            if tape.recording.graph is None or dispatches or (cause == "tolist" and is_plain_memory(tensor)):
+            if tape.recording.graph is None or dispatches:
                 return give(tensor, *args, **kwargs)
             with tape.recording.paused():
                 result = give(tensor, *args, **kwargs)
@@ -240,6 +245,41 @@ class SyncPatches:
             return result
 
         return data_errors.with_own_errors(patches.tape, original, method)
+
+    def _list_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``tolist``: a program may call it after every op."""
+        tape = self.tape
+
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if tape.pending:
+                cls = type(tensor)
+                if may_need_absent() and is_out_of_reach(tape, tensor):
+                    copy = host_copy(tape, tensor)
+                    if copy is None:
+                        return fake_torch_cuda.READERS["tolist"](tape, tensor, *args, **kwargs)
+                    with tape.recording.paused():
+                        return original(copy, *args, **kwargs)
+                value = tensor._lazyviz if is_lazy(tensor) else None
+                if value is None or tape.shapes.inferring or tape.runs.running:
+                    if (content := self.known(tensor)) is not None:
+                        return original(content, *args, **kwargs)
+                    self.before_read(tensor, "tolist")
+                elif value.meta.device.type != "meta":  # nearly always
+                    contents = constant_folding.known(tape.shapes, [value])
+                    if contents is not None:
+                        return original(contents[value], *args, **kwargs)
+                    if needed := needed_by(value):
+                        tape.runs.sync("tolist", needed, value.meta.nbytes)
+                if type(tensor) is not cls and type(tensor) is not torch.Tensor:
+                    return getattr(tensor, original.__name__)(*args, **kwargs)
+            tape.runs.await_result(tensor)
+            if tape.recording.graph is None or is_plain_memory(tensor):
+                return original(tensor, *args, **kwargs)
+            with tape.recording.paused():
+                return original(tensor, *args, **kwargs)
+
+        return data_errors.with_own_errors(tape, original, method)
 
     def _repr(self, original: Callable[..., str]) -> Callable[..., str]:
         tape = self.tape

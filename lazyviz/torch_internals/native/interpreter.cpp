@@ -863,6 +863,15 @@ class Run {
   }
 
   bool call(const Node& node) {
+    if (in_one_go) {  // `run_in_one_go` collects its warnings
+      try {
+        execute(node);
+        return true;
+      } catch (...) {
+        torch::translate_exception_to_python(std::current_exception());
+        return false;
+      }
+    }
     HANDLE_TH_ERRORS
     try {
       execute(node);
@@ -1158,6 +1167,40 @@ bool sees_modes() {
 // returns None if the nodes have run already); the lists and the times as above; functions that note the run; and a
 // list that the result of `run` is appended to. Nothing else is noted for a run that was stopped: the caller does that,
 // and the tape's runs meanwhile show a run under way. NotImplemented: it cannot run this way here.
+// Warnings of kernels, which are passed to Python after their run.
+class Warnings : public c10::WarningHandler {
+ public:
+  std::vector<c10::Warning> all;
+
+  void process(const c10::Warning& warning) override { all.push_back(warning); }
+
+  // A function that passes them to Python; None if there are none.
+  PyObject* function() {
+    if (all.empty()) Py_RETURN_NONE;
+    auto kept = std::make_unique<std::vector<c10::Warning>>(std::move(all));
+    THPObjectPtr capsule(PyCapsule_New(kept.get(), nullptr, [](PyObject* capsule) { delete kept_in(capsule); }));
+    if (!capsule) return nullptr;
+    kept.release();
+    return PyCFunction_New(&definition, capsule.get());
+  }
+
+ private:
+  static std::vector<c10::Warning>* kept_in(PyObject* capsule) {
+    return static_cast<std::vector<c10::Warning>*>(PyCapsule_GetPointer(capsule, nullptr));
+  }
+
+  static PyObject* show(PyObject* capsule, PyObject*) {
+    HANDLE_TH_ERRORS
+    for (const c10::Warning& warning : *kept_in(capsule)) c10::warn(warning);
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+  }
+
+  inline static PyMethodDef definition{"show_warnings", show, METH_NOARGS, nullptr};
+};
+
+// Returns a function that shows the warnings of its kernels, None if there are none, or NotImplemented if it cannot
+// run here.
 PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   Given given;
   PyObject *runs, *thread, *take, *notes, *ran;
@@ -1179,23 +1222,28 @@ PyObject* run_in_one_go(PyObject* self, PyObject* args) {
   given.tensors = tensors.get();
   auto note = [&](PyObject* name, PyObject* who) { return PyObject_SetAttr(runs, name, who) == 0; };
   if (!note(names.active_thread, thread) || !note(names.running, thread)) return nullptr;
-  PyObject* result = with_warnings([&]() -> PyObject* {
+  Warnings warnings;
+  auto each = [&]() -> bool {
     THPObjectPtr found;
-    {
+    try {
+      c10::WarningUtils::WarningHandlerGuard collecting(&warnings);
       AtKernels level;
       Run run(*reinterpret_cast<Program*>(self), given);
       found = THPObjectPtr(outcome(run));
+    } catch (...) {
+      torch::translate_exception_to_python(std::current_exception());
+      return false;
     }
-    if (!note(names.running, nobody.get())) return nullptr;
-    for (Py_ssize_t at = 0; found.get() == Py_None && at < PyTuple_GET_SIZE(notes); at++) {
-      if (!THPObjectPtr(PyObject_CallNoArgs(PyTuple_GET_ITEM(notes, at)))) return nullptr;
+    if (!found || !note(names.running, nobody.get())) return false;
+    if (found.get() == Py_None) {
+      for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(notes); at++) {
+        if (!THPObjectPtr(PyObject_CallNoArgs(PyTuple_GET_ITEM(notes, at)))) return false;
+      }
+      if (!note(names.active_thread, nobody.get())) return false;
     }
-    if (found.get() == Py_None && !note(names.active_thread, nobody.get())) return nullptr;
-    return found && PyList_Append(ran, found.get()) == 0 ? found.release() : nullptr;
-  });
-  if (result == Py_None && PyErr_Occurred()) Py_CLEAR(result);  // a warning that is an error: the nodes have run
-  if (result != nullptr) PyErr_Clear();
-  return result;
+    return PyList_Append(ran, found.get()) == 0;
+  };
+  return each() ? warnings.function() : nullptr;
 }
 
 // ---- Runs on a separate thread
@@ -1259,13 +1307,6 @@ PyObject* end_worker(PyObject*, PyObject*) {
   interpreter.take();
   Py_RETURN_NONE;
 }
-
-// Warnings of kernels, for the thread that takes the results.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { all.push_back(warning); }
-  std::vector<c10::Warning> all;
-};
 
 // A run on the worker thread. Between `start` and `is_over`, only that thread accesses the run, except for what the
 // nodes that have run have left for others.

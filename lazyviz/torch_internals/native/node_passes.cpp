@@ -78,7 +78,7 @@ Slot is_rematerialized{"is_rematerialized"}, error{"error"}, inference_mode{"inf
     seconds{"measured_seconds"}, after{"after"}, writes{"writes"}, folded{"folded"};
 Slot maker{"node"}, tensor{"tensor"}, storage{"storage"}, uses_of_value{"uses"}, meta{"meta"}, real{"real"};
 Slot live{"live"}, role{"role"}, dropped{"dropped"}, external{"external"}, uses_of_storage{"uses"},
-    continues{"continues"}, shadow{"shadow"}, nbytes_of_storage{"nbytes"};
+    continues{"continues"}, known_origin{"_origin"}, shadow{"shadow"}, nbytes_of_storage{"nbytes"};
 Slot special_step{"special"}, draws_of_step{"draws"}, args_of_step{"args"},
     kwargs_of_step{"kwargs"};
 
@@ -96,7 +96,7 @@ PyObject* connect(PyObject*, PyObject* args) {
     if (!slot->find(value)) return nullptr;
   }
   for (Slot* slot :
-       {&live, &role, &dropped, &external, &uses_of_storage, &continues, &shadow, &nbytes_of_storage}) {
+       {&live, &role, &dropped, &external, &uses_of_storage, &continues, &known_origin, &shadow, &nbytes_of_storage}) {
     if (!slot->find(memory)) return nullptr;
   }
   for (Slot* slot : {&special_step, &draws_of_step, &args_of_step, &kwargs_of_step}) {
@@ -195,7 +195,7 @@ class Numbers {
     }
   }
 
-  std::vector<Entry> table = std::vector<Entry>(64);  // a power of two; at most half of the entries are used
+  std::vector<Entry> table = std::vector<Entry>(16);  // a power of two; at most half of the entries are used
   std::vector<PyObject*> objects;
 };
 
@@ -423,6 +423,26 @@ struct Words {
   }
 };
 
+// The same as `Storage.origin`; borrowed.
+PyObject* origin_of(PyObject* one) {
+  PyObject* before = continues.of(one);
+  if (before == nullptr || before == Py_None) return before == nullptr ? nullptr : one;
+  PyObject* found = known_origin.of(one);
+  if (found != Py_None) return found;
+  // A loop that reads its loss adds a storage per parameter in each iteration: follow the chain once.
+  for (found = before; found != nullptr;) {
+    PyObject *known = known_origin.of(found), *earlier = continues.of(found);
+    if (known == nullptr || earlier == nullptr) return nullptr;
+    if (known == Py_None && earlier != Py_None) {
+      found = earlier;
+      continue;
+    }
+    if (known != Py_None) found = known;
+    break;
+  }
+  return known_origin.set(one, found) ? found : nullptr;
+}
+
 // Which outside storages are the memory of others.
 bool add_continued(Words& words, const Memory& memory) {
   if (memory.continued.empty()) return true;
@@ -432,8 +452,9 @@ bool add_continued(Words& words, const Memory& memory) {
     PyObject *one = memory.places.all()[place], *is_out = external.of(one), *before = continues.of(one);
     if (!is_out || !before) return false;
     if (is_out != Py_True) continue;
-    Reference origin(PyObject_GetAttrString(one, "origin")), number(PyLong_FromSize_t(place));
-    PyObject* first = origin && number ? PyDict_SetDefault(origins.object, origin.object, number.object) : nullptr;
+    Reference number(PyLong_FromSize_t(place));
+    PyObject* origin = origin_of(one);
+    PyObject* first = origin && number ? PyDict_SetDefault(origins.object, origin, number.object) : nullptr;
     if (first == nullptr) return false;
     if (first != number.object || before != Py_None) {
       words.add(static_cast<int64_t>(place));

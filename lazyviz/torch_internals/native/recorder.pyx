@@ -18,6 +18,7 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcmp, memcpy, memmove, memset
+from time import perf_counter
 
 
 cdef extern from *:
@@ -246,8 +247,9 @@ cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, evaluate_number, number_in
+cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
+cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -284,7 +286,8 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global run_inside, Shadow, can_run_without, nowhere, known_number, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global slow_sync, SyncPoint, OtherRanks, ADDRESSES
+    global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
@@ -292,7 +295,10 @@ def connect(**parts):
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
+    slow_sync, SyncPoint = parts["slow_sync"], parts["SyncPoint"]
+    OtherRanks, ADDRESSES = parts["OtherRanks"], parts["ADDRESSES"]
     known_number, gradient_check = parts["known_number"], parts["gradient_check"]
+    number_of_one_op = parts["number_of_one_op"]
     shape_only, is_reader = parts["shape_only"], parts["is_reader"]
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, LazyParameter = parts["LazyTensor"], parts["LazyParameter"]
@@ -1167,8 +1173,11 @@ cdef object number_of(object tensor):
             result = known_number(shapes, value)
         if result is not None:
             return result
-    if get(recording_state, RS_absent) is not None or not is_unknown_value(value):
-        return MISS  # the user may have assumed it; the Python code may find out
+    if get(recording_state, RS_absent) is not None:
+        return MISS  # the user may have assumed it
+    if not is_unknown_value(value):
+        result = number_of_one_op(shapes, value)
+        return MISS if result is None else result  # the Python code may find out
     evaluate_number(tape, value)
     if is_pending(tensor):
         return MISS  # forgotten
@@ -1696,6 +1705,32 @@ def note_run(_, nodes, graph):
         first, last = ran[0], ran[len(ran) - 1]  # in program order
         positions = range(first, last + 1) if last - first == len(ran) - 1 else tuple(ran)
         graph.runs_inside.append(run_inside((index, positions, gone)))
+
+
+def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
+    """``lazyviz.record.sync_points.PendingRuns.sync``."""
+    needed = list(needed)
+    if stand_ins or OtherRanks.ranks or cause in ADDRESSES or not recording_state.allow_sync:
+        return slow_sync(runs, cause, needed, nbytes, a_number=a_number)
+    with runs.lock:
+        nodes = closure(needed)
+        line, reader = read_at(None, calling_frame())
+        noted = get(recording_state, RS_graph) is not None
+        start = perf_counter()
+        if nodes:
+            known = runs._causes.get((cause, id(line), id(reader)))
+            runs.evaluator(nodes, known[0] if known is not None else runs._located(cause, line, reader))
+        graph = get(recording_state, RS_graph)
+        if noted and graph is not None:
+            seconds, index = perf_counter() - start, len(<list> get(graph, G_nodes))
+            note_run(None, nodes, graph)
+            graph.sync_points.append(SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader))
+
+
+cdef object calling_frame():
+    """The frame of the Python function that calls this module."""
+    cdef PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get())
+    return None if frame is NULL else taken(<PyObject *> frame)
 
 
 cdef object UNMET = 0  # the address of a storage that was never real; Python has one such object
@@ -2325,7 +2360,6 @@ def on_death(ref):
     external = get(storage, S_external) is not False
     if (
         get(storage, S_replaced) is not None
-        or (external and get(storage, S_uses))
         or get(graph, G_lost)
         or (recording is not None and recording is not graph)
     ):
@@ -2350,6 +2384,8 @@ def on_death(ref):
             Unreachable.possible = True
         put(storage, S_dropped, len(<list> get(graph, G_nodes)))
         put(storage, S_dropped_in, None)
+        if external and get(storage, S_uses):
+            storage.count_held()
 
 
 cdef object death = on_death

@@ -1,0 +1,238 @@
+# cython: language_level=3, binding=True, boundscheck=False, wraparound=False
+"""Compiled runs of short cached subgraphs, for programs that read a value after every op.
+
+Such a run does the same as :func:`lazyviz.session.sync_evaluation.run_for_values`, without the steps around
+generated code: signals need not be deferred, because no Python code runs between a kernel and its bookkeeping
+(``Program.in_one_go`` of ``interpreter.cpp``). Anything that is not ordinary is detected before anything has
+been changed, and is left to Python.
+"""
+
+import sys
+from array import array as new_array
+from functools import partial
+from time import perf_counter
+
+from cpython cimport array
+
+
+cdef extern from *:
+    """
+    /* Errors show the user's frames, none of a module that has no source beside it. */
+    #ifndef LAZYVIZ_FULL_TRACEBACK
+    #define PyTraceBack_Here(frame) ((void) (frame))
+    #endif
+    """
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident()
+
+
+SOURCE = ""  # set by the build: a digest of this file, by which a stale build is detected
+
+cdef array.array TIMES = new_array("d", [0.0])
+cdef object running_on = 0  # the thread that is in such a run
+
+cdef object tape, replays, node_passes, evaluation, RunHistory
+cdef object is_on_gpu, stand_ins, OtherRanks, needs_absent, at_users_line, complete, can_run_in_one_go
+cdef object note_elsewhere, note_failure, raise_stopped, finish_stopped
+cdef unsigned long main_thread
+cdef double longest
+
+
+def connect(**parts):
+    """The objects of lazyviz that are used here, by name."""
+    global tape, replays, node_passes, evaluation, RunHistory, is_on_gpu, stand_ins, OtherRanks, needs_absent
+    global at_users_line, complete, can_run_in_one_go, note_elsewhere, note_failure, raise_stopped
+    global finish_stopped, main_thread, longest
+    tape, replays, node_passes = parts["tape"], parts["replays"], parts["node_passes"]
+    evaluation, RunHistory = parts["evaluation"], parts["RunHistory"]
+    is_on_gpu, stand_ins, OtherRanks = parts["is_on_gpu"], parts["stand_ins"], parts["OtherRanks"]
+    needs_absent, at_users_line, complete = parts["needs_absent"], parts["at_users_line"], parts["complete"]
+    can_run_in_one_go, note_elsewhere = parts["can_run_in_one_go"], parts["note_elsewhere"]
+    note_failure, raise_stopped = parts["note_failure"], parts["raise_stopped"]
+    finish_stopped, main_thread, longest = parts["finish_stopped"], parts["main_thread"], parts["longest"]
+
+
+def is_running():
+    """Whether this thread is in such a run."""
+    return running_on == PyThread_get_thread_ident()
+
+
+cdef object graph_of(nodes):
+    """The graph of ``nodes``, or None if they are of several, or one has failed."""
+    graph = None
+    for node in nodes:
+        if node.error is not None or (graph is not None and node.graph is not graph):
+            return None
+        graph = node.graph
+    return graph
+
+
+cdef bint runs_plainly(lazy, recorded) except -1:
+    """Whether reads of a graph only need their nodes to run, while ``recorded`` is being recorded."""
+    if RunHistory.with_split_runs.data:  # without Python
+        return False
+    if lazy is not None:
+        choices = lazy.choices
+        if choices.saves_memory or choices.summaries or lazy.runs.has_listeners:
+            return False
+        if lazy.ir is recorded:
+            return True
+    other = None if recorded is None else evaluation.graphs.get(id(recorded))
+    return other is None or not other.choices.saves_memory
+
+
+cdef bint is_suited(subgraph, known, graph) except -1:
+    """Whether the subgraph is short and simple enough to run without interruption."""
+    seconds = known.seconds
+    if seconds is None or seconds > longest:
+        return False
+    if known.in_one_go is None:
+        known.in_one_go = can_run_in_one_go(subgraph, known)
+    for value in <list> subgraph.outside:
+        node = value.node
+        if node is not None and node.graph is not graph:
+            return False
+    return known.in_one_go
+
+
+def run_in_one_go(nodes, str cause):
+    """Run ``nodes`` of one graph if they are a short cached subgraph; returns False for others."""
+    runs, recording = tape.runs, tape.recording
+    if runs.active_thread or runs.running or recording.appending or PyThread_get_thread_ident() != main_thread:
+        return False
+    recorded, graph = recording.graph, graph_of(nodes)
+    if graph is None or (recorded is not None and recording.owner != main_thread):
+        return False
+    if (is_on_gpu is not None and is_on_gpu()) or ((stand_ins or OtherRanks.ranks) and needs_absent(nodes)):
+        return False
+    lazy = evaluation.graphs.get(id(graph))
+    if not runs_plainly(lazy, recorded):
+        return False
+    cdef ShortRun run = ShortRun.__new__(ShortRun)
+    subgraph = run.find(nodes)
+    known = run.known
+    if subgraph is None or not is_suited(subgraph, known, graph) or not run.prepare():
+        return False
+    start = perf_counter()
+    try:
+        if not run.go():
+            return False
+    except BaseException as error:
+        note_failure(subgraph, known, error, perf_counter() - start, cause)
+        raise
+    replays.hits += 1
+    note(subgraph, lazy, recorded, known.levels, perf_counter() - start, cause)
+    return True
+
+
+cdef object note(subgraph, lazy, recorded, levels, seconds, str cause):
+    """Values were read: update the metrics and the graph."""
+    nodes = subgraph.nodes
+    done = len(nodes)
+    evaluation.last_run = cause, done, seconds
+    metrics = evaluation.metrics
+    metrics.add("evaluate", seconds)
+    metrics.counters["ops run"] += done
+    if recorded is None or lazy is None or lazy.ir is not recorded:
+        note_elsewhere(lazy, nodes, seconds, levels, cause)
+    else:
+        lazy.runs.note_read(nodes, seconds, levels, cause)
+
+
+cdef class ShortRun:
+    """A run of a short cached subgraph."""
+
+    cdef object subgraph, known, times, saved, draws, notes, take
+    cdef list ran, stage
+
+    cdef object find(self, nodes):
+        """The cached subgraph of ``nodes``, if it has code and is found by its fingerprint."""
+        steps = replays.steps
+        fields = node_passes.fingerprint(nodes, steps._known, steps._forms, False, len(<dict> tape.pending))
+        self.known = known = None if fields is None else (<dict> replays._by_fingerprint).get(fields[0])
+        if known is None or known.code is None:
+            return None
+        self.subgraph = subgraph = steps.subgraph_of(nodes, fields)
+        if subgraph is not None:
+            subgraph.key, known.found = known.key, True
+        return subgraph
+
+    cdef bint prepare(self) except -1:
+        """Whether it can run here; what is called between its kernels and the return to Python is chosen."""
+        subgraph, pending = self.subgraph, tape.pending
+        nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
+        self.saved, self.draws = (), []
+        self.ran, self.stage = [], []
+        self.times = times = array.clone(TIMES, 1, False)
+        (<array.array> times).data.as_doubles[0] = perf_counter()
+        drawn_from = ()
+        if subgraph.draws:  # most reads draw nothing
+            generators = tape.generators
+            drawing = [nodes[at] for at in subgraph.draws]
+            drawn_from = generators.drawn_whole(drawing)
+            if drawn_from is None:
+                return False
+            self.saved, self.draws = generators.save(drawing), [node.draws for node in drawing]
+        done = partial(node_passes.note_done, nodes, times)
+        if subgraph.whole and not later:
+            unused = partial(node_passes.note_unused, subgraph.values, subgraph.storages)
+            self.notes = done, unused, pending.clear
+        else:
+            release = partial(node_passes.release_inputs, nodes, outside, later, pending)
+            self.notes = done, partial(node_passes.note_used, nodes), release
+        if drawn_from:  # its state is already the one after the last draw
+            self.notes += tape.generators.forgetting(drawn_from)
+        # A signal handler may have run them meanwhile.
+        self.take = partial(node_passes.take, outside, subgraph.kept, nodes)
+        return True
+
+    cdef bint go(self) except -1:
+        """Run it; False if a mode of the user's must see its ops. Raises a kernel's errors."""
+        global running_on
+        subgraph = self.subgraph
+        tape.recording.changed()
+        running_on = main_thread
+        try:
+            warn = self.known.code.in_one_go(
+                tape.runs,
+                main_thread,
+                self.take,
+                subgraph.scalars,
+                self.draws,
+                subgraph.users,
+                subgraph.later,
+                self.times,
+                self.notes,
+                self.ran,
+            )
+            if warn is NotImplemented:
+                return False
+            self.end()
+            stopped = self.ran.pop()
+            if stopped is not None:
+                raise_stopped(subgraph, self.known, self.times, stopped, warn)
+            elif warn is not None:
+                at_users_line(tape.scopes.sources, sys._getframe(), warn)
+        except BaseException:
+            complete(self.end)
+            raise
+        finally:
+            running_on = 0
+        return True
+
+    def end(self):
+        """It has run, or was stopped; may be called again."""
+        nodes, runs, known = self.subgraph.nodes, tape.runs, self.known
+        is_stopped = bool(self.ran) and self.ran[0] is not None
+        has_run = nodes[len(nodes) - 1].state == "done"
+        if is_stopped:
+            finish_stopped(self.subgraph, known, self.times, self.ran, self.stage)
+        elif has_run:
+            known.seconds = self.times[len(self.times) - 1] - self.times[0]
+            if tape.recording.graph is not None:
+                tape.tensors.made_real(self.subgraph.users)
+        if self.saved and (is_stopped or not has_run):
+            tape.generators.restore(self.saved)
+        runs.running = runs.active_thread = 0
+        tape.pending_ops.release_unused(nodes)
