@@ -124,7 +124,8 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
     def type(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not self.is_cuda:
             return super().type(*args, **kwargs)
-        return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
+        like = torch.empty((), dtype=self.dtype, device="cpu")
+        return f"torch.cuda.{_LEGACY_TYPE(like).removeprefix('torch.')}"
 
 
 class LazyParameter(LazyTensor):  # type: ignore[metaclass]

@@ -109,7 +109,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                 and str(func._schema.arguments[0].type) == "Tensor"
             ):
                 # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
-                args = (torch.tensor(args[0]), *args[1:])
+                args = (torch.tensor(args[0], device="cpu"), *args[1:])
             with past_torch_function():  # the op has already been through that
                 graph = tape.recording.graph  # another thread may end its block at any time
                 if graph is None or tape.recording.pauses:

@@ -558,7 +558,7 @@ class SyncPatches:
         if device.type != "cpu":
             return torch.tensor(lengths, dtype=torch.long, device=device)
         with self.tape.recording.paused():
-            return torch.tensor(lengths, dtype=torch.long)
+            return torch.tensor(lengths, dtype=torch.long, device="cpu")
 
     def _patch_torchscript(self) -> None:
         """TorchScript's tracer runs the program to trace it, and compares it with the compiled one: both need
