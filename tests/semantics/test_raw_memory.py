@@ -572,6 +572,19 @@ def a_loss_of_lengths():
     return F.ctc_loss(log_p, torch.tensor([[1, 2]]) * 1, torch.tensor([5]) * 1, torch.tensor([2]) * 1)
 
 
+@program
+def attributes_that_can_be_read_only():
+    x = torch.randn(3) * 2
+    refusals = []
+    names = ("device", "is_cuda", "is_meta", "shape", "dtype", "layout", "is_leaf", "grad_fn")
+    for name in (*names, "__cuda_array_interface__"):
+        for refused in (lambda name=name: setattr(x, name, 3), lambda name=name: delattr(x, name)):
+            with pytest.raises(AttributeError) as caught:
+                refused()
+            refusals.append(str(caught.value))
+    return refusals, x
+
+
 def _floats(storage):
     return torch.frombuffer(bytearray(storage), dtype=torch.float32).tolist()
 

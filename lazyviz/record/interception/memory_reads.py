@@ -286,7 +286,7 @@ class SyncPatches:
             self.before_read(tensor, "__cuda_array_interface__")
             return original.fget(tensor)  # type: ignore[attr-defined]
 
-        return property(get)
+        return property(get, original.__set__, original.__delete__)  # type: ignore[attr-defined]
 
     # --- functions ----------------------------------------------------------------
 
