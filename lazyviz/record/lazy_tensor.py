@@ -116,9 +116,9 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
     # C++ reports wrong properties for tensors on a planned, absent device.
 
-    device = _read_only("device", _device_of)  # type: ignore[assignment]
-    is_cuda = _read_only("is_cuda", lambda self: self.device.type == "cuda")  # type: ignore[assignment]
-    is_meta = _read_only("is_meta", lambda self: self.device.type == "meta")  # type: ignore[assignment]
+    device = _read_only("device", _device_of)
+    is_cuda = _read_only("is_cuda", lambda self: self.device.type == "cuda")
+    is_meta = _read_only("is_meta", lambda self: self.device.type == "meta")
 
     def get_device(self) -> int:
         index = self.device.index
