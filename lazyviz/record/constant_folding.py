@@ -80,7 +80,7 @@ def assume(value: TrackedValue, content: float) -> bool:
         return False
     storage.shadow = Shadow()
     with dispatch_level.kernels_only():
-        storage.shadow.tensors[value] = torch.full(value.meta.shape, content, dtype=value.dtype)
+        storage.shadow.tensors[value] = torch.full(value.meta.shape, content, dtype=value.dtype, device="cpu")
     return True
 
 
@@ -573,7 +573,7 @@ def _holds(shadow: Shadow | None) -> bool:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage of ``tensor``, as bytes."""
-    memory = torch.empty(0, dtype=torch.uint8)
+    memory = torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.ops.aten.set_.source_Storage(memory, private_api.TensorBase.untyped_storage(tensor))
 
 

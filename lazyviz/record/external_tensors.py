@@ -101,8 +101,8 @@ class ExternalTensors:
                 raise Unexamined
             storage.foreign = holder is not None  # if it is not known and only read, a copy is enough
             self._tensors.found_outside(tensor, storage, graph)
-            if storage.foreign and (pending := self.pending_on_overlapping(tensor)):
-                self._runs.sync("use of memory that also belongs to another storage", pending)
+            if storage.foreign:
+                self._find_foreign(tensor)
             # The node reads the snapshot instead, and the original address may pass to other memory.
             if not storage.foreign:
                 self._tensors.storages[address] = storage
@@ -125,6 +125,12 @@ class ExternalTensors:
         if self._recording.batch is not None and (dim := self._recording.batch(tensor)) is not None:
             graph.batch[value] = dim
         return value
+
+    def _find_foreign(self, tensor: torch.Tensor) -> None:
+        """Wait for what other storages owe to the same memory, of which ``tensor`` may be a part."""
+        if pending := self.pending_on_overlapping(tensor):
+            self._runs.sync("use of memory that also belongs to another storage", pending)
+        self._memory_holders.note_part(private_api.TensorBase.untyped_storage(tensor))
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether an object other than a PyTorch tensor may share the tensor's memory."""

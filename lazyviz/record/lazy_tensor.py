@@ -33,6 +33,20 @@ MOST_TENSORS = 8
 """Tensors that may share a value because of :func:`detached`; a tensor that dies is looked up here."""
 
 
+def _device_of(tensor: Any) -> torch.device:
+    value = tensor.__dict__.get("_lazyviz")
+    if value is None:  # not tied to its value yet
+        return torch_cuda.stands_for(_device_below(tensor))
+    device: torch.device = value.meta.device
+    return device
+
+
+def _read_only(name: str, get: Callable[[Any], Any]) -> property:
+    """An attribute with the errors that PyTorch's has where it is set or deleted."""
+    original = getattr(private_api.TensorBase, name)
+    return property(get, original.__set__, original.__delete__)
+
+
 class LazyTensor(torch.Tensor, metaclass=PendingClass):
     """A tensor with true metadata whose value has not been computed yet.
 
@@ -102,20 +116,9 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
     # C++ reports wrong properties for tensors on a planned, absent device.
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        value = self.__dict__.get("_lazyviz")
-        if value is None:  # not tied to its value yet
-            return torch_cuda.stands_for(_device_below(self))
-        return value.meta.device
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self.device.type == "cuda"
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self.device.type == "meta"
+    device = _read_only("device", _device_of)
+    is_cuda = _read_only("is_cuda", lambda self: self.device.type == "cuda")
+    is_meta = _read_only("is_meta", lambda self: self.device.type == "meta")
 
     def get_device(self) -> int:
         index = self.device.index
@@ -124,7 +127,8 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
     def type(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not self.is_cuda:
             return super().type(*args, **kwargs)
-        return f"torch.cuda.{_LEGACY_TYPE(torch.empty((), dtype=self.dtype)).removeprefix('torch.')}"
+        like = torch.empty((), dtype=self.dtype, device="cpu")
+        return f"torch.cuda.{_LEGACY_TYPE(like).removeprefix('torch.')}"
 
 
 class LazyParameter(LazyTensor):  # type: ignore[metaclass]

@@ -33,6 +33,7 @@ from ..torch_internals.dispatch_handlers import (
     past_torch_function,
 )
 from ..torch_internals.private_api import OpOverload
+from ..torch_internals.storage_owners import WeakStorage
 from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order, order_check
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
@@ -49,6 +50,7 @@ from .lazy_tensor import (
     wrap,
 )
 from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
+from .provenance.variable_names import variable_for
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
@@ -60,6 +62,7 @@ from .tensor_table import release
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
 _NO_ANSWER = object()
+_MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 
 
 def _shares_its_value(tensor: torch.Tensor) -> bool:
@@ -106,7 +109,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                 and str(func._schema.arguments[0].type) == "Tensor"
             ):
                 # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
-                args = (torch.tensor(args[0]), *args[1:])
+                args = (torch.tensor(args[0], device="cpu"), *args[1:])
             with past_torch_function():  # the op has already been through that
                 graph = tape.recording.graph  # another thread may end its block at any time
                 if graph is None or tape.recording.pauses:
@@ -173,6 +176,8 @@ class Recorder:
         self._recording, self._tensors, self._external = tape.recording, tape.tensors, tape.external
         self._runs, self._pending, self._memory_holders = tape.runs, tape.pending, tape.memory_holders
         self._shapes, self._scopes, self._generators = tape.shapes, tape.scopes, tape.generators
+        # The user's expression for memory, by its address, and the file and number of the line.
+        self._expressions: dict[tuple[int, str, int], tuple[Any, str | None]] = {}
         tape.recorder = self
         tape.scopes.stepped = self.end_step
 
@@ -689,7 +694,7 @@ class Recorder:
         for tensor in shown:
             holder = self._memory_holders.holder(tensor)
             if holder is not None:
-                name = self._storage_of(tensor).name or "a tensor"
+                name = self._storage_of(tensor).name or self._variable_for(tensor) or "a tensor"
                 cause = f"write to {name}, whose memory {holder} shares; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
@@ -698,6 +703,22 @@ class Recorder:
         for tensor in shown:  # there is no holder any more
             self._tensors.forget_outside(tensor)
         return self.record(op, args, kwargs)
+
+    def _variable_for(self, tensor: torch.Tensor) -> str | None:
+        """The user's expression for ``tensor``, which is searched once for each line."""
+        user = self._scopes.sources.users(sys._getframe(1))
+        if user is None:
+            return None
+        frame, line = user
+        key = private_api.storage_address(tensor), line.file, line.line
+        known = self._expressions.get(key)
+        if known is None or known[0].expired():  # other memory at the same address
+            if len(self._expressions) >= _MOST_EXPRESSIONS:
+                self._expressions.clear()
+            with private_api.no_function_modes():
+                memory = WeakStorage(private_api.TensorBase.untyped_storage(tensor))
+                known = self._expressions[key] = memory, variable_for(tensor, frame)
+        return known[1]
 
     def record_view(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view of a pending tensor taken outside of a block: recorded, not evaluated.

@@ -43,7 +43,9 @@ rng_state = operators.define(
     "rng_state",
     "(Generator generator) -> Tensor",
     kernel=state_of,
-    shape=lambda generator: torch.empty(_STATE_NBYTES[generator.device.type], dtype=torch.uint8),
+    shape=lambda generator: torch.empty(
+        _STATE_NBYTES[generator.device.type], dtype=torch.uint8, device="cpu"
+    ),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 """The state of ``generator``, after the draws recorded before."""

@@ -317,7 +317,7 @@ def snapshot_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone(memory_format=torch.preserve_format)
     shape, stride = tensor.shape, tensor.stride()
     if not tensor.numel():
-        return torch.empty_strided(shape, stride, dtype=tensor.dtype)
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride))
     return tensor.as_strided((span,), (1,)).clone().as_strided(shape, stride)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..execute.registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
+from ..graph.ir import Failure, failure_of
 from ..graph.sync_points import listed
 from ..plan.batch.analysis import Blocker
 from ..plan.batch.split import describe
@@ -23,12 +24,15 @@ from .recorded_graph import RecordedGraph
 
 
 def status_of(graph: RecordedGraph, where: str = "") -> str:
-    """The number of recorded and pending ops of a graph, its failed ops, and its sync points."""
-    lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending:,} pending"]
-    if graph.state not in ("pending", "done"):
+    """The number of recorded, pending and dropped ops of a graph, its failed ops, and its sync points."""
+    dropped = {node for node in graph.nodes if failure_of(node.error) is Failure.FORGOTTEN}
+    lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending - len(dropped):,} pending"]
+    if dropped:
+        lines[0] += f", {len(dropped):,} dropped"
+    elif graph.state not in ("pending", "done"):
         lines[0] += f", {graph.state}"
     lines += [f"  {line}" for line in listed(graph.sync_points)]
-    lines += [f"  failed: {what}" for what in failures(graph.nodes)]
+    lines += [f"  failed: {what}" for what in failures(node for node in graph.nodes if node not in dropped)]
     if graph.runs.report is not None:
         lines.append(f"{'  ' if where else ''}last run: {graph.runs.report}")
     return "\n".join(lines)

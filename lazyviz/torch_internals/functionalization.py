@@ -49,7 +49,7 @@ def functional_graph(
                 for shape, stride, dtype, device in inputs
             ]
             fakes += [
-                torch.empty((), dtype=torch.int64 if type(number) is int else torch.float64)
+                torch.empty((), dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
                 for number in numbers
             ]
             functional = torch.func.functionalize(lambda *given: function(*given), remove="mutations")

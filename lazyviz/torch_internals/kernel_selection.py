@@ -14,7 +14,7 @@ import torch
 
 from .private_api import kernels_only
 
-_ONE = torch.empty(1)
+_ONE = torch.empty(1, device="cpu")
 
 
 def conv_backend(
@@ -33,7 +33,7 @@ def conv_backend(
     ``at::native::select_conv_backend`` (Convolution.cpp) reads sizes, dtype, threads and flags, so tensors
     without memory are enough; its rules have no public API.
     """
-    one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype)
+    one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype, device="cpu")
     with torch._C._DisableTorchDispatch():  # no mode needs to see this, because nothing is the user's
         backend = torch._C._select_conv_backend(
             one.expand(*shape),

@@ -148,7 +148,7 @@ def _key_set_offset() -> int:
     build. The search starts at the front, because memory behind the object may belong to another object, or
     to none.
     """
-    probes = [torch.empty(1), torch.empty(1, device="meta", dtype=torch.complex64).conj()]
+    probes = [torch.empty(1, device="cpu"), torch.empty(1, device="meta", dtype=torch.complex64).conj()]
     known = [(probe._cdata, torch._C._dispatch_keys(probe).raw_repr()) for probe in probes]
     for offset in range(0, 320, 8):
         if [word(address + offset) for address, _ in known] == [key_set for _, key_set in known]:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 numpy: ModuleType | None
 try:
@@ -32,6 +33,7 @@ _TensorBase: Any = torch._C.TensorBase
 # Of the C++ tensor, not of Python's object, so that no weak reference makes `swap_tensors` fail.
 WeakTensor: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 storage_address = torch._C._storage_address  # type: ignore[attr-defined]
+WeakStorage: Any = StorageWeakRef  # of the C++ storage, which tensors may keep without Python's object
 
 
 _OWN_REFERENCES = 3  # to a Python storage in a function that has just obtained it
@@ -113,6 +115,16 @@ _KEEPERS = _find_keepers()
 def whole_of(memory: Memory) -> int | None:
     """The address of the storage that ``memory`` is a part of, if any."""
     return memory.context if memory.deleter == _PART else None
+
+
+def wholes_of(storage: int) -> list[int]:
+    """The addresses of the storages that the storage at an address is a part of, the largest last."""
+    found: list[int] = []
+    memory = memory_of(storage)
+    while memory is not None and (whole := whole_of(memory)) is not None:
+        found.append(whole)
+        memory = memory_of(whole)
+    return found
 
 
 def is_kept_by_python(memory: Memory) -> bool:

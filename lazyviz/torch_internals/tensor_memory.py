@@ -63,9 +63,22 @@ calling_overrides = torch._C._EnableTorchFunction
 """Context: an argument's ``__torch_function__`` is called, even where only that of subclasses is disabled."""
 
 
-def plain_overrides() -> bool:
-    """Whether an argument's ``__torch_function__`` can be called, and no mode's would be called before it."""
-    return not torch._C._is_torch_function_all_disabled() and not torch._C._len_torch_function_stack()
+def overrides_exist() -> bool:
+    """Whether an argument's ``__torch_function__`` can be called."""
+    return not torch._C._is_torch_function_all_disabled()
+
+
+def function_modes() -> list[Any]:
+    """The function modes (``with torch.device("cuda")``) that calls go to, before an argument's override."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def put_function_modes(modes: list[Any]) -> None:
+    """Make ``modes`` the function modes, of which only the last ones differ from those now."""
+    while len(now := function_modes()) > len(modes):
+        torch._C._pop_torch_function_stack()
+    for mode in modes[len(now) :]:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def overrides_are_called() -> bool:

@@ -889,6 +889,20 @@ def test_frames_of_the_user_s_modules_stay_in_the_traceback(run):
     assert not re.findall(r"lazyviz/[a-z_/]+\.pyx?", run.output)
 
 
+def test_the_status_after_a_reset_is_short(run):
+    run("%%lazy --as g\nx = torch.ones(3) * 2\ny = x[torch.tensor([7]) * 1]")
+    assert not run("y.tolist()").success
+    run("%lazy status")
+    assert ", 1 pending, failed\n" in run.output
+    run("%lazy reset")
+    run("%lazy status")
+    assert " 0 pending, 1 dropped" in run.output and "failed" not in run.output
+    run("%%lazy\nx = torch.ones(3) * 2\ny = x + 1")
+    run("%lazy reset")
+    run("%lazy status")
+    assert run.output.splitlines() == ["3 ops recorded, 0 pending, 3 dropped"]
+
+
 def test_reset_forgets_what_is_pending(run):
     run("%%lazy\ny = torch.ones(3)")
     run("%lazy reset")

@@ -572,6 +572,87 @@ def a_loss_of_lengths():
     return F.ctc_loss(log_p, torch.tensor([[1, 2]]) * 1, torch.tensor([5]) * 1, torch.tensor([2]) * 1)
 
 
+@program
+def attributes_that_can_be_read_only():
+    x = torch.randn(3) * 2
+    refusals = []
+    names = ("device", "is_cuda", "is_meta", "shape", "dtype", "layout", "is_leaf", "grad_fn")
+    for name in (*names, "__cuda_array_interface__"):
+        for refused in (lambda name=name: setattr(x, name, 3), lambda name=name: delattr(x, name)):
+            with pytest.raises(AttributeError) as caught:
+                refused()
+            refusals.append(str(caught.value))
+    return refusals, x
+
+
+def _floats(storage):
+    return torch.frombuffer(bytearray(storage), dtype=torch.float32).tolist()
+
+
+@program
+def a_part_of_a_storage():
+    z = torch.arange(6.0) * 2
+    part = z.untyped_storage()[4:12]
+    z.add_(1)
+    seen = [_floats(part)]
+    part.fill_(0)
+    u = z * 2
+    part[0:4] = 1
+    z.mul_(3)
+    return z, u, seen, _floats(part), _floats(part[0:4])
+
+
+@program
+def a_part_that_was_dropped():
+    z = torch.arange(6.0) * 2
+    part = z[2:].untyped_storage()[4:12]
+    z.add_(1)
+    seen = part.tolist()
+    del part
+    z.mul_(2)
+    return z, seen
+
+
+@program
+def a_tensor_on_a_part_of_a_storage():
+    z = torch.arange(6.0) * 2
+    t = torch.empty(0).set_(z.untyped_storage()[4:12])
+    z.mul_(2)
+    seen = t.clone()
+    t.add_(1)
+    u = z.clone()
+    z.sub_(3)
+    return seen, u, t.tolist(), z, t
+
+
+@program
+def parts_of_an_array():
+    z = torch.from_numpy(np.arange(24, dtype=np.float32))
+    memory = z.untyped_storage()
+    one, other = (torch.empty(0).set_(memory[start : start + 20]) for start in (0, 60))
+    z.mul_(2)
+    seen = other * 1
+    other.add_(1)
+    u = z * 1
+    one.sub_(1)
+    z.add_(1)
+    return seen, u, z, one.tolist(), other, _floats(memory[8:16])
+
+
+@program
+def a_part_of_a_parameter():
+    p = nn.Parameter(torch.arange(6.0))
+    part = p.untyped_storage()[4:12]
+    optimizer = torch.optim.Adam([p], 0.1)
+    seen = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        (p**2).sum().backward()
+        optimizer.step()
+        seen += [_floats(part), _floats(p.grad.untyped_storage()[0:4])]
+    return seen, p
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_on_raw_memory(program):
     if program in IN_CPP and not native_recorder.watches_access():
@@ -579,6 +660,19 @@ def test_programs_on_raw_memory(program):
             program()
     else:
         assert_same_as_eager(program)
+
+
+def test_a_part_of_a_storage_from_before_the_block_sees_its_writes():
+    z = torch.arange(6.0)
+    part = z.untyped_storage()[4:12]
+    with lazyviz.lazy():
+        z.mul_(2)
+        assert _floats(part) == [2, 4]
+        z.add_(1)
+        u = z * 1
+        part.fill_(0)
+    assert u.tolist() == [1, 3, 5, 7, 9, 11]
+    assert z.tolist() == [1, 0, 0, 7, 9, 11]
 
 
 @compiled

@@ -150,6 +150,16 @@ def test_the_line_is_the_users(program, seen):
     assert set(places(seen)) == {(__file__, line_of(program, "# here"))}
 
 
+@pytest.mark.parametrize("program", [read, read_inside, graph_evaluated, several_ops])
+def test_the_line_is_the_users_where_there_is_a_default_device(program, seen):
+    with torch.device("cpu"):
+        for _ in range(4):
+            program()
+        assert torch.zeros(1).device.type == "cpu"
+    assert len(seen) >= 4
+    assert set(places(seen)) == {(__file__, line_of(program, "# here"))}
+
+
 def test_a_warning_is_shown_once_for_each_line(seen):
     warnings.simplefilter("default")
     for _ in range(3):

@@ -199,7 +199,7 @@ class Reuse:
 
 def number_tensor(value: float) -> torch.Tensor:
     """A number in the form in which code receives it."""
-    return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
+    return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64, device="cpu")
 
 
 def _alone(tensor: torch.Tensor, meta: TensorMeta, nbytes: int, taken: set[int]) -> torch.Tensor:

@@ -217,7 +217,7 @@ def _example(item: Any) -> Any:
     """A value with the same element type and kind, for type promotion; None if either is unknown."""
     value = item.meta["val"] if isinstance(item, fx.Node) else item
     if isinstance(value, torch.Tensor):
-        return torch.empty((0,) if value.dim() else (), dtype=value.dtype)
+        return torch.empty((0,) if value.dim() else (), dtype=value.dtype, device="cpu")
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return 1 if isinstance(value, torch.SymInt) else 1.0
     return value if isinstance(value, (int, float, complex)) else None

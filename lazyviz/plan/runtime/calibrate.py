@@ -24,7 +24,7 @@ def measure() -> CpuRates:
     generator = torch.Generator().manual_seed(0)  # the state of the user's generator does not change
 
     def tensor(*shape: int) -> torch.Tensor:
-        return torch.empty(*shape).uniform_(-1, 1, generator=generator)
+        return torch.empty(*shape, device="cpu").uniform_(-1, 1, generator=generator)
 
     with torch.inference_mode(False), torch.no_grad():
         one = tensor(1)

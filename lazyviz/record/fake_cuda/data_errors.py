@@ -97,8 +97,8 @@ def _call_with_fill(tape: Tape, original: Call, args: Any, kwargs: Any, fill: in
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided:
             return tensor
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).fill_(fill)
-        return made.requires_grad_(tensor.requires_grad)
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return made.fill_(fill).requires_grad_(tensor.requires_grad)
 
     with tape.recording.paused(), private_api.no_dispatch_modes(), torch.random.fork_rng(devices=()):
         kwargs = {

@@ -88,7 +88,7 @@ def _install_packing(cards: Cards) -> None:
                 f"{lengths.dim()}D {lengths.device} Long tensor"
             )
         with cards.tape.recording.paused(), dispatch_level.no_grad():
-            like = torch.zeros(1).expand(*padded.shape[:2], 1)
+            like = torch.zeros(1, device="cpu").expand(*padded.shape[:2], 1)
             sizes = pack_here(like, lengths, batch_first)[1]
             batches = sizes.tolist()
         return _Pack.apply(padded, batches, batch_first), sizes
@@ -99,7 +99,7 @@ def _install_packing(cards: Cards) -> None:
         if data.device not in torch_cuda.STAND_INS:
             return pad_here(data, sizes, batch_first, padding_value, total_length)
         with cards.tape.recording.paused(), dispatch_level.no_grad():
-            like = torch.zeros(1).expand(data.shape[0], 1)
+            like = torch.zeros(1, device="cpu").expand(data.shape[0], 1)
             padded, lengths = pad_here(like, sizes, False, padding_value, total_length)
             batches = sizes.tolist()
         result = data.new_full((*padded.shape[:2], *data.shape[1:]), padding_value)

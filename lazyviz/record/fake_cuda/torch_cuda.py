@@ -340,7 +340,7 @@ class AbsentCards:
         """Its generators have no state, because nothing will be drawn."""
         cuda, replace = torch.cuda, self.replace
         with self.tape.recording.paused():
-            state = torch.zeros(16, dtype=torch.uint8)  # a seed and an offset of 8 bytes each
+            state = torch.zeros(16, dtype=torch.uint8, device="cpu")  # a seed and an offset of 8 bytes each
 
         def copy_of(state: torch.Tensor) -> torch.Tensor:
             with self.tape.recording.paused():
@@ -403,7 +403,9 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
     """A copy is recorded like any other."""
     if not tensor.is_leaf:
         with tape.recording.paused():
-            torch.Tensor.__deepcopy__(torch.ones(1, requires_grad=True) * 1, memo)  # PyTorch's message
+            torch.Tensor.__deepcopy__(
+                torch.ones(1, device="cpu", requires_grad=True) * 1, memo
+            )  # PyTorch's message
     if id(tensor) in memo:
         return memo[id(tensor)]
     copied = tensor.detach().clone(memory_format=torch.preserve_format)

@@ -24,7 +24,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -35,10 +35,10 @@ from .memory_holder_cache import HolderCache, HolderInfo
 
 NUMPY = "a NumPy array"
 DLPACK = "a DLPack consumer"
-_OTHER_STORAGE = "another storage on the same memory"
+_OTHER_STORAGE = "another storage"
 _SHARED_MEMORY = "shared memory"
 _SHARED_FILE = "a shared file mapping"
-_UNKNOWN_OWNER = "memory of another library"
+_UNKNOWN_OWNER = "another library"
 _BUFFER = "a Python buffer"
 UNKNOWN = "something unknown"
 """Result of :meth:`MemoryHolders.holder` for memory that :meth:`MemoryHolders.examine` may find out about."""
@@ -164,14 +164,25 @@ class MemoryHolders:
 
     def overlapped(self, tensor: torch.Tensor) -> list[int]:
         """Addresses of other known storages whose memory overlaps that of ``tensor``."""
-        address = private_api.storage_address(tensor)
-        memory = memory_of(address)
-        if not self._cache or memory is None or memory.deleter == storage_owners.OWN:
+        memory = memory_of(private_api.storage_address(tensor))
+        if memory is None or memory.deleter == storage_owners.OWN:
             return []
         if not memory.data:
             return []  # a tensor of a tracer: the size of its storage may be symbolic
-        end = memory.data + private_api.TensorBase.untyped_storage(tensor).nbytes()
-        return [other for other in self._cache.overlapping(memory.data, end) if other != address]
+        return self.beside(private_api.TensorBase.untyped_storage(tensor))
+
+    def beside(self, storage: torch.UntypedStorage) -> list[int]:
+        """Addresses of the storages that ``storage`` is a part of, and of other known ones that overlap
+        it.
+        """
+        address = storage._cdata
+        memory = memory_of(address)
+        if memory is None or memory.deleter == storage_owners.OWN:
+            return []
+        found = storage_owners.wholes_of(address)
+        if self._cache:
+            found += self._cache.overlapping(memory.data, memory.data + storage.nbytes())
+        return [other for other in dict.fromkeys(found) if other != address]
 
     def _exported_to(self, address: int) -> str | None:
         exports = self.exported.get(address)
@@ -208,6 +219,20 @@ class MemoryHolders:
         if len(self._cache) + len(self.exported) > self._most:
             self.forget_dead()
             self._most = max(2 * (len(self._cache) + len(self.exported)), _FEW)
+
+    def note_part(self, part: torch.UntypedStorage) -> None:
+        """While ``part`` exists, which is a part of another storage, writes to the latter are seen in it.
+
+        Only of memory of the allocator's: that of others is searched for overlapping tensors.
+        """
+        wholes = storage_owners.wholes_of(part._cdata)
+        memory = memory_of(wholes[-1]) if wholes else None
+        if memory is None or memory.deleter != storage_owners.OWN:
+            return
+        exports = self.exported.setdefault(wholes[-1], [])
+        if not any(getattr(export[0], "cdata", None) == part._cdata for export in exports):
+            exports.append((storage_owners.WeakStorage(part), _OTHER_STORAGE))
+            self._memory.forget_storage(wholes[-1])
 
     def lasts(self) -> bool:
         """Whether some known state is only valid while exports are recorded."""
@@ -308,10 +333,13 @@ class _ReferenceScan:
                 cache.put(address, info)
             ranges.append((info.start, info.end, info))
         ranges.sort(key=lambda entry: entry[0])
-        for (_, end, one), (start, _, other) in pairwise(ranges):
-            if start < end:
-                one.holder = other.holder = _OTHER_STORAGE
-                one.ties = other.ties = ()
+        end, longest = 0, None  # of those so far, the one that ends last
+        for start, stop, info in ranges:
+            if longest is not None and start < end:
+                longest.holder = info.holder = _OTHER_STORAGE
+                longest.ties = info.ties = ()
+            if longest is None or stop > end:
+                end, longest = stop, info
         for low, high in map(_bounds, self._arrays):
             for start, end, info in ranges:
                 if low < end and start < high and info.holder is None:

@@ -326,7 +326,7 @@ class SyncPatches:
             self.before_read(tensor, "__cuda_array_interface__")
             return original.fget(tensor)  # type: ignore[attr-defined]
 
-        return property(get)
+        return property(get, original.__set__, original.__delete__)  # type: ignore[attr-defined]
 
     # --- functions ----------------------------------------------------------------
 
@@ -598,7 +598,7 @@ class SyncPatches:
         if device.type != "cpu":
             return torch.tensor(lengths, dtype=torch.long, device=device)
         with self.tape.recording.paused():
-            return torch.tensor(lengths, dtype=torch.long)
+            return torch.tensor(lengths, dtype=torch.long, device="cpu")
 
     def _patch_torchscript(self) -> None:
         """TorchScript's tracer runs the program to trace it, and compares it with the compiled one: both need

@@ -12,10 +12,11 @@ import torch
 
 from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import tensor_memory
+from ...torch_internals import storage_owners, tensor_memory
 from .. import native_recorder
 from ..dependencies import closure
 from ..fallback import note_copies
+from ..storage import TrackedStorage
 from ..sync_points import needs_absent
 from ..tape import Tape
 from ..unrecorded_ops import refuse_forgotten, tensors_in
@@ -102,10 +103,13 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
     @functools.wraps(get_item)
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(index, slice):  # another storage on the same memory
+        if isinstance(index, slice) or storage_owners.wholes_of(storage._cdata):
             before_access(tape, storage)
         with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
-            return get_item(storage, index)
+            result = get_item(storage, index)
+        if isinstance(index, slice):  # another storage on the same memory
+            tape.memory_holders.note_part(result)
+        return result
 
     patches.set(cls, "__getitem__", __getitem__)
     write_record = tensor_memory.FILE_WRITER.write_record
@@ -129,15 +133,19 @@ def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
     """Evaluate pending nodes on ``storage``, including readers: code that gets the memory may write it."""
     if not tape.pending or tape.shapes.inferring or tape.runs.running == threading.get_ident():
         return
-    tracked = tape.tensors.storages.get(storage._cdata)
-    if tracked is None or not tracked.has_pending_access:
-        return
+    for address in (storage._cdata, *tape.memory_holders.beside(storage)):
+        tracked = tape.tensors.storages.get(address)
+        if tracked is not None and tracked.has_pending_access:
+            _run_accesses(tape, tracked, storage.nbytes())
+
+
+def _run_accesses(tape: Tape, tracked: TrackedStorage, nbytes: int) -> None:
     # Readers on an absent card never run.
     readers = [node for node in tracked.readers if not needs_absent(closure([node]))]
     with tape.runs.lock:
         needed = [node for node in (tracked.writer, *readers) if node is not None and node.state != "done"]
         if needed:
-            tape.runs.sync("storage access", needed, storage.nbytes())
+            tape.runs.sync("storage access", needed, nbytes)
     tracked.shadow = None
 
 

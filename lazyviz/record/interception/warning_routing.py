@@ -17,7 +17,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from ...process.transaction import no_warnings
+from ...process.transaction import Transaction, no_warnings
 from ...torch_internals import tensor_memory
 from ...torch_internals.dispatch_handlers import past_torch_function
 from ..provenance.source_lines import AT_USERS_LINE, SourceFinder
@@ -94,6 +94,14 @@ class _Outcome:
                 del error  # else it refers to this frame, which refers to it
 
 
+class _NoFunctionModes(Transaction):
+    """Context without the function modes of the program, such as its default device."""
+
+    def begin(self) -> None:
+        self.undo_by(functools.partial(tensor_memory.put_function_modes, tensor_memory.function_modes()))
+        tensor_memory.put_function_modes([])
+
+
 def in_python(
     function: Callable[Parameters, Result], sources: SourceFinder | None = None
 ) -> Callable[Parameters, Result]:
@@ -103,8 +111,11 @@ def in_python(
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if not tensor_memory.plain_overrides():  # the override would not be called, or a mode would see it
+        if not tensor_memory.overrides_exist():
             return function(*args, **kwargs)
+        if tensor_memory.function_modes():  # they would see the call of `torch.neg`
+            with _NoFunctionModes():
+                return called(*args, **kwargs)
         outcome = _Outcome(functools.partial(function, *args, **kwargs))
 
         def within() -> Result:  # in a mode's handler, function modes are already done

@@ -201,8 +201,12 @@ def _one_hot(original: Original, classes: torch.Tensor, num_classes: int = -1) -
     kernel that writes them raises the error if there is one.
     """
     pending = is_pending(classes) and is_plain(original, classes)  # else ATen does as in eager mode
-    if not pending or classes.dtype != torch.int64 or not classes.numel():
+    if not pending or classes.dtype != torch.int64:
         return original(classes, num_classes)
+    if not classes.numel():
+        if num_classes <= 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        return classes.new_empty((*classes.shape, num_classes))
     if num_classes == -1:
         num_classes = int(classes.max().item()) + 1
     if num_classes < 1:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...process.paths import PACKAGE
-from ...torch_internals import private_api
+from ...torch_internals import private_api, storage_owners
 from ..interception.optimizer_hooks import ValueFinder
 
 if TYPE_CHECKING:
     from ..storage import TrackedStorage, TrackedValue
 
 MAX_ITEMS = 10_000  # total searched; more names would add little
+_MOST_PER_VARIABLE = 200  # items searched for one tensor
 MAX_DEPTH = 5  # out.past_key_values.layers[0].keys
 _ATOMS = (str, bytes, int, float, complex, type(None), torch.nn.Module, torch.optim.Optimizer, ModuleType)
 # Exact types of objects that are not tensors and contain none, recognized without checking their bases.
@@ -58,6 +59,32 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
     if snapshot and sys.getrefcount(variables) == 3:
         variables.clear()
     return copy
+
+
+def variable_for(tensor: torch.Tensor, frame: FrameType) -> str | None:
+    """The expression that code in ``frame`` has for ``tensor``, or else for its memory: a variable, or an
+    item or attribute of one.
+    """
+    variables = {**frame.f_globals, **variables_of(frame)}
+    named = [item for item in variables.items() if not item[0].startswith("_")]
+    found = _expression_for(tensor, named)
+    if found is None:
+        named = [item for item in named if type(item[1]) not in _PLAIN_VARIABLES]
+        items = (child for name, content in named for child in _children(name, content, _MOST_PER_VARIABLE))
+        found = _expression_for(tensor, (child[:2] for child in items))
+    return found
+
+
+def _expression_for(tensor: torch.Tensor, named: Iterable[tuple[str, Any]]) -> str | None:
+    address = private_api.storage_address(tensor)
+    shares = None
+    for name, content in named:
+        if content is tensor:
+            return name
+        ordinary = type(content) is torch.Tensor or type(content) is torch.nn.Parameter
+        if shares is None and ordinary and storage_owners.address_of(content) == address:
+            shares = name
+    return shares
 
 
 def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied: bool) -> None:

@@ -51,4 +51,4 @@ def _fill_masks(indices: Sequence[torch.Tensor | None], values: torch.Tensor, **
     for mask in masks:
         overlaps = any(size > 1 and step == 0 for size, step in zip(mask.shape, mask.stride()))
         if values.shape[at] <= mask.numel() and not overlaps:
-            mask.copy_((torch.arange(mask.numel()) < values.shape[at]).view(mask.shape))
+            mask.copy_((torch.arange(mask.numel(), device=mask.device) < values.shape[at]).view(mask.shape))

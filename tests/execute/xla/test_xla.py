@@ -83,7 +83,7 @@ def test_memory_that_a_user_gave_to_jax_is_written_at_a_sync_point(xla):
     with lazyviz.lazy(backend="xla") as graph:
         counter.add_(1)
     assert [point.cause.partition(";")[0] for point in graph.sync_points] == [
-        "write to a tensor, whose memory a DLPack consumer shares"
+        "write to counter, whose memory a DLPack consumer shares"
     ]
     assert array.shape == (3,)
 

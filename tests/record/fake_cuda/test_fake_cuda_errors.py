@@ -172,6 +172,25 @@ def test_refusals_have_pytorchs_messages(program):
     assert str(actual.value) == on_a_gpu(str(expected.value))
 
 
+@pytest.mark.parametrize("name", READS)
+def test_refusals_have_pytorchs_messages_where_the_card_is_the_default_device(name):
+    """The module's own tensors are then not on the card, although no device is given for them."""
+    with pytest.raises(Exception) as expected:
+        READS[name](torch.ones(4, 3))
+    with lazyviz.lazy(device="A100-80GB"), torch.device("cuda"), pytest.raises(Exception) as actual:
+        READS[name](torch.ones(4, 3))
+    assert type(actual.value) is type(expected.value)
+    assert str(actual.value) == on_a_gpu(str(expected.value))
+
+
+def test_the_type_of_a_tensor_on_the_default_device():
+    with lazyviz.lazy(device="A100-80GB"), torch.device("cuda"):
+        x = torch.ones(2)
+        assert x.type() == "torch.cuda.FloatTensor"
+        with pytest.raises(TypeError, match=r"cannot assign 'torch\.cuda\.FloatTensor' as parameter"):
+            nn.Linear(2, 2).weight = x
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [

@@ -900,6 +900,24 @@ def test_the_sync_point_names_the_tensor_its_memory_holder_and_the_workaround():
     assert shown.shape == (2, 8)
 
 
+class Weights:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_the_sync_point_names_a_tensor_of_no_module_as_the_code_does():
+    x, items, state = torch.zeros(4), [torch.zeros(4)], Weights(torch.zeros(4))
+    arrays = [tensor.numpy() for tensor in (x, items[0], state.tensor)]
+    with lazyviz.lazy() as graph:
+        x.add_(1)
+        x[1:] = 3
+        items[0].mul_(2)
+        state.tensor.detach().fill_(1)
+    names = [point.cause.split()[2] for point in graph.sync_points]
+    assert names == ["x,", "x,", "items[0],", "state.tensor,"]
+    assert arrays[0].tolist() == [1, 3, 3, 3]
+
+
 def test_memory_made_in_a_step_that_ran_at_once_is_in_the_record():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyviz
 
 from ...bit_equality import difference
+from ...same_as_eager import assert_same_as_eager
 
 
 def check_parity(program):
@@ -73,6 +74,13 @@ def test_classes_that_there_are_not_are_an_error(offset, number):
     with lazyviz.lazy(), pytest.raises((RuntimeError, IndexError), match="Class values|out of bounds"):
         program()
     lazyviz.reset()
+
+
+@pytest.mark.parametrize("number", [-1, 0, 3])
+def test_no_classes_are_written_as_in_eager(number):
+    assert not assert_same_as_eager(
+        lambda: torch.nn.functional.one_hot(CLASSES[:, :0] + 0, number)
+    ).sync_points
 
 
 @pytest.mark.parametrize("gradients", [(False, False), (True, False), (False, True)])
