@@ -26,9 +26,10 @@ from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
+from ..process.exclusive import Exclusive, forget_holder
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
-from ..process.transaction import Exclusive, Transaction, forget_holder
+from ..process.transaction import Transaction
 from ..record.dependencies import closure
 from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced

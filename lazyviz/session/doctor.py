@@ -17,9 +17,9 @@ from importlib.util import find_spec
 import torch
 
 from ..plan.devices.devices import cuda_devices
+from ..process.exclusive import Exclusive
 from ..process.gc_pause import patience
-from ..process.signals import abandoned
-from ..process.transaction import Exclusive
+from ..process.signals import Deferred, abandoned
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_modules, op_stream
@@ -156,7 +156,9 @@ def _of_handlers() -> list[Leftover]:
     found = [
         Leftover(f"handler of {signal.Signals(number).name}", "one of lazyviz")
         for number in signal.valid_signals()
-        if number in signal.Signals.__members__.values() and is_ours(signal.getsignal(number))
+        if number in signal.Signals.__members__.values()
+        and is_ours(handler := signal.getsignal(number))
+        and not isinstance(getattr(handler, "__self__", None), Deferred)  # see the next ones
     ]
     found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in abandoned()]
     return found
