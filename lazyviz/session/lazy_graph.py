@@ -255,6 +255,7 @@ class LazyGraph(OfThisProcess):
 
     # --- planning -----------------------------------------------------------------
 
+    @evaluation.looking
     def plan(
         self,
         device: DeviceLike | None = None,
@@ -422,24 +423,29 @@ class LazyGraph(OfThisProcess):
 
     # --- pictures -----------------------------------------------------------------
 
+    @evaluation.looking
     def scene(self) -> Scene:
         """The data that all pictures of the graph are drawn from; its boxes are reused, its plan is new."""
         return self._pictures.scene(self)
 
+    @evaluation.looking
     def text(self) -> str:
         """The graph and its plan as text."""
         return DisplayedText(self._pictures.text(self))
 
+    @evaluation.looking
     def to_dot(self) -> graphviz.Digraph:
         from ..view.render.dot import to_dot
 
         return to_dot(self.ir)
 
+    @evaluation.looking
     def to_fx(self) -> torch.fx.GraphModule:
         from ..graph.fx import to_fx
 
         return to_fx(self.ir)
 
+    @evaluation.looking
     def save(
         self,
         path: str | Path,
@@ -519,6 +525,7 @@ class LazyGraph(OfThisProcess):
             self.drawing = replace(self.drawing, by="")
         self.runs.notify()
 
+    @evaluation.looking
     def show(self) -> Path:
         """Write the interactive page to a temporary file, open it in the browser, and return its path.
 
@@ -526,10 +533,12 @@ class LazyGraph(OfThisProcess):
         """
         return self._pictures.show(self)
 
+    @evaluation.looking
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         return self._pictures.widget(self, scene)
 
+    @evaluation.looking
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
         return self._pictures.static_bundle(self, scene)

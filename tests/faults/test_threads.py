@@ -331,6 +331,37 @@ def test_a_run_waits_for_the_op_that_another_thread_is_recording(state, monkeypa
     assert value.tolist() == [2, 2]
 
 
+def test_a_graph_is_drawn_while_another_thread_records_in_it(state, tmp_path):
+    """It sees one state of the graph, as recording goes on after it."""
+    shown, ended = [], threading.Event()
+
+    def record():
+        try:
+            for _ in range(60):
+                value = torch.zeros(3)
+                with lazyviz.lazy() as graph:
+                    shown[:] = [graph]
+                    for _ in range(200):
+                        value = value + 1
+                assert value.tolist() == [200] * 3
+        finally:
+            ended.set()
+
+    def draw():
+        looks = ("plan", "scene", "text", "to_dot", "to_fx", "widget", "static_bundle", "save")
+        while not ended.is_set():
+            for look in looks:
+                for graph in shown[:1]:
+                    getattr(graph, look)(*[tmp_path / "graph.html"] * (look == "save"))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        assert not run_together(record, draw)
+    finally:
+        sys.setswitchinterval(before)
+
+
 def own_generator():
     return torch.Generator().manual_seed(1)
 
