@@ -28,6 +28,7 @@ from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
 from ..process.exclusive import Exclusive, forget_holder
 from ..process.gc_pause import patience
+from ..process.signals import deferring
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Transaction
 from ..record.dependencies import closure
@@ -453,6 +454,7 @@ def _finish_orphans() -> None:
             block.finish()
 
 
+@deferring
 def finish_at_exit() -> None:
     """The process ends: exit the blocks of suspended generators, which Python closes later."""
     running = sys._current_frames().keys() - {threading.get_ident()}

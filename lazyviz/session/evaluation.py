@@ -28,7 +28,7 @@ from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred, abandoned, forget_signals
+from ..process.signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
@@ -547,6 +547,7 @@ def is_running_here() -> bool:
     return False
 
 
+@deferring
 def stop_background() -> None:
     """At process exit: stop the kernels on another thread between two ops, and wait for it."""
     background = tape.runs.background
