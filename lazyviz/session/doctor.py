@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -120,8 +121,9 @@ def doctor() -> Diagnosis:
     Nothing runs, and nothing is restored that the end of a cell would not restore.  Other threads are not
     checked.
     """
+    handlers = _of_handlers()  # before they are deferred
     with Exclusive():  # no other thread begins or ends a block meanwhile
-        patched, leftovers = _state()
+        patched, leftovers = _state(handlers)
     return Diagnosis(
         _versions(),
         {name: name in native_modules.loaded for name in COMPILED},
@@ -134,8 +136,8 @@ def doctor() -> Diagnosis:
     )
 
 
-def _state() -> tuple[list[str], list[Leftover]]:
-    """What is patched, and what should have been restored."""
+def _state(handlers: Sequence[Leftover]) -> tuple[list[str], list[Leftover]]:
+    """What is patched, and what should have been restored; ``handlers``: what of them is left over."""
     evaluation.watch.leave()  # as between two cells
     busy = bool(open_blocks()) or bool(tape.pending)
     patched = sorted(_name(owner, name) for owner, name, _ in originals.replaced())
@@ -147,7 +149,7 @@ def _state() -> tuple[list[str], list[Leftover]]:
         leftovers += [Leftover(name, "left in place") for name in evaluation.watch.taking_part()]
         if patience.lasts:
             leftovers.append(Leftover("thresholds of the garbage collector", str(gc.get_threshold())))
-        leftovers += _of_handlers()
+        leftovers += handlers
     leftovers += _of_the_tape()
     return patched, leftovers
 
