@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
+from ..process.signals import deferred
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
@@ -186,11 +187,12 @@ class PendingOps:
             start = time.perf_counter()
             if self._looked_for > 0.05 + 0.1 * (start - self._born):
                 return
-            Unreachable.possible = False
-            self.forget_unreachable(self.reachable())
-            Unreachable.possible = observable_nodes.writes_untracked_tensors(self.nodes)
-            known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
-            self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
+            with deferred():  # handlers of signals may run these ops
+                Unreachable.possible = False
+                self.forget_unreachable(self.reachable())
+                Unreachable.possible = observable_nodes.writes_untracked_tensors(self.nodes)
+                known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
+                self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
         finally:
             if any(taken):

@@ -28,7 +28,7 @@ from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
 from ..process.exclusive import Exclusive, forget_holder
 from ..process.gc_pause import patience
-from ..process.signals import deferring
+from ..process.signals import deferred, deferring
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Transaction
 from ..record.dependencies import closure
@@ -341,7 +341,8 @@ class LazyBlock(Transaction, Generic[G]):
         graph = self.graph
         if graph is None or not self._unaccounted:
             return
-        with tape.runs.lock:  # another thread may be about to run these ops
+        # Another thread, or the handler of a signal, may be about to run these ops.
+        with tape.runs.lock, deferred():
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:

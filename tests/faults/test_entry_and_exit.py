@@ -118,6 +118,40 @@ def test_handlers_of_signals_find_pytorch_plain_or_a_whole_block_at_any_line_of_
         assert lazyviz.doctor().ok
 
 
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("ask", ["everything", "a tensor", "a block"])
+def test_handlers_of_signals_evaluate_the_ops_of_a_block_at_any_line_of_its_exit(ask, lost, state, request):
+    weight, made = torch.zeros(3), []
+
+    def block():
+        with lazyviz.lazy():
+            for _ in range(3 if lost else 0):
+                with lazyviz.lazy():  # whose graph nobody has
+                    torch.rand(2).add_(1)
+            weight.add_(1)
+            made[:] = [weight * 2, weight + 1]
+
+    def handle():
+        if ask == "everything":
+            lazyviz.sync()
+        elif ask == "a tensor":
+            weight.tolist()
+        else:
+            records_and_reads()
+
+    most = 10_000 if request.config.getoption("--all") else 60
+    for at in sampled(points(block), most, seed=len(ask)):
+        lazyviz.sync()
+        weight.zero_()
+        call_at(block, at, handle)
+        assert is_plain()
+        assert (
+            weight.tolist() == [1, 1, 1] and made[0].tolist() == [2, 2, 2] and made[1].tolist() == [2, 2, 2]
+        )
+        lazyviz.sync()
+        assert not state.differences(), at
+
+
 def test_recorded_ops_stay_pending_whatever_is_raised_on_leaving(state, request):
     weight = torch.zeros(3)
     made = []
