@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
-from ..process.signals import deferred
+from ..process.signals import deferring
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
@@ -187,17 +187,17 @@ class PendingOps:
             start = time.perf_counter()
             if self._looked_for > 0.05 + 0.1 * (start - self._born):
                 return
-            with deferred():  # handlers of signals may run these ops
-                Unreachable.possible = False
-                self.forget_unreachable(self.reachable())
-                Unreachable.possible = observable_nodes.writes_untracked_tensors(self.nodes)
-                known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
-                self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
+            Unreachable.possible = False
+            self.forget_unreachable(self.reachable())
+            Unreachable.possible = observable_nodes.writes_untracked_tensors(self.nodes)
+            known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
+            self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
         finally:
             if any(taken):
                 self._runs.lock.release()
 
+    @deferring  # handlers of signals may run these ops
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs without an effect on a tensor, a pending write or a
         pending draw.

@@ -27,6 +27,7 @@ from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
 from ..process.own_process import OfThisProcess
+from ..process.signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..record import partial_writes
@@ -759,7 +760,12 @@ class forbid_sync(Transaction):
 def cell_boundary() -> None:
     """Between two cells: drop unreachable ops, and restore PyTorch if nothing is pending."""
     tape.runs.refuse_nested()
-    tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
+    with deferred():
+        if tape.runs.lock.acquire(blocking=False):  # else another thread has chosen what to run
+            try:
+                tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
+            finally:
+                tape.runs.lock.release()
     evaluation.watch.leave()
 
 

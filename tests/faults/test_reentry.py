@@ -18,6 +18,7 @@ import torch
 
 import lazyviz
 from lazyviz.record import native_recorder, recorder, rng, unrecorded_ops
+from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
 from .inject import call_at, is_plain, points, sampled
@@ -417,6 +418,23 @@ def test_a_reset_in_a_handler_while_an_op_is_recorded():
             program.model, optimizer = program.step.begin()
             with lazyviz.lazy():
                 call_at(lambda: program.step.take(program.model, optimizer), at, lazyviz.reset)  # noqa: B023
+        lazyviz.reset()
+        assert is_plain()
+
+
+def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
+    def hooks(frame):
+        return frame.f_code.co_filename == optimizer_hooks.__file__
+
+    step = Step("perceptron, one layer")
+
+    def take():
+        with lazyviz.lazy():
+            step.take(*step.begin())
+
+    for at in range(points(take, where=hooks)):
+        with contextlib.suppress(RuntimeError):
+            call_at(take, at, lazyviz.reset, where=hooks)
         lazyviz.reset()
         assert is_plain()
 
