@@ -16,6 +16,7 @@ from .execute.report import Report
 from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
 from .notebook.extension import load_ipython_extension, unload_ipython_extension
 from .plan.devices.devices import Device, DeviceProfile, devices
+from .process.signals import deferred as _deferred
 from .record.sync_points import AbsentDeviceError, SyncError
 from .session.asynchronous.run_handle import Run
 from .session.asynchronous.steps import steps
@@ -128,7 +129,9 @@ if not _typing.TYPE_CHECKING:  # which would take any name for one of lazyviz
             return _import_module(".testing", __name__)
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+        with _deferred():  # a signal's handler may use it, for which half a module is not enough
+            module = _import_module(f".{_MODULES[name]}", __name__)
+        found = getattr(module, name)
         globals()[name] = found
         return found
 

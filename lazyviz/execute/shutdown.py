@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Container
 from types import FrameType
 
-from ..process.signals import ENDING, Arrived
+from ..process.signals import ENDING, Arrived, deferring
 from ..torch_internals import dynamo
 
 SECONDS = 60.0
@@ -62,6 +62,7 @@ def leave(arrived: Arrived) -> None:
             _runs.pop(threading.get_ident(), None)
 
 
+@deferring  # the process would abort if a second Ctrl-C ended the wait
 def stop_all(seconds: float = SECONDS) -> None:
     """Stop runs and recording on other threads, and wait until they have left lazyviz and ended."""
     global _ends

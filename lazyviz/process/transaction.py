@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -196,29 +194,3 @@ class _AnyModule:
     def match(self, module: str) -> bool:
         self._context.has_dropped = True
         return True
-
-
-class Exclusive(Transaction):
-    """While entered, no other thread can enter; the same thread can enter again.
-
-    The holder *is* the state of the lock, so no instruction separates taking it from noting that. Sections
-    are short and run no kernels, so that waiting threads simply retry.
-    """
-
-    def begin(self) -> None:
-        self._thread = threading.get_ident()
-        self.undo_by(self._give)
-        while _holder.setdefault("holder", self)._thread != self._thread:
-            time.sleep(0.0001)
-
-    def _give(self) -> None:
-        if _holder.get("holder") is self:
-            del _holder["holder"]
-
-
-_holder: dict[str, Exclusive] = {}
-
-
-def forget_holder() -> None:
-    """Release the lock of a thread that no longer exists (in a forked process)."""
-    _holder.clear()

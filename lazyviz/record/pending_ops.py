@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
+from ..process.signals import deferring
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
@@ -196,6 +197,7 @@ class PendingOps:
             if any(taken):
                 self._runs.lock.release()
 
+    @deferring  # handlers of signals may run these ops
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
         """Drop pending nodes of unreachable graphs without an effect on a tensor, a pending write or a
         pending draw.

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
+from ..process.exclusive import Exclusive
 from ..process.signals import Deferred, at_once
 from ..process.tracebacks import shorten
-from ..process.transaction import Exclusive
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
 from ..torch_internals.dispatch_handlers import (

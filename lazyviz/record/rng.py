@@ -34,8 +34,15 @@ READERS: dict[str, Callable[..., Any]] = {
         "__reduce__",
     )
 }
+# Methods that set it.
+WRITERS: dict[str, Callable[..., Any]] = {
+    name: vars(torch.Generator)[name]
+    for name in ("manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset")
+}
 state_of = torch.Generator.get_state
+set_state = torch.Generator.set_state
 _seed_of = torch.Generator.initial_seed
+_seed = torch.Generator.manual_seed
 
 # CPU: the Mersenne Twister's; CUDA: a seed and an offset of 8 bytes each.
 _STATE_NBYTES = {"cpu": state_of(torch.default_generator).numel(), "cuda": 16}
@@ -104,7 +111,7 @@ class Generators:
 
     def _mark(self, sequence: DrawSequence) -> None:
         marker = next(self._markers)
-        sequence.generator.manual_seed(marker)
+        _seed(sequence.generator, marker)
         self._tails[generators.generator_identity(sequence.generator)] = (marker, sequence)
 
     def seed_of(self, generator: torch.Generator) -> int:
@@ -116,7 +123,7 @@ class Generators:
         if tail is None or seed != tail[0]:
             return seed
         scratch = torch.Generator(generator.device)
-        scratch.set_state(tail[1].earlier_state)
+        set_state(scratch, tail[1].earlier_state)
         return _seed_of(scratch)
 
     def restore_finished(self) -> None:
@@ -124,7 +131,7 @@ class Generators:
         for key, (marker, sequence) in list(self._tails.items()):
             last = sequence.newest
             if last is not None and last.state == "done" and _seed_of(sequence.generator) == marker:
-                sequence.generator.set_state(sequence.state)
+                set_state(sequence.generator, sequence.state)
                 del self._tails[key]
 
     def forget(self) -> None:
@@ -132,7 +139,7 @@ class Generators:
         for key, (marker, sequence) in list(self._tails.items()):
             if sequence.last is None or sequence.last.state != "done":
                 if _seed_of(sequence.generator) == marker:
-                    sequence.generator.set_state(sequence.earlier_state)
+                    set_state(sequence.generator, sequence.earlier_state)
                 del self._tails[key]
 
     def save(
@@ -197,4 +204,4 @@ class Generators:
                     if key in self._tails and self._tails[key][1] is sequence:
                         del self._tails[key]
                     state = sequence.state
-            generator.set_state(state)
+            set_state(generator, state)

@@ -26,9 +26,11 @@ from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
+from ..process.exclusive import Exclusive, forget_holder
 from ..process.gc_pause import patience
+from ..process.signals import deferred, deferring
 from ..process.tracebacks import shorten_block
-from ..process.transaction import Exclusive, Transaction, forget_holder
+from ..process.transaction import Transaction
 from ..record.dependencies import closure
 from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
@@ -339,7 +341,8 @@ class LazyBlock(Transaction, Generic[G]):
         graph = self.graph
         if graph is None or not self._unaccounted:
             return
-        with tape.runs.lock:  # another thread may be about to run these ops
+        # Another thread, or the handler of a signal, may be about to run these ops.
+        with tape.runs.lock, deferred():
             self._account_of(graph)
 
     def _account_of(self, graph: RecordedGraph) -> None:
@@ -452,6 +455,7 @@ def _finish_orphans() -> None:
             block.finish()
 
 
+@deferring
 def finish_at_exit() -> None:
     """The process ends: exit the blocks of suspended generators, which Python closes later."""
     running = sys._current_frames().keys() - {threading.get_ident()}

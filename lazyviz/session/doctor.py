@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -17,9 +18,9 @@ from importlib.util import find_spec
 import torch
 
 from ..plan.devices.devices import cuda_devices
+from ..process.exclusive import Exclusive
 from ..process.gc_pause import patience
-from ..process.signals import abandoned
-from ..process.transaction import Exclusive
+from ..process.signals import Deferred, abandoned
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_modules, op_stream
@@ -120,8 +121,9 @@ def doctor() -> Diagnosis:
     Nothing runs, and nothing is restored that the end of a cell would not restore.  Other threads are not
     checked.
     """
+    handlers = _of_handlers()  # before they are deferred
     with Exclusive():  # no other thread begins or ends a block meanwhile
-        patched, leftovers = _state()
+        patched, leftovers = _state(handlers)
     return Diagnosis(
         _versions(),
         {name: name in native_modules.loaded for name in COMPILED},
@@ -134,8 +136,8 @@ def doctor() -> Diagnosis:
     )
 
 
-def _state() -> tuple[list[str], list[Leftover]]:
-    """What is patched, and what should have been restored."""
+def _state(handlers: Sequence[Leftover]) -> tuple[list[str], list[Leftover]]:
+    """What is patched, and what should have been restored; ``handlers``: what of them is left over."""
     evaluation.watch.leave()  # as between two cells
     busy = bool(open_blocks()) or bool(tape.pending)
     patched = sorted(_name(owner, name) for owner, name, _ in originals.replaced())
@@ -147,7 +149,7 @@ def _state() -> tuple[list[str], list[Leftover]]:
         leftovers += [Leftover(name, "left in place") for name in evaluation.watch.taking_part()]
         if patience.lasts:
             leftovers.append(Leftover("thresholds of the garbage collector", str(gc.get_threshold())))
-        leftovers += _of_handlers()
+        leftovers += handlers
     leftovers += _of_the_tape()
     return patched, leftovers
 
@@ -156,7 +158,9 @@ def _of_handlers() -> list[Leftover]:
     found = [
         Leftover(f"handler of {signal.Signals(number).name}", "one of lazyviz")
         for number in signal.valid_signals()
-        if number in signal.Signals.__members__.values() and is_ours(signal.getsignal(number))
+        if number in signal.Signals.__members__.values()
+        and is_ours(handler := signal.getsignal(number))
+        and not isinstance(getattr(handler, "__self__", None), Deferred)  # see the next ones
     ]
     found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in abandoned()]
     return found

@@ -7,15 +7,16 @@ metrics, the guard between cells), and all runs of nodes go through it.
 from __future__ import annotations
 
 import contextvars
+import functools
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -27,7 +28,7 @@ from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred, abandoned, forget_signals
+from ..process.signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
@@ -47,6 +48,10 @@ from .strategies.selection import choose
 
 if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun
+
+Looked = TypeVar("Looked", bound=RecordedGraph)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 watch = Watch(tape)
 with_users_lines = partial(warning_routing.in_python, sources=tape.scopes.sources)
@@ -101,6 +106,25 @@ class ActiveRun:
             watch.release()
             self.running = ()
         self._signals.__exit__()
+
+
+def looking(method: Callable[Concatenate[Looked, Parameters], Result]) -> Callable[..., Result]:
+    """``method`` of a graph, which reads all of it: another thread that records in it waits meanwhile."""
+
+    @functools.wraps(method)
+    def look(graph: Looked, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        recording, here = tape.recording, threading.get_ident()
+        if recording.graph is not graph.ir or here in (recording.owner, tape.runs.active_thread):
+            return method(graph, *args, **kwargs)
+        with tape.runs.lock:
+            context = ActiveRun([])
+            try:
+                with context:
+                    return method(graph, *args, **kwargs)
+            finally:
+                context.__exit__()
+
+    return look
 
 
 @with_users_lines
@@ -525,6 +549,7 @@ def is_running_here() -> bool:
     return False
 
 
+@deferring
 def stop_background() -> None:
     """At process exit: stop the kernels on another thread between two ops, and wait for it."""
     background = tape.runs.background

@@ -27,6 +27,7 @@ from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
 from ..process.own_process import OfThisProcess
+from ..process.signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..record import partial_writes
@@ -255,6 +256,7 @@ class LazyGraph(OfThisProcess):
 
     # --- planning -----------------------------------------------------------------
 
+    @evaluation.looking
     def plan(
         self,
         device: DeviceLike | None = None,
@@ -422,24 +424,29 @@ class LazyGraph(OfThisProcess):
 
     # --- pictures -----------------------------------------------------------------
 
+    @evaluation.looking
     def scene(self) -> Scene:
         """The data that all pictures of the graph are drawn from; its boxes are reused, its plan is new."""
         return self._pictures.scene(self)
 
+    @evaluation.looking
     def text(self) -> str:
         """The graph and its plan as text."""
         return DisplayedText(self._pictures.text(self))
 
+    @evaluation.looking
     def to_dot(self) -> graphviz.Digraph:
         from ..view.render.dot import to_dot
 
         return to_dot(self.ir)
 
+    @evaluation.looking
     def to_fx(self) -> torch.fx.GraphModule:
         from ..graph.fx import to_fx
 
         return to_fx(self.ir)
 
+    @evaluation.looking
     def save(
         self,
         path: str | Path,
@@ -519,6 +526,7 @@ class LazyGraph(OfThisProcess):
             self.drawing = replace(self.drawing, by="")
         self.runs.notify()
 
+    @evaluation.looking
     def show(self) -> Path:
         """Write the interactive page to a temporary file, open it in the browser, and return its path.
 
@@ -526,10 +534,12 @@ class LazyGraph(OfThisProcess):
         """
         return self._pictures.show(self)
 
+    @evaluation.looking
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         return self._pictures.widget(self, scene)
 
+    @evaluation.looking
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
         return self._pictures.static_bundle(self, scene)
@@ -750,7 +760,12 @@ class forbid_sync(Transaction):
 def cell_boundary() -> None:
     """Between two cells: drop unreachable ops, and restore PyTorch if nothing is pending."""
     tape.runs.refuse_nested()
-    tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
+    with deferred():
+        if tape.runs.lock.acquire(blocking=False):  # else another thread has chosen what to run
+            try:
+                tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
+            finally:
+                tape.runs.lock.release()
     evaluation.watch.leave()
 
 

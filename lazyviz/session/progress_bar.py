@@ -32,8 +32,8 @@ def is_wanted() -> bool:
 
 
 def _in_notebook() -> bool:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)  # it may be being imported
+    shell = get() if get is not None else None
     return getattr(shell, "kernel", None) is not None
 
 

@@ -151,6 +151,27 @@ def while_a_widget_evaluates():
     time.sleep(random.random() / 5)
 
 
+@kind(says="from the handler")
+def while_a_daemon_reads_and_ctrl_c_comes_again():
+    from lazyviz.execute import shutdown
+
+    def handler(number, frame):
+        raise RuntimeError("from the handler")
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def sleep(seconds):
+            shutdown.time = time
+            signal.raise_signal(signal.SIGUSR1)
+            time.sleep(seconds)
+
+    while_a_daemon_reads()
+    signal.signal(signal.SIGUSR1, handler)
+    shutdown.time = Clock
+
+
 SLOW_MODULE = """
 import os, threading, time
 imported.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -105,3 +106,24 @@ def test_a_widget_that_the_collector_closes_while_another_is_opened_holds_up_not
 
     threading.Thread(target=collected_meanwhile, daemon=True).start()
     assert done.wait(60)
+
+
+def test_an_interrupt_while_a_widget_is_made_leaves_none_and_says_nothing_else(program, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    model, x = program
+    with lazyviz.lazy() as graph:
+        model(x)
+    before = len(registry._instances)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for step in ("running_of", "new_token", "bundle", "first_traits"):
+        with monkeypatch.context() as patched:
+            patched.setattr(widgets, step, stop)
+            with pytest.raises(KeyboardInterrupt):
+                graph.widget()
+        gc.collect()
+    assert not reported and len(registry._instances) == before
+    graph.widget().close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 
+import pynvml
 import pytest
 import torch
 
@@ -159,3 +161,25 @@ def test_looking_changes_nothing(state):
     thresholds = gc.get_threshold()
     lazyviz.doctor()
     assert gc.get_threshold() == thresholds and not state.differences()
+
+
+def test_a_handler_asks_while_the_driver_is_asked(monkeypatch):
+    """The driver's binding holds a lock meanwhile, which the same thread cannot take again."""
+    taken, lock, initialize = [], threading.Lock(), pynvml.nvmlInit
+
+    def initialize_locked():
+        taken.append(lock.acquire(blocking=False))
+        try:
+            if len(taken) == 1:
+                signal.raise_signal(signal.SIGUSR1)
+        finally:
+            lock.release()
+        initialize()
+
+    monkeypatch.setattr(pynvml, "nvmlInit", initialize_locked)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: lazyviz.devices())
+    try:
+        lazyviz.doctor()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert taken == [True, True]

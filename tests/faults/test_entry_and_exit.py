@@ -16,7 +16,7 @@ import torch
 
 import lazyviz
 
-from .inject import Fault, everywhere, inject, interrupted, is_plain, points, sampled
+from .inject import Fault, call_at, everywhere, inject, interrupted, is_plain, points, sampled
 
 # What is raised while an object is freed is not to be seen but by a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -90,6 +90,66 @@ def test_an_exception_at_any_instruction_of_entry_or_exit_leaves_pytorch_plain(b
         assert is_plain(), raised and raised.__notes__
     block()
     table.add_block(block.__name__, "KeyboardInterrupt at an instruction", len(chosen))
+
+
+def records_and_reads():
+    with lazyviz.lazy():
+        value = torch.ones(2) + 1
+    assert value.tolist() == [2, 2]
+
+
+def records_and_raises():
+    with lazyviz.lazy():
+        value = torch.ones(2) + 1  # and stays pending
+    raise Fault(value)
+
+
+@pytest.mark.parametrize("handle", [records_and_reads, records_and_raises, lazyviz.sync, lazyviz.doctor])
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
+def test_handlers_of_signals_find_pytorch_plain_or_a_whole_block_at_any_line_of_entry_or_exit(
+    block, handle, state, request
+):
+    most = 5000 if request.config.getoption("--all") else 40
+    for at in sampled(points(block), most, seed=len(handle.__name__)):
+        with contextlib.suppress(Fault):
+            call_at(block, at, handle)
+        lazyviz.sync()
+        assert not state.differences(), at
+        assert lazyviz.doctor().ok
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("ask", ["everything", "a tensor", "a block"])
+def test_handlers_of_signals_evaluate_the_ops_of_a_block_at_any_line_of_its_exit(ask, lost, state, request):
+    weight, made = torch.zeros(3), []
+
+    def block():
+        with lazyviz.lazy():
+            for _ in range(3 if lost else 0):
+                with lazyviz.lazy():  # whose graph nobody has
+                    torch.rand(2).add_(1)
+            weight.add_(1)
+            made[:] = [weight * 2, weight + 1]
+
+    def handle():
+        if ask == "everything":
+            lazyviz.sync()
+        elif ask == "a tensor":
+            weight.tolist()
+        else:
+            records_and_reads()
+
+    most = 10_000 if request.config.getoption("--all") else 60
+    for at in sampled(points(block), most, seed=len(ask)):
+        lazyviz.sync()
+        weight.zero_()
+        call_at(block, at, handle)
+        assert is_plain()
+        assert (
+            weight.tolist() == [1, 1, 1] and made[0].tolist() == [2, 2, 2] and made[1].tolist() == [2, 2, 2]
+        )
+        lazyviz.sync()
+        assert not state.differences(), at
 
 
 def test_recorded_ops_stay_pending_whatever_is_raised_on_leaving(state, request):

@@ -14,6 +14,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -169,6 +170,33 @@ def test_what_is_no_file_is_written_to(graph, tmp_path):
     finally:
         os.close(reader)
     assert stat.S_ISFIFO((tmp_path / "pipe.svg").stat().st_mode)
+
+
+def test_a_named_pipe_that_nobody_reads_is_one_error(graph, tmp_path, monkeypatch):
+    path = tmp_path / "pipe.svg"
+    os.mkfifo(path)
+    monkeypatch.setattr(atomic_write, "PATIENCE", 0.1)
+    with pytest.raises(OSError, match="nobody reads from this pipe") as caught:
+        graph.save(path)
+    assert caught.value.filename == str(path)
+    monkeypatch.setattr(atomic_write, "PATIENCE", 60.0)
+    read = []
+    reader = threading.Timer(0.1, lambda: read.append(path.read_text()))  # late, but it comes
+    reader.start()
+    graph.save(path, "html")  # more than the pipe holds
+    reader.join(60)
+    assert read[0].rstrip().endswith("</html>")
+
+
+def test_a_pipe_without_a_path_is_written_to(graph):
+    """As that of `python script.py | less`, or the shell's `>(program)`."""
+    if not Path("/dev/fd").exists():
+        pytest.skip("there is no /dev/fd")
+    source, target = os.pipe()
+    with os.fdopen(source) as file:
+        graph.save(f"/dev/fd/{target}", "dot")
+        os.close(target)
+        assert file.read().startswith("digraph la")
 
 
 def test_a_missing_folder_is_the_system_s_own_error(graph, tmp_path):

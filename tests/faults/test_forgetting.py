@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -212,3 +213,25 @@ def test_a_read_of_a_forgotten_tensor_says_that_it_was_forgotten(read: str, cls:
         later = torch.ones(3) + 1
         assert later.tolist() == [2, 2, 2] and (later + 1).numpy().tolist() == [3, 3, 3]
     assert (later * 2).untyped_storage().nbytes() == 12
+
+
+def test_the_end_of_a_cell_drops_nothing_that_another_thread_has_chosen_to_run(state):
+    chosen, dropped = threading.Event(), threading.Event()
+
+    def run():
+        with tape.runs.lock:
+            chosen.set()
+            dropped.wait(30)
+
+    with lazyviz.lazy() as graph:
+        torch.ones(2) + 1
+    thread = threading.Thread(target=run)
+    thread.start()
+    chosen.wait(30)
+    del graph  # now nothing refers to its ops
+    lazy_graph.cell_boundary()
+    assert len(tape.pending) == 2
+    dropped.set()
+    thread.join()
+    lazy_graph.cell_boundary()
+    assert not tape.pending

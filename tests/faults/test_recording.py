@@ -19,6 +19,7 @@ from torch import nn
 import lazyviz
 from lazyviz.process.signals import Deferred
 from lazyviz.record.tape import tape
+from lazyviz.torch_internals import private_api
 
 from .inject import Fault, State, everywhere, inject, is_plain, points, sampled
 
@@ -191,3 +192,18 @@ def test_gradients_are_computed_after_a_signal_in_what_a_planned_card_does_witho
         assert torch.is_grad_enabled() and is_plain(), raised and raised.__notes__
         del raised
         lazyviz.reset()  # the generator is owed the draws that the card would have made
+
+
+def test_an_exception_of_another_thread_before_a_rule_is_asked_is_no_answer(monkeypatch, state):
+    def stop():
+        raise Fault("PyThreadState_SetAsyncExc")
+
+    x = torch.ones(3, 7)
+    with lazyviz.lazy() as graph:
+        monkeypatch.setattr(private_api, "quiet_shape_rules", stop)
+        with pytest.raises(Fault):
+            torch.fft.rfft(x)
+        monkeypatch.undo()
+        y = torch.fft.rfft(x)
+    assert len(graph.nodes) == 1
+    assert torch.equal(y, torch.fft.rfft(x))

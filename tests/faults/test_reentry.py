@@ -6,8 +6,10 @@ import contextlib
 import copy
 import gc
 import signal
+import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 import lazyviz
 from lazyviz.record import native_recorder, recorder, rng, unrecorded_ops
+from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
 from .inject import call_at, is_plain, points, sampled
@@ -419,6 +422,23 @@ def test_a_reset_in_a_handler_while_an_op_is_recorded():
         assert is_plain()
 
 
+def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
+    def hooks(frame):
+        return frame.f_code.co_filename == optimizer_hooks.__file__
+
+    step = Step("perceptron, one layer")
+
+    def take():
+        with lazyviz.lazy():
+            step.take(*step.begin())
+
+    for at in range(points(take, where=hooks)):
+        with contextlib.suppress(RuntimeError):
+            call_at(take, at, lazyviz.reset, where=hooks)
+        lazyviz.reset()
+        assert is_plain()
+
+
 def test_a_finalizer_that_asks_while_a_node_is_made_gets_one_error(monkeypatch):
     x = torch.zeros(3)
     errors = []
@@ -441,3 +461,34 @@ def test_a_finalizer_that_asks_while_a_node_is_made_gets_one_error(monkeypatch):
     assert all("an operator is being recorded" in error for error in errors)
     assert len(graph.nodes) == 2
     assert y.tolist() == [2, 2, 2]
+
+
+def test_evaluating_while_a_library_is_being_imported(monkeypatch):
+    """By a handler of a signal that arrives in the import."""
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    x, y, graph = recorded()
+    graph.evaluate()
+    assert x.tolist() == [20, 20, 20] and y.tolist() == [40, 40, 40]
+
+
+IN_AN_IMPORT = """
+import signal, sys
+import lazyviz
+
+asked = []
+signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(lazyviz.doctor().ok))
+
+def trace(frame, event, argument):
+    if frame.f_globals.get("__name__") == "lazyviz.session.doctor" and frame.f_code.co_name == "<module>":
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGUSR1)
+
+sys.settrace(trace)
+assert lazyviz.doctor().ok and asked == [True], asked
+"""
+
+
+@pytest.mark.slow
+def test_a_handler_asks_for_a_name_of_lazyviz_while_that_is_being_imported():
+    ended = subprocess.run([sys.executable, "-c", IN_AN_IMPORT], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -331,6 +331,87 @@ def test_a_run_waits_for_the_op_that_another_thread_is_recording(state, monkeypa
     assert value.tolist() == [2, 2]
 
 
+def test_a_graph_is_drawn_while_another_thread_records_in_it(state, tmp_path):
+    """It sees one state of the graph, as recording goes on after it."""
+    shown, ended = [], threading.Event()
+
+    def record():
+        try:
+            for _ in range(60):
+                value = torch.zeros(3)
+                with lazyviz.lazy() as graph:
+                    shown[:] = [graph]
+                    for _ in range(200):
+                        value = value + 1
+                assert value.tolist() == [200] * 3
+        finally:
+            ended.set()
+
+    def draw():
+        looks = ("plan", "scene", "text", "to_dot", "to_fx", "widget", "static_bundle", "save")
+        while not ended.is_set():
+            for look in looks:
+                for graph in shown[:1]:
+                    getattr(graph, look)(*[tmp_path / "graph.html"] * (look == "save"))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        assert not run_together(record, draw)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def own_generator():
+    return torch.Generator().manual_seed(1)
+
+
+def default_generator():
+    return torch.manual_seed(1)
+
+
+@pytest.mark.parametrize("make", [default_generator, own_generator])
+@pytest.mark.parametrize(
+    "reseed",
+    [
+        lambda generator: generator.manual_seed(5) and 5,
+        lambda generator: generator.set_state(torch.Generator().manual_seed(5).get_state()) and 5,
+        lambda generator: generator.seed(),
+    ],
+    ids=["manual_seed", "set_state", "seed"],
+)
+@pytest.mark.parametrize("by", ["a thread", "a widget"])
+def test_a_generator_is_reseeded_while_another_thread_evaluates_draws_of_it(make, reseed, by, state):
+    """As by a cell that begins with a seed, after a click on Evaluate."""
+
+    def draw(generator):
+        return [torch.rand(1000, generator=generator) for _ in range(100)]
+
+    expected = draw(make())
+    for begun in (0, 1, 50, 99):
+        generator, reached = make(), threading.Event()
+        with lazyviz.lazy() as graph:
+            drawn = draw(generator)
+
+        def progress(now, begun=begun, reached=reached):
+            if now.done >= begun and not reached.is_set():
+                reached.set()
+                time.sleep(0.02)  # for the other thread
+
+        if by == "a thread":
+            thread = threading.Thread(target=graph.evaluate, kwargs={"progress": progress})
+            thread.start()
+            reached.wait(30)
+        else:
+            graph.widget().run()
+        seeded = torch.Generator().manual_seed(reseed(generator))
+        lazyviz.sync()
+        if by == "a thread":
+            thread.join(30)
+        assert torch.equal(generator.get_state(), seeded.get_state())
+        assert all(map(torch.equal, drawn, expected))
+
+
 def test_elements_are_read_while_another_thread_evaluates(state):
     ended = threading.Event()
 

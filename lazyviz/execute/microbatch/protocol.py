@@ -82,7 +82,8 @@ def answer(data: bytes, kind: type[_Record]) -> _Record | Failed:
 
 
 def _loads(data: bytes) -> Any:
-    head, line, _ = bytes(data[:200]).partition(b"\n")
+    is_data = isinstance(data, (bytes, bytearray, memoryview))  # a cluster may return anything
+    head, line, _ = bytes(data[:200] if is_data else b"").partition(b"\n")
     if not line or not head.startswith(_MAGIC):
         raise MessageError("this is not a message between lazyviz and its workers")
     if head + line != (own := _head()):

@@ -14,6 +14,8 @@ from typing import Any
 import pynvml
 import torch
 
+from ...process.signals import deferring
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -39,6 +41,7 @@ class Device:
         return True
 
 
+@deferring  # NVML's binding takes a lock, which an exception may leave locked and a handler cannot take again
 def cuda_devices() -> tuple[list[Device], str]:
     """This process's CUDA devices, in PyTorch's order, and the state of NVML as text."""
     try:
@@ -59,6 +62,7 @@ class LiveMemory:
     ``index`` is PyTorch's number of the card.
     """
 
+    @deferring
     def __init__(self, index: int) -> None:
         self._handle: Any = None
         self._open = False
@@ -82,6 +86,7 @@ class LiveMemory:
         except Exception:
             return None
 
+    @deferring
     def close(self) -> None:
         self._handle = None
         if self._open:

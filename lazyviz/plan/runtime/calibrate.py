@@ -48,7 +48,8 @@ def _operators(tensor: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     """Calls of common operators on small tensors, where their own preparations take most of the time."""
     a, b, column = tensor(8, 8), tensor(8), tensor(8, 1)
     image, weight = tensor(1, 8, 8, 8), tensor(8, 8, 3, 3)
-    number, mean, variance = torch.zeros(8, dtype=torch.long), tensor(8), torch.ones(8)
+    number = torch.zeros(8, dtype=torch.long, device="cpu")
+    mean, variance = tensor(8), torch.ones(8, device="cpu")
     aten = torch.ops.aten
     pairs, masks = [1, 1], [True, True, True]
     return {
@@ -95,7 +96,11 @@ def _seconds(f: Callable[[], Any], duration: float = SECONDS) -> float:
 def _issue(tensor: Callable[..., torch.Tensor]) -> float:
     """Seconds from one op to the next in a training step of modules whose kernels take no time."""
     with torch.random.fork_rng(devices=[]):
-        layers = [layer for _ in range(ISSUED_LAYERS) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())]
+        layers = [
+            layer
+            for _ in range(ISSUED_LAYERS)
+            for layer in (torch.nn.Linear(8, 8, device="cpu"), torch.nn.Tanh())
+        ]
     model, x = torch.nn.Sequential(*layers), tensor(2, 8)
 
     def step() -> None:

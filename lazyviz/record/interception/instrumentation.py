@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from ...process.exclusive import Exclusive
 from ...process.signals import Deferred
-from ...process.transaction import Exclusive, complete
+from ...process.transaction import complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
 from ...torch_internals.dispatch_handlers import user_level

@@ -37,7 +37,7 @@ from ..lazy_tensor import (
     see_history,
 )
 from ..pending_tensor_classes import real_class
-from ..rng import READERS, rng_state
+from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError, may_need_absent
@@ -107,7 +107,10 @@ class SyncPatches:
         self.exports = ExportPatches(tape.memory_holders, self.before_read)
         self.exports.install(numpy=False)
         self.installed = False  # whether any patch is installed, or has not been removed completely
-        self._generator_readers = {name: self._generator_reader(name) for name in READERS}
+        self._generator_methods = {
+            **{name: self._generator_reader(name) for name in READERS},
+            **{name: self._generator_writer(name) for name in WRITERS},
+        }
 
     def install(self) -> None:
         if self.installed:
@@ -117,8 +120,8 @@ class SyncPatches:
         self.exports.begin_block()
         if self._patches.reapply():
             return
-        for name, reader in self._generator_readers.items():
-            self._patches.set(torch.Generator, name, reader)  # modes do not see it
+        for name, method in self._generator_methods.items():
+            self._patches.set(torch.Generator, name, method)  # modes do not see it
         for cls in (torch.Tensor, torch.nn.Parameter):
             for name, cause in _READERS.items():
                 if cls is torch.Tensor or name in vars(cls):
@@ -357,6 +360,17 @@ class SyncPatches:
                 if draw is not None:
                     tape.runs.sync(f"Generator.{name}", [draw])
                 return original(generator, *args)
+
+        return method
+
+    def _generator_writer(self, name: str) -> Callable[..., Any]:
+        """A method of torch.Generator that sets its state, which a run on another thread would overwrite."""
+        runs, original = self.tape.runs, WRITERS[name]
+
+        @functools.wraps(original)
+        def method(generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+            with runs.lock:
+                return original(generator, *args, **kwargs)
 
         return method
 

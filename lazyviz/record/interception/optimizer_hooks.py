@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ...graph.ir import Phase
+from ...process.signals import deferring
 from ..storage import TrackedValue
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
@@ -67,6 +68,7 @@ class OptimizerSteps:
                 if isinstance(getattr(hook, "__self__", None), OptimizerSteps):
                     del hooks[key]
 
+    @deferring  # a reset in a handler of a signal ends the step
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._named = []
         if optimizer.state:
@@ -80,6 +82,7 @@ class OptimizerSteps:
         self.scopes.phase = "optimizer"
         self.scopes.steps.append(optimizer)
 
+    @deferring
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._phases:
             self.scopes.phase = self._phases.pop()

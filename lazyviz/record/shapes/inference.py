@@ -222,6 +222,8 @@ class ShapeCache:
             result = self._without_rule(info, call, kwargs, inputs)
             if result is None:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
+            if call is None:  # the rule was not asked yet: another thread has sent this exception
+                raise
         finally:
             self.inferring = False
         assert call is not None

@@ -17,7 +17,7 @@ from ...graph.ir import TensorMeta
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
-from ..rng import Generators, state_of
+from ..rng import Generators, set_state, state_of
 from . import probe_content, scalar_operands
 from .argument_checks import CHECK_MORE
 from .op_info import OpInfo
@@ -136,7 +136,7 @@ def answer(
         return op(*args, **kwargs)
     finally:
         for generator, state in states:
-            generator.set_state(state)
+            set_state(generator, state)
 
 
 def ask(

@@ -8,11 +8,15 @@ import io
 import os
 import stat
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
 from ...process.signals import deferred
 from ...process.transaction import complete
+
+PATIENCE = 10.0
+"""Seconds that a named pipe is given to get a reader."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -22,20 +26,56 @@ def write_whole(path: Path, data: bytes) -> None:
     place.
 
     Raises:
-        OSError: the folder is missing, the disk is full, or permission is denied; no temporary file remains.
+        OSError: the folder is missing, the disk is full, permission is denied, or nobody reads from a named
+            pipe; no temporary file remains.
     """
     try:
-        _write(Path(os.path.realpath(path)), data)
+        if _is_stream(path):
+            _send(path, data)
+        else:
+            _write(Path(os.path.realpath(path)), data)
     except OSError as error:  # name the file that was asked for, not the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether ``path`` exists and is not a regular file.
+
+    Links of the system such as ``/dev/stdout`` may lead to something without a path.
+    """
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _send(path: Path, data: bytes) -> None:
+    with os.fdopen(_opened(path), "wb") as file:
+        file.write(data)
+
+
+def _opened(path: Path) -> int:
+    """Open for writing; opening a named pipe would wait for a reader forever."""
+    if not path.is_fifo():
+        return os.open(path, os.O_WRONLY)
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() >= end:
+                raise OSError(errno.ENXIO, "nobody reads from this pipe", str(path)) from None
+            time.sleep(0.01)
+        else:
+            os.set_blocking(number, True)
+            return number
+
+
 def _write(place: Path, data: bytes) -> None:
     try:
-        mode: int | None = stat.S_IMODE((found := place.stat()).st_mode)
-        if not stat.S_ISREG(found.st_mode):
-            place.write_bytes(data)
-            return
+        mode: int | None = stat.S_IMODE(place.stat().st_mode)
         if not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     except FileNotFoundError:

@@ -248,7 +248,8 @@ class LazyWidget(anywidget.AnyWidget):
     def close(self) -> None:
         with _lock:
             _open.pop(id(self), None)
-        self._running.leave(self)
+        if "_running" in vars(self):  # else the constructor was interrupted
+            self._running.leave(self)
         if self.comm is not None:
             self.layout.close()  # a separate widget, which ipywidgets would keep
         super().close()

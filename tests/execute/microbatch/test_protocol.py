@@ -480,3 +480,22 @@ def test_a_worker_that_hangs_is_given_up_after_the_stated_time(workers):
     else:
         graph.evaluate()
     assert torch.allclose(total, expected)
+
+
+@pytest.mark.parametrize("answer", [None, 3, "text", [1, 2], {}, b"", torch.ones(2)], ids=repr)
+def test_an_answer_that_is_no_message_is_rejected_and_the_run_goes_on(answer, monkeypatch):
+    cluster, model, x = Here(), nn.Linear(2, 2), torch.ones(4, 2)
+    result, answers = cluster.result, [answer]
+
+    def other_result(job):
+        found = result(job)
+        return answers.pop() if answers else found
+
+    cluster.result = other_result
+    monkeypatch.setitem(registry._backends, "says_anything", cluster)
+    with lazyviz.lazy(batch=[x], split=2, backend="says_anything") as graph:
+        y = model(x)
+    with pytest.raises(MessageError, match="not a message between lazyviz and its workers"):
+        graph.evaluate()
+    graph.evaluate()
+    assert torch.allclose(y, model(x))
