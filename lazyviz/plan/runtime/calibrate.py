@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ ISSUED_LAYERS = 8  # pairs of a linear layer and tanh
 ISSUED_OPS = 17 + 48 + (8 + 40) / 2
 """Ops of a step with these layers, forward and backward, and sums of gradients; a view is half an op."""
 SMALL_SECONDS = 0.008  # duration of the timing of an operator on small tensors
+WEIGHTS = 8
 _KIB = 1024
 
 
@@ -81,16 +84,16 @@ def _operators(tensor: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
 
 
 def _seconds(f: Callable[[], Any], duration: float = SECONDS) -> float:
-    """The minimum time of a call, over as many calls as fit, after one warm-up call."""
+    """The median time of a call, over as many calls as fit, after one warm-up call."""
     f()
-    best, start = float("inf"), time.perf_counter()
+    taken, start = [], time.perf_counter()
     while True:
         before = time.perf_counter()
         f()
         after = time.perf_counter()
-        best = min(best, after - before)
+        taken.append(after - before)
         if after - start > duration:
-            return best
+            return statistics.median(taken)
 
 
 def _issue(tensor: Callable[..., torch.Tensor]) -> float:
@@ -119,8 +122,9 @@ def _net(f: Callable[[], Any], call: float) -> float:
 def _products(tensor: Callable[..., torch.Tensor], call: float) -> Curve:
     found = []
     for size in (16, 48, 128, 384, 768):
-        a, b = tensor(size, size), tensor(size, size)
-        found.append((2.0 * size**3, _net(lambda a=a, b=b: torch.mm(a, b), call)))  # type: ignore[misc]
+        # As in a model, whose linear layers transpose their weights, and have others each time.
+        a, weights = tensor(size, size), itertools.cycle([tensor(size, size).t() for _ in range(WEIGHTS)])
+        found.append((2.0 * size**3, _net(lambda a=a, w=weights: torch.mm(a, next(w)), call)))  # type: ignore[misc]
     return _rates(found)
 
 
