@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, TensorMeta
+from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependencies, unrecorded_ops
+from . import backward_nodes, constant_folding, dependencies, sync_points, unrecorded_ops
 from .constant_folding import is_given
-from .constant_folding import number as known_number
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
@@ -39,7 +38,7 @@ from .storage import (
     Unreachable,
     on_tensor_death,
 )
-from .sync_points import ADDRESSES, OtherRanks, PendingRuns
+from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
 from .unrecorded_ops import count_writes, written_tensors
@@ -152,16 +151,11 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         NOWHERE=NOWHERE,
         run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
         slow_sync=PendingRuns.sync,
-        SyncPoint=SyncPoint,
-        OtherRanks=OtherRanks,
-        ADDRESSES=ADDRESSES,
-        known_number=known_number,
-        number_of_one_op=constant_folding.number_of_one_op,
+        sync_points=sync_points,
+        constant_folding=constant_folding,
         Shadow=Shadow,
         evaluate_number=evaluate_number,
         number_in=number_in,
-        gradient_check=constant_folding.CHECK_GRADIENTS,
-        shape_only=constant_folding.SHAPE_ONLY,
         can_run_without=dependencies.can_run_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,

@@ -295,11 +295,11 @@ def connect(**parts):
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
-    slow_sync, SyncPoint = parts["slow_sync"], parts["SyncPoint"]
-    OtherRanks, ADDRESSES = parts["OtherRanks"], parts["ADDRESSES"]
-    known_number, gradient_check = parts["known_number"], parts["gradient_check"]
-    number_of_one_op = parts["number_of_one_op"]
-    shape_only, is_reader = parts["shape_only"], parts["is_reader"]
+    slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
+    SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
+    folding, is_reader = parts["constant_folding"], parts["is_reader"]
+    known_number, number_of_one_op = folding.number, folding.number_of_one_op
+    gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
     evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
     LazyTensor, LazyParameter = parts["LazyTensor"], parts["LazyParameter"]
     Tensor, Parameter = parts["Tensor"], parts["Parameter"]
