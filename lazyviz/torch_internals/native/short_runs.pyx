@@ -209,16 +209,16 @@ cdef class ShortRun:
             if warn is NotImplemented:
                 return False
             self.end()
-            stopped = self.ran.pop()
-            if stopped is not None:
-                raise_stopped(subgraph, self.known, self.times, stopped, warn)
-            elif warn is not None:
-                at_users_line(tape.scopes.sources, sys._getframe(), warn)
         except BaseException:
             complete(self.end)
             raise
         finally:
             running_on = 0
+        stopped = self.ran.pop()
+        if stopped is not None:
+            raise_stopped(subgraph, self.known, self.times, stopped, warn)
+        elif warn is not None:
+            at_users_line(tape.scopes.sources, sys._getframe(), warn)
         return True
 
     def end(self):
