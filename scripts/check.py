@@ -66,7 +66,7 @@ EVERY_FAULT = ("--all", "--fault-table=docs/faults.md")
 EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 
 
-# What kernels take while they run depends on the processor: each is asked to do as lesser ones would.
+# Scratch memory depends on the CPU: the tests run with lower instruction sets, too.
 ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
     "tests/plan/remedies/test_precision.py",

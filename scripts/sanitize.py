@@ -37,11 +37,11 @@ TESTS = (
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 OURS = re.compile(
-    r"\b(?:recorder|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
+    r"\b(?:recorder|short_runs|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
 )
-# Below a frame that runs Python code it is that code which asks for memory, whoever called it.
+# An allocation below a Python frame belongs to that Python code.
 PYTHON_CODE = re.compile(r"\b_PyEval_EvalFrameDefault\b")
-# What others keep for good when our modules ask them for something; each with its reason.
+# Known leaks of other libraries, each with its reason.
 KNOWN: dict[str, str] = {}
 
 

@@ -65,7 +65,7 @@ def _products(shapes: Shapes, marks: Marks, *, addend: bool) -> None:
 
 
 def _convolution(rejected: RejectedOp, shapes: Shapes, marks: Marks) -> None:
-    """The channels of input, weight and bias, otherwise a kernel larger than what it is moved over."""
+    """The channels of input, weight and bias, or else a kernel larger than its padded input."""
     if len(shapes) < 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 3:
         return
     given, weight = shapes[:2]

@@ -21,7 +21,7 @@ from .units import format_bytes
 def sent(graph: Graph, size: Callable[[Value], int] | None = None) -> dict[str, int]:
     """Bytes that the graph's rank sends, by kind of collective, largest first.
 
-    ``size`` tells how large a value is, where it is not as it was recorded.
+    ``size`` returns the bytes of a value for other sizes than the recorded ones.
     """
     found: dict[str, int] = {}
     if graph.world_size < 2:

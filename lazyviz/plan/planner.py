@@ -116,7 +116,7 @@ MOST_SAMPLES = 2**40  # upper limit of the search for the largest batch
 
 
 class _NotKnown(Exception):
-    """It is not known what the program would hold with a batch that the search asks for."""
+    """The memory that the program needs for a requested batch size is unknown."""
 
 
 class Planner:

@@ -21,7 +21,7 @@ from .workspace.table import scratch
 
 
 class Peak(NamedTuple):
-    """The most that a run held on ``device``, and what for; ``scratch``: what kernels took beside tensors.
+    """Peak bytes of a run on ``device``, by category; ``scratch``: what kernels took beside tensors.
 
     ``total`` is the peak with scratch memory, too, which ``nbytes`` leaves out where no run can count it.
     """
@@ -34,7 +34,7 @@ class Peak(NamedTuple):
 
 
 class Categories(Mapping[Storage, Category]):
-    """What the storages of some graphs are for, found out when asked: a peak asks of few, and seldom."""
+    """Categories of storages, computed when needed, because a peak needs few of them."""
 
     def __init__(self, graphs: Sequence[Graph]) -> None:
         self._graphs = graphs

@@ -1,4 +1,4 @@
-"""What exists in one process only."""
+"""Base class of objects that cannot be pickled or deep-copied, because they belong to this process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def refuse_reads() -> None:
     """Make :data:`_READS` refuse forgotten tensors; for others, they do what they did."""
     for name in _READS:
         if name not in vars(LazyTensor):
-            # What sets attributes of this class as others do sets those of torch.Tensor.
+            # Ordinary assignment to this class is forwarded to torch.Tensor.
             type.__setattr__(LazyTensor, name, _refusing(name))
 
 

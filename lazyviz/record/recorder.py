@@ -230,10 +230,7 @@ class Recorder:
     def _prepared(  # noqa: C901 - see LONG in tests/test_architecture.py
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Call | None, Any]:
-        """What is to be recorded; or None, and the result of a call that is not recorded as it is.
-
-        Nothing changes that could not be done again.
-        """
+        """Prepare a call: ``(call, None)``, or ``(None, result)`` if it is not recorded; idempotent."""
         shapes = self._shapes
         info = shapes.infos.get(id(op)) or shapes.info(op)
         if info.special and (answer := self._answer_immediately(op, info, args, kwargs)) is not _NO_ANSWER:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..graph.ir import Graph
+from ..plan.devices.devices import DeviceLike
 from ..process.gc_pause import paused
 from .options import options
 
@@ -24,7 +25,7 @@ class ShownGraph(Protocol):
 
     ir: Graph
     title: str
-    device: Any
+    device: DeviceLike | None
     drawing: Drawing | None
     shown_plans: Any  # those of its widgets
 

@@ -81,7 +81,7 @@ class LazyGraph(OfThisProcess):
         self,
         graph: Graph,
         *,
-        device: Any = None,
+        device: DeviceLike | None = None,
         backend: str = "eager",
         code: str = "",
         batch: NamedBatch | None = None,
@@ -385,8 +385,8 @@ class LazyGraph(OfThisProcess):
             ValueError: unknown backend, a split without a named batch or with a backend that does not support
                 it, or nodes of another graph.
             lazyviz.SplitError: the batch cannot be split; the message names the nodes.  Nothing has run.
-            lazyviz.RecomputeError: the budget cannot be met; the message has the lowest peak.  Nothing has
-            run. lazyviz.Interrupted: the run was canceled; evaluating again continues.
+            lazyviz.RecomputeError: the budget cannot be met; the message has the lowest peak.  Nothing ran.
+            lazyviz.Interrupted: the run was canceled; evaluating again continues.
             lazyviz.NoWorkersError: the cluster has no workers, or all were lost; evaluating again continues.
             Exception: a kernel raised it; the message includes the line that recorded the op.
         """

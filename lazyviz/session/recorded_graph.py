@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ class RecordedGraph(Protocol):
     """A recorded block: its nodes, how to run them, and the results of runs."""
 
     ir: Graph
-    device: Any
+    device: DeviceLike | None
     title: str
     choices: RunChoices
     runs: RunHistory

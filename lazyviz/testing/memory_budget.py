@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..graph.nested import flattened
-from ..plan.devices.devices import Device, DeviceProfile, planned
+from ..plan.devices.devices import Device, DeviceLike, DeviceProfile, planned
 from ..plan.explain import essence, needed
 from ..plan.plan import Plan, Run
 from ..plan.planner import make_plan
@@ -44,7 +44,7 @@ class Budget:
     def __init__(
         self,
         nbytes: int,
-        device: Any,
+        device: DeviceLike | None,
         *,
         of_function: bool = False,
         of: Run = "eager",

@@ -685,7 +685,7 @@ def test_the_wrapper_of_compiled_functions_is_known():
     torch.compiler.reset()
 
 
-def test_what_a_running_frame_returns_can_be_learnt_once():
+def test_what_a_running_frame_returns_can_be_learned_once():
     seen = []
 
     def function(depth):
@@ -704,7 +704,7 @@ def test_what_a_running_frame_returns_can_be_learnt_once():
     assert len(seen) == 1 and sys.getprofile() is None
 
 
-def test_what_a_frame_returns_is_not_learnt_where_profilers_have_all_places():
+def test_what_a_frame_returns_is_not_learned_where_profilers_have_all_places():
     taken = []
     if sys.version_info >= (3, 12):
         taken = [number for number in range(6) if sys.monitoring.get_tool(number) is None]

@@ -10,7 +10,7 @@ const CHAR_WIDTH = 0.66;
 const ROOM = 5;
 const SAMPLES = 8;
 
-export interface Labelled {
+export interface Labeled {
   points: readonly Size[];
   text: string;
   from: number;
@@ -20,7 +20,7 @@ export interface Labelled {
 export type Label = readonly [x: number, y: number, words: string];
 
 export function placeLabels(
-  edges: readonly Labelled[],
+  edges: readonly Labeled[],
   groups: readonly boolean[],
   boxes: readonly Rect[],
   behind: readonly number[],

@@ -76,7 +76,7 @@ class RunsInside:
         return self._ends[before - 1] if before else -1
 
     def last_need(self, maker: Node | None, storage: Storage) -> int:
-        """Where the last run ends before the one that uses ``storage`` last, if it exists until then; else 0.
+        """End position of the run before the last use of ``storage``; 0 if it does not live that long.
 
         A node that no value was read of stays pending, such as a backward pass after which only the loss is
         read, and what it needs exists while later nodes run.
@@ -85,8 +85,8 @@ class RunsInside:
         return self._ends[last - 1] if last and (maker is None or self.run_of(maker) < last) else 0
 
     def last_with(self, maker: Node, storage: Storage, dropped: int) -> int:
-        """Where the last run ends during which ``storage``, which ``maker`` made, was an ordinary tensor's; 0
-        if there is none.
+        """End position of the last run during which ``storage``, a result of ``maker``, belonged to an
+        ordinary tensor; 0 if there is none.
 
         What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
         """

@@ -1,4 +1,4 @@
-"""Finalizers: their ops are the user's, also where the garbage collector calls them within an op."""
+"""Finalizers (``__del__``) called by the garbage collector within an op: they run at the user's level."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class MemoryHolders:
     def note_part(self, part: torch.UntypedStorage) -> None:
         """While ``part`` exists, which is a part of another storage, writes to the latter are seen in it.
 
-        Only of memory of the allocator's: that of others is searched for overlapping tensors.
+        Only for memory of PyTorch's allocator; other memory is searched for overlapping tensors.
         """
         wholes = storage_owners.wholes_of(part._cdata)
         memory = memory_of(wholes[-1]) if wholes else None

@@ -6,8 +6,9 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sized
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from ...plan.devices.devices import DeviceLike
 from ...process.tracebacks import shorten
 from ...record.tape import tape
 from ...torch_internals import op_stream
@@ -169,7 +170,7 @@ class steps(Generic[T]):
         iterable: Iterable[T],
         *,
         backend: str | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         wait: bool = False,
         always_record: bool = False,
     ) -> None:

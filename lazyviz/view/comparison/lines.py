@@ -1,4 +1,4 @@
-"""Lines of code of two plans: which line of the one is which of the other."""
+"""Matching source lines of two plans."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _origin(value: Value, graph: Graph) -> str:
 
 
 def _would_fit(rejected: RejectedOp, given: tuple[int, ...]) -> list[str]:
-    """The settings with which the layer, one of PyTorch's own, would take what it is given."""
+    """The settings with which PyTorch's layer would accept the given shape."""
     path = module_path(rejected)
     base = root_parts(rejected.root)[:1]
     inside = path[len(base[0]) + 1 :] if base else ""

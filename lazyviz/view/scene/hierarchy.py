@@ -344,8 +344,8 @@ def _open_models(root: Box) -> tuple[list[Box], dict[str, str]]:
     and, by name, the labels of modules whose parts stand among others, as of a decoder beside its encoder.
 
     A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
-    Inside a model the parts of its biggest modules take their place.  The backward pass shows the parts of
-    the modules that the forward pass shows the parts of, and of no others: both can be read side by side.
+    Inside a model the parts of its biggest modules take their place.  The backward pass opens the same
+    modules as the forward pass, so that both can be read side by side.
     """
     opened: list[Box] = []
     lanes: list[Box] = []

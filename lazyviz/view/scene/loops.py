@@ -58,8 +58,8 @@ def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place
 
 
 def _single_rounds(group: Box, outside: Sequence[Place]) -> list[Box]:
-    """The children of ``group`` with several rounds of one loop, such as ten of which the last one prints,
-    as these rounds: the first few as they are, and the others as one box.
+    """The children of ``group``, with each folded loop whose rounds differ shown as rounds: the first few as
+    boxes, the others as one box.
     """
     result: list[Box] = []
     for box in group.children:

@@ -355,7 +355,7 @@ def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, m
     assert [report.share for report in reports] == [0, 1, 1, 1, 1]
     assert all(report.peak_bytes == 12345 for report in reports[2:])
     assert reports[1].cache_miss_reason == "captured as a CUDA Graph"
-    assert len(program_cache.replays) == known  # the eager backend has learnt nothing of it
+    assert len(program_cache.replays) == known  # the eager backend has learned nothing of it
 
 
 class Compiles:

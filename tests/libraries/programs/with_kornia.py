@@ -51,7 +51,7 @@ def augmentations() -> Any:
 
 
 @program()
-def a_homography_is_learnt() -> Any:
+def a_homography_is_learned() -> Any:
     source, target = pictures(1), pictures(1)
     matrix = torch.eye(3)[None].requires_grad_()
     optimizer = torch.optim.Adam([matrix], lr=1e-2)

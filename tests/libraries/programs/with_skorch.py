@@ -37,7 +37,7 @@ def classifier(**options: Any) -> skorch.NeuralNetClassifier:
     )
 
 
-def learnt(net: skorch.NeuralNet) -> Any:
+def learned(net: skorch.NeuralNet) -> Any:
     return net.module_, [(row["train_loss"], row.get("valid_loss")) for row in net.history]
 
 
@@ -51,7 +51,7 @@ def learnt(net: skorch.NeuralNet) -> Any:
 def a_classifier_fits_and_predicts() -> Any:
     inputs, labels = data()
     net = classifier(optimizer=torch.optim.Adam).fit(inputs, labels)
-    return learnt(net), net.predict_proba(inputs), net.score(inputs, labels)
+    return learned(net), net.predict_proba(inputs), net.score(inputs, labels)
 
 
 @program(
@@ -76,7 +76,7 @@ def a_regressor_with_a_schedule_and_early_stopping() -> Any:
         ],
     )
     net.fit(inputs, inputs[:, :2].copy())
-    return learnt(net), net.predict(inputs)
+    return learned(net), net.predict(inputs)
 
 
 @program(
@@ -90,7 +90,7 @@ def a_search_over_widths() -> Any:
     inputs, labels = data()
     search = GridSearchCV(classifier(train_split=False), {"module__width": [4, 8]}, cv=2, scoring="accuracy")
     search.fit(inputs, labels)
-    return search.best_params_, search.cv_results_["mean_test_score"], learnt(search.best_estimator_)[0]
+    return search.best_params_, search.cv_results_["mean_test_score"], learned(search.best_estimator_)[0]
 
 
 @program(

@@ -58,7 +58,7 @@ def bert() -> transformers.BertForSequenceClassification:
 
 
 def trained(model: Any, data: type[Sentences], **options: Any) -> Any:
-    """Train and evaluate; what the Trainer has learnt, logged and measured."""
+    """Train and evaluate; what the Trainer has learned, logged and measured."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,

@@ -160,7 +160,7 @@ def test_state_that_a_step_has_exchanged_is_named_when_it_ends():
     graph.evaluate()
 
 
-def test_optimizer_state_goes_by_the_name_that_is_learnt_of_its_parameter_later():
+def test_optimizer_state_goes_by_the_name_that_is_learned_of_its_parameter_later():
     model = nn.Sequential(nn.Linear(4, 3))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(2, 4)).sum().backward()
