@@ -339,7 +339,7 @@ def test_the_loss_of_the_step_before_is_read_before_its_step_has_ended(parts: li
 
     def train(lazily: bool) -> list[Any]:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))
+        net = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4096, 10))
         optimizer = torch.optim.AdamW(net.parameters())
         losses: list[float] = []
         before = None

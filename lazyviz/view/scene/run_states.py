@@ -6,8 +6,10 @@ partly run. Seconds are summed over the ops inside; the alarm is that of the fir
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...graph.ir import Node
 from .boxes import Box, Hierarchy
@@ -28,8 +30,25 @@ class _Count:
         self.nan = self.inf = 0
 
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _alone(
+    method: Callable[Concatenate[States, Parameters], Result],
+) -> Callable[Concatenate[States, Parameters], Result]:
+    """``method``, one thread at a time: a run notes its nodes on its own thread while others draw."""
+
+    @functools.wraps(method)
+    def locked(states: States, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with states.lock:
+            return method(states, *args, **kwargs)
+
+    return locked
+
+
 class States:
-    """The states of all boxes of one hierarchy."""
+    """The states of all boxes of one hierarchy; any thread may call its methods."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -40,7 +59,9 @@ class States:
         self._counts: dict[Box, _Count] = {}
         self._running: Node | None = None
         self._touched: set[Box] = set()  # groups and ops, since they were last reported
+        self.lock = threading.RLock()
 
+    @_alone
     def share(self, box: Box) -> float:
         """The share of a box's ops that have run."""
         self._begin()
@@ -49,6 +70,7 @@ class States:
         count = self._counts.get(box)
         return count.ops[DONE] / max(sum(count.ops), 1) if count is not None else 0.0
 
+    @_alone
     def of(self, box: Box) -> tuple[str, float | None, str | None] | None:
         """State, seconds if known, and alarm of a box; ``None`` for a box without ops."""
         self._begin()
@@ -68,6 +90,7 @@ class States:
         alarm = "nan" if count.nan else "inf" if count.inf else None
         return state, count.seconds or None, alarm
 
+    @_alone
     def follow(self, ended: Iterable[Node], running: Node | None) -> None:
         """The nodes ``ended`` have run since the last call, and ``running`` is the current one."""
         self._begin()
@@ -81,6 +104,7 @@ class States:
         if self._running is not None and self._running.state != "done":
             self._note(self._running, RUNNING)
 
+    @_alone
     def look(self) -> None:
         """Visit every node: a run has ended, or was not followed."""
         self._begin()
@@ -92,6 +116,7 @@ class States:
             if codes[index] != code or (node.measured_seconds or 0.0) != seconds[index] or node.summaries:
                 self._note(node, code)
 
+    @_alone
     def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
         """The changes since the last call, for boxes in any of ``groups``: by id.
 
@@ -100,6 +125,7 @@ class States:
         touched, self._touched = self._touched, set()
         return self._of_all(touched, groups)
 
+    @_alone
     def told(self, groups: Collection[str]) -> dict[str, list[Any]]:
         """The same for all boxes in any of ``groups`` some of whose ops have run."""
         self._begin()
