@@ -108,11 +108,13 @@ class ActiveRun:
         self._signals.__exit__()
 
 
-def looking(method: Callable[Concatenate[Looked, Parameters], Result]) -> Callable[..., Result]:
+def looking(
+    method: Callable[Concatenate[Looked, Parameters], Result],
+) -> Callable[Concatenate[Looked, Parameters], Result]:
     """``method`` of a graph, which reads all of it: another thread that records in it waits meanwhile."""
 
     @functools.wraps(method)
-    def look(graph: Looked, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+    def look(graph: Looked, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         recording, here = tape.recording, threading.get_ident()
         if recording.graph is not graph.ir or here in (recording.owner, tape.runs.active_thread):
             return method(graph, *args, **kwargs)

@@ -78,7 +78,7 @@ def _never(nodes: Sequence[TrackedNode], cause: str) -> bool:
     return False
 
 
-def connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
+def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
     """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
     are one.
     """
@@ -109,7 +109,7 @@ def connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
     return run_in_one_go
 
 
-run_in_one_go = connect_compiled()
+run_in_one_go = _connect_compiled()
 
 
 @with_users_lines

@@ -105,7 +105,7 @@ def test_draws_advance_the_generators_of_the_user(kind, counted):
         for number in range(ROUNDS):
             program.round(number)
         found = program.values()
-    assert all(counted[3:ROUNDS])
+    assert len(counted) >= ROUNDS and all(counted[3:ROUNDS])
     assert found == expected
 
 
