@@ -83,6 +83,11 @@ class NonFinite:
         return f"{text}; {self.came_in} has it already" if self.came_in else text
 
 
+def _without_waiting(projection: Projection | None) -> float | None:
+    """Seconds of the kernels alone."""
+    return projection.seconds - projection.waiting if projection is not None else None
+
+
 @dataclass(frozen=True)
 class Report(Tabular):
     """The result of one evaluation.
@@ -136,13 +141,14 @@ class Report(Tabular):
         ``None`` without a calibration (:func:`lazyviz.calibrate`), for runs on a GPU, with a compiling
         backend, or in pieces, and when the graph has been deleted.
         """
-        projection = self._projection()
-        return projection.seconds - projection.waiting if projection is not None else None
+        return _without_waiting(self._projection())
 
     @property
     def times(self) -> TimesCompared | None:
         """Projected and measured time of each op; ``None`` if either is unknown."""
-        projection = self._projection()
+        return self._compared(self._projection())
+
+    def _compared(self, projection: Projection | None) -> TimesCompared | None:
         if projection is None:
             return None
         from ..plan.runtime.measured_times import compared  # times are projected on access
@@ -196,10 +202,11 @@ class Report(Tabular):
     def table(self) -> Table:
         """The report as a table, with one row per figure."""
         peak = "" if self.peak_bytes is None else format_bytes(self.peak_bytes)
+        projection = self._projection()  # it visits every op
         rows = [
             ("ops run", f"{self.ops_run:,}"),
-            ("seconds", f"{self.seconds:.3f}{self._projected_text}"),
-            ("calibration", self._misfit),
+            ("seconds", f"{self.seconds:.3f}{self._projected_text(projection)}"),
+            ("calibration", self._misfit(projection)),
             ("peak", " ".join(filter(None, [peak, f"({self.comparison})" if self.comparison else ""]))),
             (
                 "backend",
@@ -245,20 +252,18 @@ class Report(Tabular):
         ]
         return f"{text}: {', '.join(named)}"
 
-    @property
-    def _projected_text(self) -> str:
+    def _projected_text(self, projection: Projection | None) -> str:
         """`` (projected 12.0 ms, +3%)``; "" if no time is known."""
-        projected = self.projected_seconds
+        projected = _without_waiting(projection)
         if projected is None or not self.seconds:
             return ""
         from ..plan.runtime.projection import duration
 
         return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
 
-    @property
-    def _misfit(self) -> str:
+    def _misfit(self, projection: Projection | None) -> str:
         """What to do if the calibration does not fit this machine any more."""
-        times = self.times
+        times = self._compared(projection)
         if times is None or times.misfit is None:
             return ""
         return (
