@@ -6,7 +6,8 @@ import { CodePanel } from "./drawer/code-panel";
 import { DetailsPanel } from "./drawer/details-panel";
 import { Drawer } from "./drawer/drawer";
 import { splitter } from "./page/splitter";
-import { grouped, html, on, plainButton } from "./page/dom";
+import { html, on, plainButton } from "./page/dom";
+import { grouped } from "./page/format";
 import { icon } from "./page/icons";
 import { deferredPart, whenHere } from "./page/deferred-part";
 import { GraphView } from "./graph/graph-view";
@@ -76,16 +77,59 @@ export class Body {
     this.#fetch = fetch;
     this.#root = root;
     this.#data = model.get("scene") as SceneData;
-    this.#scene = new Scene(this.#data.root, this.#data.groups, this.#data.opened);
-    const go = (chain: string[]): void => {
-      this.#go(chain);
-    };
-    const say = (text: string): void => {
-      this.#announcer.say(text);
-    };
-    this.memory = this.#data.memory;
+    const { memory, devices } = this.#data;
+    this.memory = memory;
     this.#batch = this.#data.batch;
-    this.search = new Search({
+    this.#scene = new Scene(this.#data.root, this.#data.groups, this.#data.opened);
+    const ask = this.#send;
+    const go = this.#go.bind(this);
+    const counted = this.#countFindings.bind(this);
+    this.search = this.#makeSearch(go);
+    this.run = new RunControls(ask, go, counted);
+    this.#details = new DetailsPanel("details", { go, ask });
+    this.#alive = new DetailsPanel("alive", { go, ask });
+    this.#graph = this.#makeGraph();
+    this.#chart = memory ? this.#makeChart(memory) : null;
+    this.#controls = memory && devices ? new PlanControls({ batch: this.#batch, device: devices.chosen }, devices, memory, { ask, go, counted }) : null;
+    this.#code = new CodePanel(ask);
+    const [tableButton, saveButton] = [iconButton("table", "Table", "Table (T)"), iconButton("save", "Save", "Save to a file")];
+    saveButton.setAttribute("aria-haspopup", "menu");
+    saveButton.setAttribute("aria-expanded", "false");
+    tableButton.setAttribute("aria-pressed", "false");
+    const syncs = html("div", {});
+    this.#toolbar = this.#makeToolbar(tableButton, saveButton, syncs);
+    const details = html("div", "lz-details-panel", html("div", "lz-details-head", this.run.upTo), this.#details.element);
+    this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
+    this.#drawer.element.append(this.#code.first);
+    const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
+    const strip = html("div", { class: "lz-strip", "data-part": "strip" }, ...(this.#chart ? [this.#chart.element] : []));
+    this.#arrange(strip, canvas);
+    this.#listenToButtons(tableButton, saveButton);
+    this.#addLater(canvas, details, tableButton, saveButton, syncs);
+    this.#showCode(go);
+    if (!this.#scene.boxes.size) canvas.prepend(html("p", "lz-muted lz-empty", "Nothing was recorded: no PyTorch op ran."));
+    this.#showPeak(false);
+    this.#resize = () => {
+      this.#graph.resize(this.#graph.element.clientWidth);
+      this.#chart?.resize();
+      this.#toolbar.tellFit();
+      this.#controls?.tellFit();
+    };
+    this.#observer = new ResizeObserver(this.#resize);
+    this.#observer.observe(canvas);
+    this.#observer.observe(strip);
+    this.#observer.observe(this.#toolbar.chip); // what stands beside it may grow
+    this.#listenToModel();
+    this.#showChoices();
+    this.#showState();
+    this.#showError();
+    this.#countFindings();
+    this.#controls?.begin();
+    if (memory) ask("track");
+  }
+
+  #makeSearch(go: (chain: string[]) => void): Search {
+    return new Search({
       ask: this.#send,
       go,
       asked: (query) => {
@@ -94,15 +138,14 @@ export class Body {
       light: (ids) => {
         this.#graph.find(ids);
       },
-      say,
+      say: (text) => {
+        this.#announcer.say(text);
+      },
     });
-    const counted = (open = false): void => {
-      this.#countFindings(open);
-    };
-    this.run = new RunControls(this.#send, go, counted);
-    this.#details = new DetailsPanel("details", { go, ask: this.#send });
-    this.#alive = new DetailsPanel("alive", { go, ask: this.#send });
-    this.#graph = new GraphView(this.#scene, {
+  }
+
+  #makeGraph(): GraphView {
+    const graph = new GraphView(this.#scene, {
       choose: (id, open) => {
         this.#choose(id, open);
       },
@@ -124,73 +167,66 @@ export class Body {
         this.#send("numbers", by);
       },
     });
-    const { memory } = this;
-    const { by, notes = [] } = this.#data;
-    this.#graph.offer(notes);
-    if (by && !notes.length) this.#graph.colorBy(by);
-    if (memory) this.#graph.measure(memory);
-    this.#chart = memory
-      ? new MemoryChart(memory, {
-          peak: () => {
-            this.#showPeak(true);
-          },
-          moment: (position) => {
-            this.#moment = position;
-            this.#send("moment", String(position));
-          },
-          range: (start, stop) => {
-            this.#send("range", `${start}-${stop}`);
-          },
-          read: (chain, position) => {
-            this.#graph.run(chain ? this.#scene.visible(chain.split(" ")) : null);
-            this.#follow(position);
-          },
-          whole: () => {
-            if (this.#selected === null) this.#clear();
-          },
-        })
-      : null;
-    const { run, search } = this;
-    const { devices } = this.#data;
-    this.#controls =
-      memory && devices
-        ? new PlanControls({ batch: this.#batch, device: devices.chosen }, devices, memory, { ask: this.#send, go, counted })
-        : null;
-    this.#code = new CodePanel(this.#send);
-    const [tableButton, saveButton] = [iconButton("table", "Table", "Table (T)"), iconButton("save", "Save", "Save to a file")];
-    saveButton.setAttribute("aria-haspopup", "menu");
-    saveButton.setAttribute("aria-expanded", "false");
-    tableButton.setAttribute("aria-pressed", "false");
-    const syncs = html("div", {});
-    this.#toolbar = new Toolbar(
+    const { by, notes = [], memory } = this.#data;
+    graph.offer(notes);
+    if (by && !notes.length) graph.colorBy(by);
+    if (memory) graph.measure(memory);
+    return graph;
+  }
+
+  #makeChart(memory: Memory): MemoryChart {
+    return new MemoryChart(memory, {
+      peak: () => {
+        this.#showPeak(true);
+      },
+      moment: (position) => {
+        this.#moment = position;
+        this.#send("moment", String(position));
+      },
+      range: (start, stop) => {
+        this.#send("range", `${start}-${stop}`);
+      },
+      read: (chain, position) => {
+        this.#graph.run(chain ? this.#scene.visible(chain.split(" ")) : null);
+        this.#follow(position);
+      },
+      whole: () => {
+        if (this.#selected === null) this.#clear();
+      },
+    });
+  }
+
+  #makeToolbar(table: HTMLButtonElement, save: HTMLButtonElement, syncs: HTMLElement): Toolbar {
+    const { run } = this;
+    const controls = this.#controls;
+    return new Toolbar(
       this.#data.title,
-      memory,
+      this.memory,
       this.#batch,
       this.#data.views,
       {
         run: run.element,
         progress: run.progress,
-        plan: this.#controls ? [this.#controls.element] : [],
-        search: search.element,
-        table: tableButton,
-        save: html("span", "lz-save", saveButton),
-        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ["Compare", this.#compare], ...(this.#controls?.settings ?? [])],
-        findings: [run.note, run.findings, ...(this.#controls?.findings ?? []), syncs],
+        plan: controls ? [controls.element] : [],
+        search: this.search.element,
+        table,
+        save: html("span", "lz-save", save),
+        settings: [["Backend", run.menu], ["Bar shows", this.#graph.legend.menu], ["Note", run.values], ["Compare", this.#compare], ...(controls?.settings ?? [])],
+        findings: [run.note, run.findings, ...(controls?.findings ?? []), syncs],
       },
       (action) => {
         this.#act(action);
       },
     );
-    const details = html("div", "lz-details-panel", html("div", "lz-details-head", run.upTo), this.#details.element);
-    this.#drawer = new Drawer({ error: this.#errors, code: this.#code.element, alive: this.#alive.element, details });
-    this.#drawer.element.append(this.#code.first);
-    const canvas = html("div", { class: "lz-canvas", "data-part": "canvas" }, this.#graph.element);
-    const strip = html("div", { class: "lz-strip", "data-part": "strip" }, ...(this.#chart ? [this.#chart.element] : []));
+  }
+
+  /** Puts the parts into the page: the memory chart above the graph, the drawer beside it. */
+  #arrange(strip: HTMLElement, canvas: HTMLElement): void {
     const size = (name: string) => (pixels: number): void => {
-      root.style.setProperty(`--lz-${name}`, `${pixels}px`);
+      this.#root.style.setProperty(`--lz-${name}`, `${pixels}px`);
       this.#resize?.();
     };
-    root.append(
+    this.#root.append(
       this.#toolbar.element,
       strip,
       splitter({ name: "strip", label: "Height of the memory chart", upright: false, least: 112, most: 320, usual: 112, sign: 1, set: size("strip") }),
@@ -204,26 +240,20 @@ export class Body {
       this.#announcer.element,
     );
     strip.hidden = !this.#chart;
-    this.#addLater(canvas, details, tableButton, saveButton, syncs);
-    this.#code.showLayers(memory?.layers ?? [], go);
-    if (this.#data.code) this.#code.show(this.#data.code);
-    else if (this.#data.code === null) this.#code.refresh();
-    const coded = this.#data.code === null || Boolean(this.#data.code?.sections?.length);
+  }
+
+  #showCode(go: (chain: string[]) => void): void {
+    const { code } = this.#data;
+    this.#code.showLayers(this.memory?.layers ?? [], go);
+    if (code) this.#code.show(code);
+    else if (code === null) this.#code.refresh();
+    const coded = code === null || Boolean(code?.sections?.length);
     this.#drawer.offer("code", coded);
     this.#drawer.show(coded ? "code" : "alive");
-    if (!coded) fetch();
-    if (!this.#scene.boxes.size) canvas.prepend(html("p", "lz-muted lz-empty", "Nothing was recorded: no PyTorch op ran."));
-    this.#showPeak(false);
-    this.#resize = () => {
-      this.#graph.resize(this.#graph.element.clientWidth);
-      this.#chart?.resize();
-      this.#toolbar.tellFit();
-      this.#controls?.tellFit();
-    };
-    this.#observer = new ResizeObserver(this.#resize);
-    this.#observer.observe(canvas);
-    this.#observer.observe(strip);
-    this.#observer.observe(this.#toolbar.chip); // what stands beside it may grow
+    if (!coded) this.#fetch();
+  }
+
+  #listenToModel(): void {
     this.#listen("change:state", () => {
       this.#showState();
       this.#controls?.refresh(); // measurements belong to the plan
@@ -237,8 +267,8 @@ export class Body {
       this.#showError();
     });
     this.#listen("change:progress", () => {
-      const progress = model.get("progress") as Progress | null;
-      run.showProgress(progress);
+      const progress = this.#model.get("progress") as Progress | null;
+      this.run.showProgress(progress);
       this.#announcer.tellProgress(progress);
     });
     for (const name of ["choices", "findings"]) {
@@ -249,12 +279,6 @@ export class Body {
     this.#listen("msg:custom", (message) => {
       this.#hear(message);
     });
-    this.#showChoices();
-    this.#showState();
-    this.#showError();
-    this.#countFindings();
-    this.#controls?.begin();
-    if (memory) this.#send("track");
   }
 
   stop(): void {
@@ -285,6 +309,7 @@ export class Body {
     this.#model.send({ action, id });
   };
 
+  // eslint-disable-next-line max-lines-per-function -- one case for each kind of message
   #hear(message: FromPython): void {
     switch (message.kind) {
       case "groups":
@@ -629,10 +654,7 @@ export class Body {
     if (failed) this.#drawer.show("error"); // in a narrow widget, not over the op that failed
   }
 
-  /**
-   * The content of the deferred part: the path of the selected box, the table, the save menu, the list of sync points.
-   */
-  #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
+  #listenToButtons(tableButton: HTMLButtonElement, saveButton: HTMLButtonElement): void {
     on(tableButton, "click", () => {
       whenHere(() => {
         this.#table?.turn(!this.#table.shown);
@@ -649,6 +671,12 @@ export class Body {
       event.stopPropagation();
       saveButton.click();
     });
+  }
+
+  /**
+   * The content of the deferred part: the path of the selected box, the table, the save menu, the list of sync points.
+   */
+  #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
     whenHere(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {

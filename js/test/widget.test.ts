@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { cut } from "../src/page/dom";
-import { bytesText } from "../src/strip/memory-chart";
+import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/model";
 import { bring } from "../src/page/deferred-part";

@@ -1,7 +1,7 @@
 // The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
-import { group, html, on, plainButton, seconds } from "../page/dom";
-import { bytesText } from "../strip/memory-chart";
+import { group, html, on, plainButton } from "../page/dom";
+import { bytesText, seconds } from "../page/format";
 import { whenHere } from "../page/deferred-part";
 import { roving } from "../page/roving";
 import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";

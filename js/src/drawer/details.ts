@@ -1,6 +1,7 @@
 // The content of the details: of a box, of a point or a part of the chart, of an error. In the widget's deferred part.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import type { Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
 import { valuesBlock } from "./values";
 

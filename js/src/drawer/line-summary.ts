@@ -1,8 +1,7 @@
 // What a line of the code did, as a sentence.
 
-import { grouped, seconds } from "../page/dom";
-import { bytesText } from "../strip/memory-chart";
 import type { LineFact } from "../model/types";
+import { bytesText, grouped, seconds } from "../page/format";
 
 /** The tooltip of a line's row, also for screen readers. */
 export function lineWords(fact: LineFact, share: (bytes?: number) => string): string {

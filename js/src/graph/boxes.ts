@@ -87,6 +87,7 @@ export class BoxDrawing {
 
   #frame: Frame;
 
+  // eslint-disable-next-line max-lines-per-function -- the elements of a box, in drawing order
   constructor(frame: Frame) {
     this.#frame = frame;
     const { box, width, height, open } = frame;
@@ -215,6 +216,7 @@ export class BoxDrawing {
   }
 
   /** Writes as much text as there is room for. */
+  // eslint-disable-next-line max-lines-per-function -- the lines of a box share the room that is left
   write(band: Band): void {
     const { box, width, height, open } = this.#frame;
     const before = this.#band;

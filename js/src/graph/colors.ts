@@ -1,8 +1,7 @@
 // What boxes show besides their names: a number with its bar, and the tint of their edge.
 
-import { bytesText } from "../strip/memory-chart";
-import { seconds } from "../page/dom";
 import type { BoxData, Differences, Held, Note, Span } from "../model/types";
+import { bytesText, seconds } from "../page/format";
 
 const HUES = 8;
 const NOTE = "note:";

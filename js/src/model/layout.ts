@@ -29,6 +29,7 @@ export interface Area {
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
 /** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges, some of them on `rails`. */
+// eslint-disable-next-line max-lines-per-function -- the same arithmetic as lazyviz/view/layout/sugiyama.py
 export function place(
   layers: readonly (readonly number[])[],
   paths: readonly (readonly number[])[],

@@ -385,6 +385,7 @@ export class Scene {
   }
 
   /** Where the boxes of an open group are within it; its content is no wider than `limit`, where that can be. */
+  // eslint-disable-next-line max-lines-per-function -- one pass over the rows: each starts where the one above it ends
   #inside(id: string, own: BoxData | null, limit: number, rooms: readonly [room: number, seen: number], base: ReadonlyMap<string, Size>): Inside {
     const [room, seen] = rooms;
     const group = this.groups.get(id) ?? { id, boxes: [] };

@@ -87,14 +87,3 @@ function taking(letters: readonly string[], room: number): number {
   const end = letters.findIndex((letter) => (used += WIDE.test(letter) ? 2 : 1) > room);
   return end < 0 ? letters.length : end;
 }
-
-export function seconds(value: number): string {
-  if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 1) return `${(value * 1e3).toPrecision(3)} ms`;
-  return value < 120 ? `${value.toPrecision(3)} s` : `${Math.round(value / 60)} min`;
-}
-
-/** A number with thousands separators, as in 1,924. */
-export function grouped(value: number): string {
-  return value.toLocaleString("en");
-}

@@ -1,12 +1,12 @@
 // Moving the bar between two parts: by pointer, with arrow keys, and back by a double click.
 
-import { within, type Split } from "./splitter";
+import { clamped, type Split } from "./splitter-limits";
 
 export function dragSplitter(bar: HTMLElement, split: Split, now: number): void {
   const { name, upright, usual, sign, set } = split;
   let size = now;
   const move = (to: number): void => {
-    size = within(split, to);
+    size = clamped(split, to);
     bar.setAttribute("aria-valuenow", String(size));
     set(size);
     keep(name, size);

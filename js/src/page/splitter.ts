@@ -3,19 +3,8 @@
 // Moving it is in the widget's deferred part (splitter-moves.ts).
 
 import { html } from "./dom";
+import { clamped, type Split } from "./splitter-limits";
 import { whenHere } from "./deferred-part";
-
-export interface Split {
-  name: string; // the key under which the size is stored
-  label: string;
-  upright: boolean; // it moves horizontally
-  least: number;
-  most: number;
-  usual: number;
-  /** 1: towards the end makes it larger. */
-  sign: 1 | -1;
-  set(size: number): void;
-}
 
 export function splitter(split: Split): HTMLElement {
   const { name, label, upright, least, most, usual, set } = split;
@@ -28,7 +17,7 @@ export function splitter(split: Split): HTMLElement {
     "aria-valuemin": least,
     "aria-valuemax": most,
   });
-  const size = within(split, kept(name) ?? usual);
+  const size = clamped(split, kept(name) ?? usual);
   bar.setAttribute("aria-valuenow", String(size));
   set(size);
   whenHere(({ dragSplitter }) => {
@@ -36,8 +25,6 @@ export function splitter(split: Split): HTMLElement {
   });
   return bar;
 }
-
-export const within = ({ least, most }: Split, size: number): number => Math.round(Math.min(Math.max(size, least), most));
 
 /** A page without its own storage, as in some hosts, stores nothing. */
 function kept(name: string): number | null {

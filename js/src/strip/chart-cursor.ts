@@ -3,11 +3,11 @@
 // To a screen reader, the plot is a picture; next to it is a slider over the positions, which describes each of them,
 // so that arrows, Enter and Escape replace the mouse.
 
-import { edge, pointAt } from "./chart-geometry";
-import { grouped, html, on, plainButton, svg } from "../page/dom";
+import { type Chart, edge, pointAt } from "./chart-geometry";
+import { html, on, plainButton, svg } from "../page/dom";
+import { grouped } from "../page/format";
 import { icon } from "../page/icons";
 import { deferredPart, whenHere } from "../page/deferred-part";
-import type { MemoryChart } from "./memory-chart";
 
 const DRAG = 5; // pixels from which on a press is a drag
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
@@ -38,16 +38,15 @@ export class ChartCursor {
   #pressed: number | null = null; // x
   #dragged = false;
 
-  readonly #chart: MemoryChart;
+  readonly #chart: Chart;
   readonly #events: CursorEvents;
 
   constructor(
-    chart: MemoryChart,
+    chart: Chart,
     events: CursorEvents,
   ) {
     this.#chart = chart;
     this.#events = events;
-    const target = chart.svg;
     whenHere(() => {
       if (this.point !== null) this.tell();
     });
@@ -56,6 +55,12 @@ export class ChartCursor {
         sweep(this, chart.points.at.length - 1);
       });
     });
+    this.#listenToPointer(chart, events);
+    this.#listenToKeys();
+  }
+
+  #listenToPointer(chart: Chart, events: CursorEvents): void {
+    const target = chart.svg;
     on(target, "pointerdown", (event) => {
       if (event.button !== 0) return;
       event.preventDefault(); // of the focus, which moves to the slider
@@ -94,6 +99,9 @@ export class ChartCursor {
       }
     });
     on(target, "dblclick", () => events.back());
+  }
+
+  #listenToKeys(): void {
     on(this.element, "focus", () => {
       this.read(this.point ?? this.#start());
     });

@@ -1,6 +1,6 @@
 // Geometry of the memory chart: positions of the run horizontally, bytes vertically.
 
-import type { Points } from "../model/types";
+import type { Memory, Points } from "../model/types";
 
 export const HEIGHT = 112; // unless the user makes it higher
 const LEFT = 60;
@@ -8,6 +8,20 @@ const RIGHT = 8;
 const TOP = 22;
 const BOTTOM = 38;
 export const TRACK = 12; // height of the bars of time, below the plot
+
+/** What bounds a point's time, by its letter. */
+export const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
+
+/** What the cursor and the descriptions of points know of the chart. */
+export interface Chart {
+  readonly svg: SVGSVGElement;
+  readonly plot: Plot;
+  readonly memory: Memory;
+  readonly points: Points;
+  readonly count: number;
+  readonly shown: boolean[];
+  reading(point: number | null): string[];
+}
 
 /** The plot's rectangle with its scales, of positions from `start` to before `stop` and up to `most` bytes. */
 export class Plot {

@@ -1,10 +1,10 @@
 // A point of the memory chart in words, for its tooltip and for screen readers.
 
-import { seconds } from "../page/dom";
-import { BOUNDS, bytesText, type MemoryChart } from "./memory-chart";
+import { BOUNDS, type Chart } from "./chart-geometry";
+import { bytesText, seconds } from "../page/format";
 
 /** The bytes of a point by category, and its time, as a sentence. */
-export function describePoint({ memory, points, shown }: MemoryChart, point: number): string {
+export function describePoint({ memory, points, shown }: Chart, point: number): string {
   const sizes = memory.categories.map((category, n) => ({ name: category.label, bytes: points.bytes[n]?.[point] ?? 0 }));
   const all = sizes.reduce((sum, each) => sum + each.bytes, 0);
   const named = sizes.filter((each, n) => shown[n] && each.bytes > 0).map((each) => `${each.name} ${bytesText(each.bytes)}`);

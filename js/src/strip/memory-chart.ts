@@ -4,8 +4,9 @@
 // stretched. chart-cursor.ts reads and chooses points.
 
 import { ChartCursor } from "./chart-cursor";
-import { area, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
-import { charWidth, cut, focused, group, grouped, html, on, plainButton, svg } from "../page/dom";
+import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
+import { charWidth, cut, focused, group, html, on, plainButton, svg } from "../page/dom";
+import { bytesText, grouped } from "../page/format";
 import { whenHere } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
@@ -23,7 +24,7 @@ export interface ChartEvents {
   whole(): void;
 }
 
-export class MemoryChart {
+export class MemoryChart implements Chart {
   readonly element: HTMLElement;
   readonly svg: SVGSVGElement;
   plot = new Plot(0, 0, 1, 1);
@@ -282,6 +283,7 @@ export class MemoryChart {
     if (before) this.#legend.querySelector<HTMLElement>(`[data-category="${before}"]`)?.focus();
   }
 
+  // eslint-disable-next-line max-lines-per-function -- the layers of the chart, in drawing order
   #draw(): void {
     const { memory, width, points, shown } = this;
     if (width === 0) return;
@@ -417,8 +419,6 @@ function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGEle
   ];
 }
 
-export const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
-
 /** Below the plot, the time of each point's part, by its bound. */
 function timeBars(plot: Plot, points: Points): SVGElement[] {
   const { track } = points;
@@ -464,17 +464,4 @@ function line(plot: Plot, name: string, bytes: number, text: string, atStart = f
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
     svg("text", { class: `${name}-text`, x, y: y + (atStart || y < plot.top + 16 ? 12 : -5) }, text),
   ];
-}
-
-/** `1536` -> `"1.50 KiB"`; the rule of lazyviz/plan/units.py. */
-export function bytesText(bytes: number): string {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let size = Math.round(bytes);
-  let unit = 0;
-  while (size >= 1023.5 && unit < units.length - 1) {
-    size /= 1024;
-    unit++;
-  }
-  const digits = unit === 0 ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
-  return `${size.toFixed(digits)} ${units[unit] ?? ""}`;
 }

@@ -1,14 +1,20 @@
 // Playing the run: the chart's cursor goes through all points in a few seconds.
 
 import { icon } from "../page/icons";
-import type { ChartCursor } from "./chart-cursor";
+
+/** The chart's cursor, with its button. */
+interface Cursor {
+  readonly play: HTMLButtonElement;
+  readonly point: number | null;
+  read(point: number): void;
+}
 
 const SWEEP = 8000; // milliseconds
 
-const frames = new WeakMap<ChartCursor, number>(); // requested, of those that are playing
+const frames = new WeakMap<Cursor, number>(); // requested, of those that are playing
 
 /** Plays from the point that is read to the last one, or stops. */
-export function sweep(cursor: ChartCursor, last: number): void {
+export function sweep(cursor: Cursor, last: number): void {
   const frame = frames.get(cursor);
   if (frame !== undefined) cancelAnimationFrame(frame);
   frames.delete(cursor);

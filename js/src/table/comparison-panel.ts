@@ -1,7 +1,7 @@
 // Two graphs side by side: one is dropped on the other, or chosen in the settings.
 
 import { focused, group, html, on, plainButton, svg } from "../page/dom";
-import { bytesText } from "../strip/memory-chart";
+import { bytesText } from "../page/format";
 import type { Compared, Differences, Send } from "../model/types";
 
 const TYPE = "application/x-lazyviz"; // type of the dragged data: the token of a graph

@@ -1,7 +1,8 @@
 // The graph as a table: the same facts, which can be read, sorted and filtered; rows are sent by Python one page at a
 // time.
 
-import { focused, group, grouped, html, on, plainButton } from "../page/dom";
+import { focused, group, html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import { roving } from "../page/roving";
 import type { Send, TableData } from "../model/types";
 

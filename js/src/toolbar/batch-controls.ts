@@ -2,7 +2,8 @@
 //
 // Python makes the plan of another size, because it has the allocator; planning.ts requests it.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import { whenHere } from "../page/deferred-part";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";

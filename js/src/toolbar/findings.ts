@@ -1,6 +1,7 @@
 // The rows behind the badge of findings: wrong values, and what keeps a batch from being split.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import type { Batch, Finding } from "../model/types";
 
 type Go = (chain: string[]) => void;

@@ -1,7 +1,8 @@
 // Running the graph: all of it or up to the selected box, the backend, whether values are summarized; its progress, and
 // findings.
 
-import { group, grouped, html, on, plainButton, seconds } from "../page/dom";
+import { group, html, on, plainButton } from "../page/dom";
+import { grouped, seconds } from "../page/format";
 import { whenHere } from "../page/deferred-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 

@@ -1,10 +1,32 @@
 // The search itself: hits are requested, counted, listed, highlighted in the graph, and stepped through.
 
-import { focused, grouped, html, on, plainButton } from "../page/dom";
-import type { Found, Hit } from "../model/types";
-import type { Search, SearchEvents } from "./search";
+import { focused, html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
+import type { Found, Hit, Send } from "../model/types";
 
 const LISTED = 20;
+
+/** The search box (search.ts). */
+interface SearchBox {
+  readonly element: HTMLElement;
+  readonly input: HTMLInputElement;
+  readonly count: HTMLElement;
+  readonly list: HTMLElement;
+  readonly steps: readonly HTMLButtonElement[];
+  readonly query: string;
+}
+
+export interface SearchEvents {
+  ask: Send;
+  /** A hit was chosen: show it in the graph. */
+  go(chain: string[]): void;
+  /** Another query, or none. */
+  asked(query: string): void;
+  /** The search results, by id, with the groups around them. */
+  light(ids: string[]): void;
+  /** For screen readers. */
+  say(text: string): void;
+}
 
 export class SearchHits {
   readonly #hits = new Map<number, Hit>();
@@ -14,10 +36,10 @@ export class SearchHits {
   #wanted: number | null = null; // a step that waits for its hit
   #timer: ReturnType<typeof setTimeout> | undefined;
 
-  readonly #box: Search;
+  readonly #box: SearchBox;
   readonly #events: SearchEvents;
 
-  constructor(box: Search, events: SearchEvents) {
+  constructor(box: SearchBox, events: SearchEvents) {
     this.#box = box;
     this.#events = events;
     const { element, input, list } = box;

@@ -3,20 +3,8 @@
 import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
 import { whenHere } from "../page/deferred-part";
-import type { Found, Send } from "../model/types";
-import type { SearchHits } from "./search-hits";
-
-export interface SearchEvents {
-  ask: Send;
-  /** A hit was chosen: show it in the graph. */
-  go(chain: string[]): void;
-  /** Another query, or none. */
-  asked(query: string): void;
-  /** The search results, by id, with the groups around them. */
-  light(ids: string[]): void;
-  /** For screen readers. */
-  say(text: string): void;
-}
+import type { Found } from "../model/types";
+import type { SearchEvents, SearchHits } from "./search-hits";
 
 export class Search {
   readonly element: HTMLElement;

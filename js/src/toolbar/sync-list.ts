@@ -1,6 +1,7 @@
 // The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
 
-import { group, grouped, html, on, plainButton } from "../page/dom";
+import { group, html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import type { Syncs } from "../model/types";
 
 /** The list of sync points; empty if there are none. */

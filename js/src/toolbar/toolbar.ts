@@ -1,6 +1,7 @@
 // One row: run controls and state, the verdict, findings, plan controls, search, and icons.
 
-import { grouped, html, on, plainButton } from "../page/dom";
+import { html, on, plainButton } from "../page/dom";
+import { grouped } from "../page/format";
 import { icon, type ICONS } from "../page/icons";
 import { Popover, row } from "../page/popover";
 import type { Batch, Failure, Memory, State } from "../model/types";
