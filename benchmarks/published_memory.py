@@ -1,6 +1,6 @@
 """Compares published memory figures in ``data/published_memory.csv`` with projections for their GPUs.
 
-Each row's program (``published_programs.py``) is recorded on this machine for the card, which is absent, and
+Each row's program (``published_programs.py``) is recorded on this machine for the GPU, which is absent, and
 planned; nothing of it runs.  Written are ``results/published_memory.json`` and the page
 ``docs/published_memory.md``::
 
@@ -40,7 +40,7 @@ KINDS = {
     "driver less context": "NVML less the context",
     "driver": "NVML",
 }
-# Cards that lazyviz does not list: memory as the source or nvidia-smi says, and the compute capability.
+# GPUs that lazyviz does not list: memory as the source or nvidia-smi says, and the compute capability.
 CARDS = {
     "RTX-2060": ("8 GiB", (7, 5)),
     "RTX-3080-Ti-16GB": ("16 GiB", (8, 6)),
@@ -68,7 +68,7 @@ def published(row: Row) -> tuple[float, float]:
     return float(row["published"]) * unit, float(row["step"]) * unit / 2
 
 
-def card(name: str) -> Any:
+def device_of(name: str) -> Any:
     import lazyviz
     from lazyviz.plan.devices.profiles import CONTEXT_BYTES
 
@@ -101,7 +101,7 @@ def record(row: Row) -> Result:
 
     torch.manual_seed(0)
     release = older_releases.release(row["torch"])
-    device = card(row["card"])
+    device = device_of(row["card"])
     arguments = ast.literal_eval(row["arguments"])
     program = published_programs.PROGRAMS[row["program"]]
     if "optimizer" in program.__annotations__:
@@ -262,8 +262,8 @@ def page(data: dict[str, Any]) -> str:
             f"| {total['in the range']} of {recorded} | {100 * total['median width of the range']:.1f} % |"
         )
     sources = list(dict.fromkeys(row["source"] for row in known))
-    cards = len({row["card"] for row in known})
-    lines += ["", f"{len(known)} figures of {len(sources)} sources on {cards} cards.", ""]
+    gpus = len({row["card"] for row in known})
+    lines += ["", f"{len(known)} figures of {len(sources)} sources on {gpus} GPUs.", ""]
     for source in sources:
         own = [each for each in found if each[0]["source"] == source]
         for key in dict.fromkeys((row["url"], row["card"], row["torch"], row["kind"]) for row, _ in own):

@@ -1,6 +1,6 @@
 """The programs of published memory figures, rewritten: each trains two steps like the original run.
 
-Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned card, with the
+Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned GPU, with the
 arguments of its row in ``data/published_memory.csv``.  What the source says of the run is in the row; what
 is inferred is in the row's note.
 """
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 
 
 def _of(kind: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """A model of transformers with made-up weights, made on the card in ``dtype``."""
+    """A model of transformers with made-up weights, made on the GPU in ``dtype``."""
     torch.set_default_dtype(dtype)
     try:
         with CUDA:

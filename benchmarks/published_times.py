@@ -1,6 +1,6 @@
 """Compares published whole-model times in ``data/published_times.csv`` with projections for their GPUs.
 
-Each row's model is made from its configuration and recorded on this machine for the card, which is absent;
+Each row's model is made from its configuration and recorded on this machine for the GPU, which is absent;
 nothing of it runs, and nothing was fitted on these times.  Written are ``results/published_times.json`` and
 the page ``docs/published_times.md``::
 
@@ -35,7 +35,7 @@ Result = dict[str, Any]
 
 
 def model_of(row: Row) -> Any:
-    """The row's model on the card that is being recorded for, made from its configuration."""
+    """The row's model on the GPU that is being recorded for, made from its configuration."""
     import torch
     import transformers
 
@@ -278,7 +278,7 @@ def page(results: Sequence[Result]) -> str:
         "",
         "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",
         "",
-        "| card | model | mode | batch | length | published ms | projected ms | error | range (ms) "
+        "| GPU | model | mode | batch | length | published ms | projected ms | error | range (ms) "
         "| data covers | NeuSight | Habitat | roofline |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -319,7 +319,7 @@ def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--only", default="", help="rows whose card or model has this in its name")
+    parser.add_argument("--only", default="", help="rows whose GPU or model has this in its name")
     parser.add_argument("--page-only", action="store_true", help="write the page from the last results")
     options = parser.parse_args()
     if options.page_only:

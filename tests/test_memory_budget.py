@@ -78,7 +78,7 @@ def test_a_step_above_its_budget_fails_with_peak_line_largest_and_remedies(model
     assert out.shape == (512, 64)
 
 
-def test_on_a_card_what_is_compared_is_reserved_memory_and_the_context(model):
+def test_on_a_gpu_what_is_compared_is_reserved_memory_and_the_context(model):
     x = torch.randn(32, 64)
     with lazyviz.assert_peak_below("2 GiB", device="RTX-3060") as graph:
         step(model, x)
@@ -236,7 +236,7 @@ def test_a_marked_test_fails_by_its_projected_memory_and_evaluates_nothing(proje
 
         @pytest.mark.lazyviz_peak("1 GiB", device="A100-40GB")
         @pytest.mark.parametrize("rows", [16, 2_000_000])
-        def test_on_a_card(rows):
+        def test_on_a_gpu(rows):
             model(torch.ones(rows, 256)).sum().backward()
 
         @pytest.mark.lazyviz_peak("1 GiB")

@@ -217,7 +217,7 @@ PAGES += [
         "limits",
         "performance",
         "planned_gpus",
-        "several_cards",
+        "several_gpus",
         "splitting",
     )
 ]

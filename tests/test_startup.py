@@ -105,7 +105,7 @@ def test_an_import_of_dynamo_in_a_block_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_dynamo_finds_nothing_of_ours_for_a_planned_card() -> None:
+def test_dynamo_finds_nothing_of_ours_for_a_planned_gpu() -> None:
     shown = in_new_process(
         """
         import torch

@@ -202,7 +202,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(list(PROGRAMS)[-6:], ("torchao",)),
 }
 NOT_DEFERRED = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
-"""What is compiled runs at once where it can; only a planned card has it recorded."""
+"""What is compiled runs at once where it can; only a planned GPU has it recorded."""
 
 
 def names(installed: Callable[[str], bool]) -> Iterable[str]:

@@ -31,7 +31,7 @@ const devices: Devices = {
   groups: [
     ["As the block was given", [["given", "cpu · 30 B"]]],
     [
-      "Data center cards",
+      "Data center GPUs",
       [
         ["H100-80GB", "H100-80GB · 79.6 GiB"],
         ["T4-16GB", "T4-16GB · 15.0 GiB"],
@@ -226,7 +226,7 @@ describe("the device menu", () => {
   it("has the devices in groups, and says what the driver said", () => {
     start();
     const menu = device();
-    expect([...menu.querySelectorAll("optgroup")].map((group) => group.label)).toEqual(["As the block was given", "Data center cards"]);
+    expect([...menu.querySelectorAll("optgroup")].map((group) => group.label)).toEqual(["As the block was given", "Data center GPUs"]);
     expect([...menu.options].map((option) => option.value)).toEqual(["given", "H100-80GB", "T4-16GB"]);
     expect(menu.title).toContain("NVIDIA: no driver");
   });

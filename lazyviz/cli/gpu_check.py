@@ -279,7 +279,7 @@ def _check_models(device: str, found: Findings) -> None:
 
 def _check_memory(device: str, found: Findings) -> None:
     """Compare projected with measured memory in the second step; the first one allocates optimizer state."""
-    on_card = torch.device(device).type == "cuda"
+    on_gpu = torch.device(device).type == "cuda"
     for name, (make, shape) in models().items():
         training = Training(make, shape, device, False)
         training.step()
@@ -288,7 +288,7 @@ def _check_memory(device: str, found: Findings) -> None:
         plan = graph.plan()
         report = graph.evaluate()
         measured, projected = report.peak_bytes, plan.tensor_peak_bytes
-        if on_card:
+        if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             training.step()

@@ -288,7 +288,7 @@ def devices(
             raise click.UsageError("--price, --assume, and script arguments need --time SCRIPT.")
         return doctor_command.show_devices
     made = Script(timed, arguments, False)
-    return functools.partial(plan_command.on_each_card, made, device=device, price=price, assume=dict(assume))
+    return functools.partial(plan_command.on_each_gpu, made, device=device, price=price, assume=dict(assume))
 
 
 @cli.command()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.runtime.gpu_comparison import CardTable, on_cards, read_prices
+from ..plan.runtime.gpu_comparison import GpuTable, on_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
 from ..process.streams import StandardStreams
@@ -71,7 +71,7 @@ def of_lines(script: Script, assume: Mapping[int | str, Any]) -> dict[int | str,
     return {f"{script.file}:{key}" if isinstance(key, int) else key: item for key, item in assume.items()}
 
 
-def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapping[int | str, Any]) -> int:
+def on_each_gpu(script: Script, *, device: str, price: str | None, assume: Mapping[int | str, Any]) -> int:
     """Record two steps of a script, print the time of the second on each known GPU, return the exit code."""
     try:
         prices = read_prices(price) if price else None
@@ -82,8 +82,8 @@ def on_each_card(script: Script, *, device: str, price: str | None, assume: Mapp
 
     streams = StandardStreams()
 
-    def timed(graph: LazyGraph, *_: Any) -> CardTable | None:
-        return on_cards(graph.plan(device=device), prices=prices) if graph.nodes else None
+    def timed(graph: LazyGraph, *_: Any) -> GpuTable | None:
+        return on_gpus(graph.plan(device=device), prices=prices) if graph.nodes else None
 
     try:
         recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))

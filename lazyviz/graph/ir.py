@@ -558,7 +558,7 @@ class Graph:
         self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
-        self.card = ""  # the name of the absent GPU that it was recorded for
+        self.gpu = ""  # the name of the absent GPU that it was recorded for
         # The PyTorch release that will run there; None: the installed one.
         self.torch_release: tuple[int, int] | None = None
         self.cudnn_benchmark = False  # torch.backends.cudnn.benchmark was on at its start or its end

@@ -19,7 +19,7 @@ def flattened(graph: Graph) -> Graph:
 class _Flat:
     def __init__(self, graph: Graph) -> None:
         self.flat = Graph()
-        self.flat.card = graph.card
+        self.flat.gpu = graph.gpu
         self.flat.torch_release = graph.torch_release
         self.flat.release_differences = graph.release_differences
         self.flat.world_size, self.flat.rank = graph.world_size, graph.rank

@@ -39,7 +39,7 @@ from IPython.display import display
 
 from ..execute.failures import STAYS
 from ..plan.explain import summary
-from ..plan.runtime.gpu_comparison import on_cards, read_prices
+from ..plan.runtime.gpu_comparison import on_gpus, read_prices
 from ..process.gc_pause import paused
 from ..process.signals import deferred
 from ..process.tracebacks import shortened
@@ -400,7 +400,7 @@ class LazyMagics(Magics):
             raise UsageError(f"%lazy devices --time: {missing}")
         try:
             prices = read_prices(unquoted(options.price)) if options.price else None
-            print(on_cards(target.plan(), None, prices, options.epoch).table().text())
+            print(on_gpus(target.plan(), None, prices, options.epoch).table().text())
         except (OSError, ValueError) as error:
             raise UsageError(f"%lazy devices --time: {error}") from None
 

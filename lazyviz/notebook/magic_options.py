@@ -53,10 +53,10 @@ def check(options: Any) -> None:
         options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
-        _, card = planned_device.resolved(options.device, torch_version=options.torch_version)
+        _, gpu = planned_device.resolved(options.device, torch_version=options.torch_version)
         find_backend(options.backend)
         if options.loop:
-            _check_loop(options, is_absent=card is not None)
+            _check_loop(options, is_absent=gpu is not None)
     except ValueError as error:
         raise UsageError(f"%%lazy: {error}") from None
 

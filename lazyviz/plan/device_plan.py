@@ -74,8 +74,8 @@ def plan_device(
     capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is planned.
     ``order``: the positions of the nodes as a lazyviz run runs them, if that is not program order.
     """
-    count, card, eager = len(graph.nodes), is_card(target), of == "eager"
-    needs = scratch(graph, device, "cuda" if card else device.type) if needs is None else needs
+    count, gpu, eager = len(graph.nodes), is_gpu(target), of == "eager"
+    needs = scratch(graph, device, "cuda" if gpu else device.type) if needs is None else needs
     fetching = _with_fetches(graph, tensors, needs)
     run = _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
@@ -88,9 +88,9 @@ def plan_device(
     totals = _raised(without, run.needs)
     eager_totals = _raised(eager_without, fetching)
     peak_bytes = max(totals, default=0)
-    segments = segments_on(target) if card else ()
+    segments = segments_on(target) if gpu else ()
     room = _room(target, spans, segments) if room is None else room
-    reservation = reserve(nodes, spans, target, room, eager=eager, segments=segments) if card else None
+    reservation = reserve(nodes, spans, target, room, eager=eager, segments=segments) if gpu else None
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
         played, of_eager = reservation if eager in (True, as_eager) else None, as_eager or eager
@@ -98,7 +98,7 @@ def plan_device(
         return _reserved(there, tensors, target, scratched, estimates, device, of_eager, segments, played)
 
     at = totals.index(peak_bytes) if totals else None
-    unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not card)
+    unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -112,8 +112,8 @@ def plan_device(
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, run.needs, run.ordered(unsure_of, eager), eager=False, card=card),
-        eager_peak_range=_range(eager_without, fetching, unsure_of, eager=True, card=card),
+        peak_range=_range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu),
+        eager_peak_range=_range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -226,7 +226,7 @@ def _reserve_calls(
     calls: Sequence[Call],
 ) -> Reservation | None:
     """What the ``calls`` of a changed program would reserve."""
-    if not is_card(target):
+    if not is_gpu(target):
         return None
     return reserve_calls(nodes, calls, spans, target, room, eager=eager, segments=segments)
 
@@ -276,7 +276,7 @@ def target_of(recorded: torch.device) -> Device | DeviceProfile:
         return Device(str(recorded), recorded.type, None, None, None, str(error))
 
 
-def is_card(target: Device | DeviceProfile) -> bool:
+def is_gpu(target: Device | DeviceProfile) -> bool:
     """Whether PyTorch's CUDA allocator would hold the memory."""
     if isinstance(target, DeviceProfile):
         return target.context_bytes > 0
@@ -299,7 +299,7 @@ def _raised(totals: Sequence[int], needs: Mapping[int, Need]) -> list[int]:
 
 
 def _range(
-    totals: Sequence[int], needs: Mapping[int, Need], unsure_of: _Unsure, *, eager: bool, card: bool
+    totals: Sequence[int], needs: Mapping[int, Need], unsure_of: _Unsure, *, eager: bool, gpu: bool
 ) -> tuple[int, int]:
     """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
     estimates, small, borrowed = unsure_of
@@ -313,7 +313,7 @@ def _range(
             level = [a + b for a, b in zip(level, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
-    return widened(found[0], found[1], ALLOCATED) if card else (found[0], found[1])
+    return widened(found[0], found[1], ALLOCATED) if gpu else (found[0], found[1])
 
 
 def _resized(span: Lifetime, nbytes: int) -> Lifetime:
@@ -335,7 +335,7 @@ def _reserved(
     played: Reservation | None,
 ) -> tuple[int, int, int] | None:
     """What the allocator would hold: best figure, least, most; ``played`` is the best figure's run."""
-    if not is_card(target):
+    if not is_gpu(target):
         return None
     found = []
     exact = all(need.exact for need in needs.values()) and not estimates

@@ -321,7 +321,7 @@ class Plan(Tabular, OfThisProcess):
             return None
         most = max(held[1:])
         if reservation.retries and self.capacity_bytes is not None:
-            most = self.capacity_bytes - reservation.context_bytes  # the card has no more to give
+            most = self.capacity_bytes - reservation.context_bytes  # the GPU has no more to give
         return min(held[1], most), min(held[2], most)
 
     @property

@@ -31,7 +31,7 @@ from .device_plan import (
     DevicePlan,
     DevicePlans,
     fits_with_margin,
-    is_card,
+    is_gpu,
     needed,
     plan_device,
     same_device,
@@ -102,9 +102,9 @@ def _counted(
                 recorded = storage_device
                 break
 
-    on_cards = {there: spans for there, spans in everywhere.items() if there.type == "cuda"}
-    if is_card(target) and recorded.type != "cuda" and on_cards:  # the host's side of the cell is larger
-        recorded = device_with_most(on_cards)
+    on_gpus = {there: spans for there, spans in everywhere.items() if there.type == "cuda"}
+    if is_gpu(target) and recorded.type != "cuda" and on_gpus:  # the host's side of the cell is larger
+        recorded = device_with_most(on_gpus)
     return recorded, target
 
 
@@ -235,7 +235,7 @@ class Planner:
         spans, needs = self.everywhere[device], None
         if samples is not None:
             assert self.batch is not None
-            kind = "cuda" if is_card(target) else device.type
+            kind = "cuda" if is_gpu(target) else device.type
             needs = scratch(self.graph, device, kind)
             spans, needs = self._grown(spans, needs, samples, device, kind)
         return plan_device(self.graph, spans, device, target, needs, of=of, order=self._order)
@@ -290,7 +290,7 @@ class Planner:
 
     def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
         """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
-        kind = "cuda" if is_card(self.target) else self.recorded.type
+        kind = "cuda" if is_gpu(self.target) else self.recorded.type
         return self._grown(self.spans, self._needs, samples, self.recorded, kind)
 
     def _grown(
@@ -361,7 +361,7 @@ class Planner:
                 made = self.planned(self.graph, spans, needs, self.of)
                 if made.fits is False and self.recompute == "auto":
                     made, _ = self.recomputed(spans, made)
-            others = [self.elsewhere(each, samples, self.of) for each in self.other_cards if made.fits]
+            others = [self.elsewhere(each, samples, self.of) for each in self.other_gpus if made.fits]
             return all(each.fits for each in (made, *others)), max(map(needed, (made, *others)))
 
         room = self.recorded_plan.capacity_bytes or 0
@@ -382,7 +382,7 @@ class Planner:
         return None
 
     @property
-    def other_cards(self) -> list[torch.device]:
+    def other_gpus(self) -> list[torch.device]:
         """The other absent GPUs of the program, on which the batch has to fit, too."""
         if not isinstance(self.target, DeviceProfile) or self.recorded.type != "cuda":
             return []
@@ -430,7 +430,7 @@ class Planner:
             _answers=LateAnswers(self, eager, own, by_lazyviz, size),
             _profile=self.target if isinstance(self.target, DeviceProfile) else None,
             _reservation=own.reservation,
-            _recorded_for=self.graph.card,
+            _recorded_for=self.graph.gpu,
             _devices=devices,
             tensor_peak_bytes=own.tensor_peak_bytes,
             peak_range=own.peak_range,

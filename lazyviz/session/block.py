@@ -141,7 +141,7 @@ class LazyBlock(Transaction, Generic[G]):
         split, recompute = options.checked()
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
-        device, card = planned_device.resolved(options.device, size, options.rank, options.torch_version)
+        device, gpu = planned_device.resolved(options.device, size, options.rank, options.torch_version)
         self.thread, self._entered_by = threading.get_ident(), threading.current_thread()
         _finish_orphans()
         self._refuse_others()
@@ -165,8 +165,8 @@ class LazyBlock(Transaction, Generic[G]):
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.is_cell = bool(options.code)
         ir.place = tape.scopes.sources.opened_at(frame, whole_cell=ir.is_cell)
-        world = planned_device.one_of_many(tape, size, options.rank, card, ir, device)
-        cards = planned_device.cards(tape, card, ir, options.assume, device)
+        world = planned_device.one_of_many(tape, size, options.rank, gpu, ir, device)
+        gpus = planned_device.gpus(tape, gpu, ir, options.assume, device)
         if not _open:
             if Unreachable.possible and tape.pending:
                 tape.pending_ops.forget_lost()
@@ -176,7 +176,7 @@ class LazyBlock(Transaction, Generic[G]):
         self._take(graph)
         self.named = named
         with Exclusive():
-            self._exchange(frame, cards, world)
+            self._exchange(frame, gpus, world)
         return graph
 
     def _take(self, graph: G) -> None:
@@ -266,7 +266,7 @@ class LazyBlock(Transaction, Generic[G]):
             raise RuntimeError(_ANOTHER_TASK)
         return outer
 
-    def _exchange(self, frame: FrameType, cards: Transaction | None, world: Transaction | None) -> None:
+    def _exchange(self, frame: FrameType, gpus: Transaction | None, world: Transaction | None) -> None:
         self._outer = self._refuse_others()
         self.undo_by(self._withdraw)
         _claims.append(self)
@@ -275,9 +275,9 @@ class LazyBlock(Transaction, Generic[G]):
         self.undo_by(_stop_watching)
         self._code = frame.f_code
         self._watch()
-        if cards is not None:
-            self.undo_by(cards.abandoned)
-            cards.__enter__()
+        if gpus is not None:
+            self.undo_by(gpus.abandoned)
+            gpus.__enter__()
         if world is not None:
             self.undo_by(world.abandoned)
             world.__enter__()

@@ -200,13 +200,13 @@ def _devices() -> tuple[str, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.version.cuda is not None else 0
-    cards, trouble = cuda_devices()
+    gpus, trouble = cuda_devices()
     cuda = (
         f"CUDA: {count} devices visible to this process"
         if count
         else "CUDA: no device visible to this process"
     )
-    nvml = f"NVML: {', '.join(card.model for card in cards)}" if cards else f"NVML: {trouble or 'no device'}"
+    nvml = f"NVML: {', '.join(gpu.model for gpu in gpus)}" if gpus else f"NVML: {trouble or 'no device'}"
     return cuda, nvml
 
 

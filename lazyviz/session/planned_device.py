@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph
-from ..plan.device_plan import is_card
-from ..plan.devices.devices import DeviceProfile, card_number, cuda_devices, resolve, unknown_card
+from ..plan.device_plan import is_gpu
+from ..plan.devices.devices import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..process.transaction import Transaction
 from ..record import partial_writes
@@ -40,16 +40,16 @@ def resolved(
     Raises:
         ValueError: an unknown device or release, or a release for a device that is present.
     """
-    target, card = _resolved(device, size, rank)
+    target, gpu = _resolved(device, size, rank)
     if torch_version is not None:
         release = older_releases.release(torch_version)
-        if card is None:
+        if gpu is None:
             raise ValueError(
                 "torch_version is only for a GPU that is not on this machine: other devices use the "
                 "installed PyTorch"
             )
-        card = replace(card, release=release)
-    return target, card
+        gpu = replace(gpu, release=release)
+    return target, gpu
 
 
 def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
@@ -58,13 +58,13 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
     try:
         target = resolve(device)
     except ValueError:
-        number = card_number(device)
+        number = gpu_number(device)
         if number is None or number >= torch_cuda.MOST_DEVICES or torch_cuda.cuda_is_present():
             raise
-        target = unknown_card(number, cuda_devices()[1])
+        target = unknown_gpu(number, cuda_devices()[1])
         return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
-    is_card = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
-    if not is_card or torch_cuda.cuda_is_present():
+    names_gpu = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
+    if not names_gpu or torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     here = local_world_size(size)
@@ -79,7 +79,7 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
 
 
 def one_of_many(
-    tape: Tape, size: int, rank: int, card: Card | None, graph: Graph, device: Any
+    tape: Tape, size: int, rank: int, gpu: Card | None, graph: Graph, device: Any
 ) -> OneOfMany | None:
     """The context in which this process is ``rank`` of ``size``; ``None`` if no mesh is given (0 ranks), or
     the process already is this rank.
@@ -99,35 +99,35 @@ def one_of_many(
                 f"a block for rank {rank} of {size} inside one for rank {outer.rank} of {outer.size}"
             )
         return None
-    on_card = card is not None or (device is not None and is_card(resolve(device)))
-    world = OneOfMany(tape, size, rank, "cuda" if on_card else "cpu")
+    on_gpu = gpu is not None or (device is not None and is_gpu(resolve(device)))
+    world = OneOfMany(tape, size, rank, "cuda" if on_gpu else "cpu")
     world.refuse_others()
     return world
 
 
-def cards(
-    tape: Tape, card: Card | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
+def gpus(
+    tape: Tape, gpu: Card | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
 ) -> Transaction | None:
-    """The context in which ``torch.cuda`` describes ``card``, which ``device`` names.
+    """The context in which ``torch.cuda`` describes ``gpu``, which ``device`` names.
 
-    ``None`` if there is no card, or an outer block has entered this context.
+    ``None`` if there is no GPU, or an outer block has entered this context.
 
     Raises:
         RuntimeError: an outer block is for another GPU.
     """
     absent = tape.recording.absent
-    if card is not None and absent is not None and card != absent.card:
+    if gpu is not None and absent is not None and gpu != absent.card:
         raise RuntimeError(
-            f"a block for {card.planned} inside one for {absent.card.planned}: only one absent GPU at a time"
+            f"a block for {gpu.planned} inside one for {absent.card.planned}: only one absent GPU at a time"
         )
-    return None if card is None or absent is not None else _Cards(tape, card, graph, assume, device)
+    return None if gpu is None or absent is not None else _Gpus(tape, gpu, graph, assume, device)
 
 
-class _Cards(Transaction):
-    """The :func:`cards` of the outermost block that has any."""
+class _Gpus(Transaction):
+    """The :func:`gpus` of the outermost block that has any."""
 
     def __init__(
-        self, tape: Tape, card: Card, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
+        self, tape: Tape, gpu: Card, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
     ) -> None:
         def memory(device: torch.device, since: int) -> tuple[int, int]:
             """Current and maximum bytes of eager PyTorch's tensors on ``device``, the latter since node
@@ -146,20 +146,20 @@ class _Cards(Transaction):
             held = plan.reserve(True) if plan is not None else None
             return held[0] if held is not None else 0
 
-        graph.card = card.planned
-        if card.release is not None:
-            graph.torch_release = card.release
+        graph.gpu = gpu.planned
+        if gpu.release is not None:
+            graph.torch_release = gpu.release
             graph.release_differences = tuple(
-                each.words for each in older_releases.DIFFERENCES if each.holds(card.release)
+                each.words for each in older_releases.DIFFERENCES if each.holds(gpu.release)
             )
         self._tape = tape
-        self._cards = AbsentCards(tape, card, memory, reserved, assume or {})
+        self._gpus = AbsentCards(tape, gpu, memory, reserved, assume or {})
 
     def begin(self) -> None:
-        self.undo_by(self._cards.remove)
+        self.undo_by(self._gpus.remove)
         self.undo_by(self._forget)
-        self._tape.recording.absent = self._cards
-        self._cards.install()
+        self._tape.recording.absent = self._gpus
+        self._gpus.install()
 
     def _forget(self) -> None:
         self._tape.recording.absent = None

@@ -31,7 +31,7 @@ from ..process.transaction import no_warnings
 from .private_api import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
-"""Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned card."""
+"""Whether this process can run on CUDA; ``torch.cuda.is_available`` itself answers for the planned GPU."""
 BUILT_WITH_CUDA = torch.backends.cuda.is_built()
 
 
@@ -240,7 +240,7 @@ def _holds(types: list[Any], cls: type[torch.Tensor]) -> bool:
     return any(map(functools.partial(operator.is_, cls), types))  # entirely in C, so nothing interrupts it
 
 
-# --- functions that are replaced while a card is planned ------------------------------
+# --- functions that are replaced while a GPU is planned ------------------------------
 
 # The function that groups the optimizer's tensors asks C++ for their device.
 group_tensors = torch._C._group_tensors_by_device_and_dtype
@@ -251,7 +251,7 @@ COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 
 # What `torch.cuda.nvtx` marks ranges with.
 NVTX = (torch.cuda.nvtx, "_nvtx")
-# What FSDP2 asks for the kind of card that its mesh is of.
+# What FSDP2 asks for the kind of GPU that its mesh is of.
 GET_ACCELERATOR = (torch._C, "_get_accelerator")
 # The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
@@ -261,12 +261,12 @@ PARSE_TO = (torch._C._nn, "_parse_to")
 TRUNC_NORMAL = (torch.nn.init, "_no_grad_trunc_normal_")
 # Zeros without memory, which autograd passes on as a missing tangent.
 EFFICIENT_ZEROS: OpOverload = torch.ops.aten._efficientzerotensor.default
-# The function with which DataParallel compares its cards.
+# The function with which DataParallel compares its GPUs.
 CHECK_BALANCE = (sys.modules["torch.nn.parallel.data_parallel"], "_check_balance")
 # The function with which DataParallel scatters a batch, and the threads on which it runs its replicas.
 SCATTER: Any = torch.nn.parallel._functions.Scatter
 THREADS_OF_REPLICAS = (sys.modules["torch.nn.parallel.parallel_apply"], "threading")
-# The function that creates a bag's sparse gradient: decomposed on a card, but one kernel for a dispatch mode.
+# The function that creates a bag's sparse gradient: decomposed on a GPU, but one kernel for a dispatch mode.
 EMBEDDING_BAG_BACKWARD: OpOverload = torch.ops.aten._embedding_bag_backward.default
 # Functions that pack tensors into one buffer, and unpack it.
 flattened: Callable[[Sequence[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors

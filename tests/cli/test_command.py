@@ -176,7 +176,7 @@ def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, t
     assert "::notice file=train.py,line=15" in done.stdout
 
 
-def test_a_card_that_is_not_there_is_planned_up_to_what_only_it_could_tell(write, tmp_path):
+def test_a_gpu_that_is_not_there_is_planned_up_to_what_only_it_could_tell(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command("plan", script, "--device", "A100-80GB", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -759,7 +759,7 @@ def test_output_without_a_reader_is_not_an_error(write, tmp_path):
     assert done.stdout.strip() == "", done.stdout
 
 
-def test_a_plan_for_a_card_tells_the_time_of_a_step_and_what_limits_it(write, tmp_path):
+def test_a_plan_for_a_gpu_tells_the_time_of_a_step_and_what_limits_it(write, tmp_path):
     arguments = ("--device", "A100-80GB", "--assume", "*=0.5", "--json", "plan.json")
     done = lazyviz_command("plan", write(TRAINING), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from lazyviz.record.shapes import known_shapes
 
 from .test_known_shapes import wrong as wrong  # a fixture
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 NAMES = (
     known_shapes._OF_NUMBERS
     | known_shapes._OF_FLOATS

@@ -205,9 +205,9 @@ def test_rounds_without_ops_are_none() -> None:
     assert list(loop) == [] and loop.graph is None
 
 
-def test_a_planned_card_is_refused() -> None:
+def test_a_planned_gpu_is_refused() -> None:
     if torch.cuda.is_available():
-        pytest.skip("a card is here")
+        pytest.skip("a GPU is here")
     with pytest.raises(ValueError, match="not on this machine"):
         for _ in lazyviz.steps(range(3), device="H100-80GB"):
             pass

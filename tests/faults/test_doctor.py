@@ -78,7 +78,7 @@ def hold_the_lock_on_a_thread_that_ends():
     thread.join()
 
 
-def plan_for_an_absent_card():
+def plan_for_an_absent_gpu():
     lazyviz.lazy(device="A100-40GB").__enter__()
 
 
@@ -89,7 +89,7 @@ def stay_away():
 
 BROKEN = [
     keep_patches, record_for_nobody, leave_the_mode, leave_keys_out, raise_thresholds, keep_hooks, keep_code,
-    pause, hold_the_lock, hold_the_lock_on_a_thread_that_ends, plan_for_an_absent_card, stay_away,
+    pause, hold_the_lock, hold_the_lock_on_a_thread_that_ends, plan_for_an_absent_gpu, stay_away,
 ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def nested_blocks():
         pass
 
 
-def for_an_absent_card():
+def for_an_absent_gpu():
     with lazyviz.lazy(device="A100-40GB"):
         pass
 
@@ -52,7 +52,7 @@ def through_a_stack():
         stack.enter_context(lazyviz.lazy())
 
 
-BLOCKS = [empty_block, nested_blocks, for_an_absent_card, failing_block, decorated]
+BLOCKS = [empty_block, nested_blocks, for_an_absent_gpu, failing_block, decorated]
 
 
 def test_the_injector_tells_an_open_block_from_plain_pytorch(state):

@@ -79,7 +79,7 @@ CELLS = {
     "read in the next cell": "print(losses, [p.sum().item() for p in model.parameters()])",
     "evaluate": "%lazy evaluate",
     "forget": "%lazy reset",
-    "a card that is absent": "%%lazy --device A100-40GB --no-widget\n"
+    "a GPU that is absent": "%%lazy --device A100-40GB --no-widget\n"
     "y = torch.nn.Linear(4, 4).cuda()(torch.ones(2, 4).cuda()).sum()\ny.backward()",
     "show again": "_lazy",
 }

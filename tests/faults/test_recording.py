@@ -181,7 +181,7 @@ def test_signals_are_deferred_again_whatever_a_handler_raises_where_that_ends(st
             assert Deferred.current and not arrived
 
 
-def test_gradients_are_computed_after_a_signal_in_what_a_planned_card_does_without_them(state, request):
+def test_gradients_are_computed_after_a_signal_in_what_a_planned_gpu_does_without_them(state, request):
     def action():
         with lazyviz.lazy(device="A100-40GB"):
             layer = nn.LSTM(2, 2).cuda()
@@ -191,7 +191,7 @@ def test_gradients_are_computed_after_a_signal_in_what_a_planned_card_does_witho
         raised = inject(action, at, Fault, by_signal=True)
         assert torch.is_grad_enabled() and is_plain(), raised and raised.__notes__
         del raised
-        lazyviz.reset()  # the generator is owed the draws that the card would have made
+        lazyviz.reset()  # the generator is owed the draws that the GPU would have made
 
 
 def test_an_exception_of_another_thread_before_a_rule_is_asked_is_no_answer(monkeypatch, state):

@@ -737,7 +737,7 @@ def test_status_plan_explain_why_and_devices_answer_in_text_and_run_nothing(run)
     assert run["_lazy"].pending == 2
 
 
-def test_devices_in_time_tells_the_record_on_each_card(run, tmp_path):
+def test_devices_in_time_tells_the_record_on_each_gpu(run, tmp_path):
     run("%%lazy --device L4-24GB\na = torch.ones(512, 512, device='cuda')\nb = a @ a")
     run("%lazy devices --time")
     assert "Projected time of the last step on each GPU" in run.output
@@ -1096,7 +1096,7 @@ def test_a_kernel_evaluates_and_unloads(notebook):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
-def test_a_cell_can_be_planned_for_a_card_that_is_absent(run):
+def test_a_cell_can_be_planned_for_a_gpu_that_is_absent(run):
     result = run(
         "%%lazy --device H100-80GB --assume 3=0.5 --no-widget\n"
         "x = torch.randn(8, 4).cuda()\n"
@@ -1118,7 +1118,7 @@ def test_a_cell_can_be_planned_for_a_card_that_is_absent(run):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
-def test_evaluating_for_an_absent_card_is_refused_in_one_sentence_without_a_traceback(run):
+def test_evaluating_for_an_absent_gpu_is_refused_in_one_sentence_without_a_traceback(run):
     result = run("%%lazy --device H100-80GB --now --no-widget\nx = torch.ones(3, device='cuda')")
     assert isinstance(result.error_in_exec, UsageError) and "H100-80GB" in str(result.error_in_exec)
     for line in ("%lazy evaluate", "%lazy evaluate x"):

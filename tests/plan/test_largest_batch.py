@@ -24,11 +24,11 @@ def reset():
     lazyviz.reset()
 
 
-@pytest.mark.parametrize("card", ["RTX-3060", "A100-40GB"])
+@pytest.mark.parametrize("gpu", ["RTX-3060", "A100-40GB"])
 @pytest.mark.parametrize("name", largest_batch.MODELS)
 @pytest.mark.slow
-def test_the_largest_batch_fits_and_one_sample_more_does_not(name, card):
-    row = largest_batch.tried(name, card)
+def test_the_largest_batch_fits_and_one_sample_more_does_not(name, gpu):
+    row = largest_batch.tried(name, gpu)
     assert row["largest"] > largest_batch.RECORDED
     assert row["fits"] and not row["fits with one more"], row
 

@@ -283,7 +283,7 @@ def test_explain_says_between_what_an_estimated_peak_lies(training_step):
     assert "between 4.00 KiB and 5.00 KiB" in estimated.explain()
 
 
-@pytest.mark.parametrize("device", [None, "H100-80GB", "no such card"])
+@pytest.mark.parametrize("device", [None, "H100-80GB", "no such GPU"])
 def test_planning_is_not_interrupted_by_the_garbage_collector_which_goes_on_afterwards(device):
     x = torch.ones(4)
     with lazyviz.lazy() as graph:
@@ -298,8 +298,8 @@ def test_planning_is_not_interrupted_by_the_garbage_collector_which_goes_on_afte
     gc.collect()
     gc.callbacks.append(note)
     try:
-        if device == "no such card":
-            with pytest.raises(ValueError, match="no such card"):
+        if device == "no such GPU":
+            with pytest.raises(ValueError, match="no such GPU"):
                 graph.plan(device=device)
         else:
             graph.plan(device=device)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import techniques
 from models.techniques import LIBRARIES, NOT_DEFERRED, PROGRAMS
 
-CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 
 
 def needs(name):
@@ -30,26 +30,26 @@ def test_what_is_planned_for_the_cpu_is_what_it_takes(name):
     assert plan.eager_peak_bytes == pytest.approx(techniques.measured(name), rel=0.002, abs=0)
 
 
-@CARD
+@GPU
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [needs(name) for name in PROGRAMS])
-def test_it_is_planned_for_a_card(name):
+def test_it_is_planned_for_a_gpu(name):
     plan = techniques.planned(name, "H100-80GB")
     assert plan.verdict_of == "eager" and plan.fits
     assert plan.peak_bytes > 0 and plan.device == "H100-80GB"
 
 
-@CARD
+@GPU
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [needs(name) for name in NOT_DEFERRED])
-def test_compiled_optimizers_take_on_a_card_what_they_take_eagerly(name):
+def test_compiled_optimizers_take_on_a_gpu_what_they_take_eagerly(name):
     plan = techniques.planned(name, "H100-80GB")
     assert plan.peak_bytes == pytest.approx(techniques.measured(name), rel=0.002, abs=0)
     assert "planned as run by eager PyTorch" in plan.explain()
 
 
-@CARD
-def test_activations_that_are_offloaded_leave_the_card():
+@GPU
+def test_activations_that_are_offloaded_leave_the_gpu():
     kept, offloaded, halved = (
         techniques.planned(name, "H100-80GB")
         for name in ("plain", "save_on_cpu", "offload by saved_tensors_hooks")
@@ -62,7 +62,7 @@ def test_activations_that_are_offloaded_leave_the_card():
     assert halved.devices["cpu"].eager_peak_bytes < 0.6 * on_host
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("H100-80GB", marks=CARD)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("H100-80GB", marks=GPU)])
 def test_an_optimizer_in_the_backward_pass_keeps_one_gradient_at_a_time(device):
     kept, freed = (techniques.planned(name, device) for name in ("small batch", "optimizer in backward"))
     assert freed.eager_peak_bytes < 0.9 * kept.eager_peak_bytes

@@ -14,10 +14,10 @@ from lazyviz.view.scene.memory_chart import other_run, verdict
 
 GIB = 2**30
 MIB = 2**20
-CARD = "RTX-3090"
+GPU = "RTX-3090"
 
 
-def holding(count: int, width: int, device: str | None = CARD) -> lazyviz.LazyGraph:
+def holding(count: int, width: int, device: str | None = GPU) -> lazyviz.LazyGraph:
     """Every intermediate result has a name until the function returns, though none is read again."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 def training(optimizer: str, steps: int = 2, *, foreach: bool | None = None) -> lazyviz.LazyGraph:
-    with lazyviz.lazy(device=CARD) as graph:
+    with lazyviz.lazy(device=GPU) as graph:
         model = nn.Sequential(*[Model() for _ in range(2)]).cuda()
         update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, foreach=foreach)
         for _ in range(steps):
@@ -59,9 +59,9 @@ def training(optimizer: str, steps: int = 2, *, foreach: bool | None = None) -> 
     return graph
 
 
-def test_on_an_absent_card_everything_is_of_plain_pytorch():
+def test_on_an_absent_gpu_everything_is_of_plain_pytorch():
     plan = holding(8, 4 * MIB).plan()
-    ours = make_plan(plan._graph, device=CARD, of="lazyviz")
+    ours = make_plan(plan._graph, device=GPU, of="lazyviz")
     assert plan.verdict_of == "eager" and ours.verdict_of == "lazyviz"
     assert plan.peak_bytes == plan.eager_peak_bytes == ours.eager_peak_bytes == 8 * 16 * MIB + 4
     assert ours.peak_bytes == plan.lazyviz_peak_bytes == ours.lazyviz_peak_bytes == 2 * 16 * MIB
@@ -117,7 +117,7 @@ def test_remedies_change_the_program_that_the_plan_is_of(optimizer, foreach):
 def test_a_run_in_pieces_or_recomputed_is_lazyviz_s():
     def recorded() -> lazyviz.LazyGraph:
         x = torch.randn(2048, 256)
-        with lazyviz.lazy(device=CARD, batch=[x]) as graph:
+        with lazyviz.lazy(device=GPU, batch=[x]) as graph:
             model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)])
             model(x).square().mean().backward()
         return graph

@@ -443,7 +443,7 @@ def test_the_class_is_left_as_it_was():
     assert dict(vars(Marked)) == before
 
 
-def test_on_a_planned_card_it_keeps_its_methods():
+def test_on_a_planned_gpu_it_keeps_its_methods():
     with lazyviz.lazy(device="A100-40GB") as graph:
         p = Packed(torch.randn(64, 64, device="cuda")).to("cuda")
         assert isinstance(p, Packed) and p.is_cuda and p.dtype is torch.int8 and p.levels == 16

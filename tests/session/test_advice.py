@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 import lazyviz
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
     pytest.mark.filterwarnings("ignore"),  # of PyTorch's distributed packages
 ]
 SMALL = lazyviz.DeviceProfile("small", 2 * 2**30)
@@ -48,11 +48,11 @@ def test_every_strategy_is_a_row_from_a_recording():
         largest_batch=False,
     )
     rows = {row.strategy: row for row in found}
-    plain = ["one card", "DDP x 4", "FSDP2 x 4", "FSDP2 by layer x 4", "tensor parallel x 2"]
+    plain = ["one GPU", "DDP x 4", "FSDP2 x 4", "FSDP2 by layer x 4", "tensor parallel x 2"]
     assert set(plain) <= set(rows)
     assert not [row.failure for row in found if row.failure]
     assert all(f"{name}, recomputing" in rows for name in plain)
-    one = rows["one card"].peak_bytes
+    one = rows["one GPU"].peak_bytes
     assert rows["tensor parallel x 2"].peak_bytes < 0.7 * one < one <= rows["DDP x 4"].peak_bytes
     assert rows["FSDP2 by layer x 4"].peak_bytes < rows["FSDP2 x 4"].peak_bytes
     assert all(row.max_batch_size is None and row.fits for row in found)
@@ -64,7 +64,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     (row,) = [
         row
         for row in lazyviz.advise(step, [SMALL], model=model, world_size=1, recompute=False)
-        if row.strategy == "one card"
+        if row.strategy == "one GPU"
     ]
     assert row.max_batch_size
     for size, fits in ((row.max_batch_size, True), (row.max_batch_size + 1, False)):
@@ -79,7 +79,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
                 batch_size=size,
                 largest_batch=False,
             )
-            if other.strategy == "one card"
+            if other.strategy == "one GPU"
         ]
         assert again.fits is fits
 
@@ -101,7 +101,7 @@ def test_the_time_of_a_row_is_that_of_one_step():
     (row,) = (
         each
         for each in lazyviz.advise(step, ["H100-80GB"], model=model, largest_batch=False).rows
-        if each.strategy == "one card"
+        if each.strategy == "one GPU"
     )
     with lazyviz.lazy(device="H100-80GB") as graph:
         made = model().cuda()
@@ -150,7 +150,7 @@ def test_parameters_that_stay_tensors_are_stepped_beside_dtensors():
     rows = {row.strategy: row for row in found}
     assert not [row.failure for row in found if row.failure]
     two, four = rows["tensor parallel x 2"], rows["tensor parallel x 4"]
-    assert four.peak_bytes < two.peak_bytes < rows["one card"].peak_bytes
+    assert four.peak_bytes < two.peak_bytes < rows["one GPU"].peak_bytes
 
 
 def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
@@ -175,7 +175,7 @@ def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
     )
     rows = {row.strategy: row for row in found}
     assert not [row.failure for row in found if row.failure]
-    for name in ("one card", "DDP x 2", "FSDP2 x 2"):
+    for name in ("one GPU", "DDP x 2", "FSDP2 x 2"):
         assert rows[f"{name}, 8-bit optimizer"].peak_bytes < rows[name].peak_bytes
         assert rows[f"{name}, 8-bit optimizer"].seconds is None and rows[name].seconds
     assert any("8-bit optimizers are planned as run by eager" in note for note in found.notes)

@@ -1,4 +1,4 @@
-// The device menu: devices of this machine and known cards to plan for. Nothing runs on the device chosen here.
+// The device menu: devices of this machine and known GPUs to plan for. Nothing runs on the device chosen here.
 
 import { html, on } from "../page/dom";
 import type { Planning } from "../model/planning";

@@ -113,19 +113,19 @@ class XlaBackend(SegmentCompiler):
 
     def _device_for(self, segment: Segment) -> Any:
         """The JAX device for the segment's tensors."""
-        cards = {
+        gpus = {
             value.meta.device
             for node in segment.nodes
             for value in (*node.inputs, *node.outputs)
             if value.meta.device.type == "cuda"
         }
-        if len(cards) > 1:
+        if len(gpus) > 1:
             raise Refused("tensors are on several GPUs")
         if self._device is not None:
             return self._device
-        if not cards:
+        if not gpus:
             return jax.devices()[0]
-        index = cards.pop().index or 0
+        index = gpus.pop().index or 0
         try:
             return jax.devices("cuda")[index]
         except (RuntimeError, IndexError) as error:

@@ -566,5 +566,5 @@ class _Layout:
                 )
         program = Graph()
         program.nodes = self.order
-        program.card = self.graph.card
+        program.gpu = self.graph.gpu
         return SplitProgram(program, spans, self.scratch)

@@ -82,7 +82,7 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
         return cpu_device()
     if name.startswith("cpu:") and not name[4:].isdecimal():
         return DeviceProfile("cpu", parse_bytes(name[4:]))
-    if (position := card_number(name)) is not None:
+    if (position := gpu_number(name)) is not None:
         gpus, state = cuda_devices()
         if name == "cuda" and _cuda_in_use():
             position = torch.cuda.current_device()
@@ -106,11 +106,11 @@ def planned(device: DeviceLike) -> Device | DeviceProfile:
     try:
         return resolve(device)
     except ValueError:
-        number = card_number(device)
+        number = gpu_number(device)
         gpus, state = cuda_devices()
         if number is None or gpus:
             raise
-        return unknown_card(number, state)
+        return unknown_gpu(number, state)
 
 
 def is_absent(target: Device | DeviceProfile) -> bool:
@@ -120,11 +120,11 @@ def is_absent(target: Device | DeviceProfile) -> bool:
     """
     if isinstance(target, DeviceProfile):
         return target.name != "cpu"
-    named = card_number(target.name) is not None and target.total_bytes is None
+    named = gpu_number(target.name) is not None and target.total_bytes is None
     return named and not torch.cuda.is_available()
 
 
-def card_number(device: object) -> int | None:
+def gpu_number(device: object) -> int | None:
     """The number in ``"cuda"`` or ``"cuda:1"``; ``None`` for anything else."""
     kind, _, index = str(device).partition(":")
     if kind != "cuda" or not (not index or (index.isdecimal() and index.isascii())):
@@ -132,7 +132,7 @@ def card_number(device: object) -> int | None:
     return int(index or 0)
 
 
-def unknown_card(number: int, state: str) -> Device:
+def unknown_gpu(number: int, state: str) -> Device:
     """The device ``cuda`` on a machine without a GPU."""
     return Device(f"cuda:{number}", "an unknown CUDA GPU", None, None, None, state)
 

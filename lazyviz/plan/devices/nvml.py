@@ -59,7 +59,7 @@ def cuda_devices() -> tuple[list[Device], str]:
 class LiveMemory:
     """Repeated readings of the memory of one GPU during a run; call ``close()`` afterwards.
 
-    ``index`` is PyTorch's number of the card.
+    ``index`` is PyTorch's number of the GPU.
     """
 
     @deferring
@@ -203,57 +203,57 @@ def _handles() -> tuple[list[Any], str]:
         uuids = [str(torch.cuda.get_device_properties(at).uuid) for at in range(torch.cuda.device_count())]
         return [_handle(_by_uuid, uuid) for uuid in uuids], ""
     count = pynvml.nvmlDeviceGetCount()
-    cards = [_handle(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    gpus = [_handle(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return _enumerated(cards)
+        return _enumerated(gpus)
     chosen: list[Any] = []
     for name in [entry.strip() for entry in visible.split(",")]:
-        handle = _named(name, cards)
+        handle = _named(name, gpus)
         if handle is None:
             break  # CUDA stops at the first unknown entry
         chosen.append(handle)
     return chosen, f" (CUDA_VISIBLE_DEVICES={visible})"
 
 
-def _enumerated(cards: list[Any]) -> tuple[list[Any], str]:
+def _enumerated(gpus: list[Any]) -> tuple[list[Any], str]:
     """The GPUs as a CUDA process numbers them; it sees at most one MIG slice (MIG User Guide, CUDA Device
     Enumeration).
     """
     found: list[Any] = []
     sliced, hidden = False, 0
-    for card in cards:
-        for part in _parts(card):
-            if part is not card and sliced:
+    for gpu in gpus:
+        for part in _parts(gpu):
+            if part is not gpu and sliced:
                 hidden += 1
                 continue
-            sliced = sliced or part is not card
+            sliced = sliced or part is not gpu
             found.append(part)
     slices = "slices" if hidden > 1 else "slice"
     return found, f" ({hidden} more MIG {slices}; a CUDA process can use only one)" if hidden else ""
 
 
-def _parts(card: Any) -> list[Any]:
+def _parts(gpu: Any) -> list[Any]:
     """The devices of a GPU: itself or, in MIG mode, its slices."""
-    mode = _ask(pynvml.nvmlDeviceGetMigMode, card)
+    mode = _ask(pynvml.nvmlDeviceGetMigMode, gpu)
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return [card]
+        return [gpu]
     slices = []
-    for index in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+    for index in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:
-            slices.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+            slices.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
         except pynvml.NVMLError:
             continue  # an index without a slice
     return slices
 
 
-def _named(name: str, cards: list[Any]) -> Any:
+def _named(name: str, gpus: list[Any]) -> Any:
     if name.isdecimal() and name.isascii():
-        parts = _parts(cards[int(name)]) if int(name) < len(cards) else []
+        parts = _parts(gpus[int(name)]) if int(name) < len(gpus) else []
         return parts[0] if parts else None  # CUDA sees only the first slice of a GPU
     if not name.startswith(("GPU-", "MIG-")):
         return None
-    for part in [*cards, *(part for card in cards for part in _parts(card))]:
+    for part in [*gpus, *(part for gpu in gpus for part in _parts(gpu))]:
         uuid = _ask(pynvml.nvmlDeviceGetUUID, part) or ""
         if isinstance(uuid, bytes):
             uuid = uuid.decode(errors="replace")

@@ -65,8 +65,8 @@ class DeviceProfile:
 # "Memory-Usage") and a program can allocate: up to 7 % more or less than the advertised "GB", depending on
 # ECC and the vendor's definition of a gigabyte.  Capabilities are NVIDIA's list
 # "CUDA GPU Compute Capability".
-_CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
-    "Data center cards": (
+_GPUS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
+    "Data center GPUs": (
         ("B300-288GB", 275040, (10, 3), "NVIDIA Blackwell Ultra datasheet: 288 GB HBM3e"),
         ("B200-180GB", 183359, (10, 0), "NVIDIA DGX B200 datasheet: 180 GB HBM3e each"),
         ("H200-141GB", 143771, (9, 0), "NVIDIA H200 datasheet: 141 GB HBM3e"),
@@ -89,14 +89,14 @@ _CARDS: dict[str, tuple[tuple[str, int, tuple[int, int], str], ...]] = {
         ("V100-16GB", 16384, (7, 0), "NVIDIA V100 datasheet: 16 GB HBM2"),
         ("V100-32GB", 32768, (7, 0), "NVIDIA V100 datasheet: 32 GB HBM2"),
     ),
-    "Workstation cards": (
+    "Workstation GPUs": (
         ("RTX-PRO-6000-96GB", 97887, (12, 0), "NVIDIA RTX PRO 6000 Blackwell datasheet: 96 GB GDDR7"),
         ("RTX-6000-Ada-48GB", 49140, (8, 9), "NVIDIA RTX 6000 Ada Generation datasheet: 48 GB GDDR6"),
         ("RTX-A6000-48GB", 49140, (8, 6), "NVIDIA RTX A6000 datasheet: 48 GB GDDR6"),
         ("RTX-A5000-24GB", 24564, (8, 6), "NVIDIA RTX A5000 datasheet: 24 GB GDDR6"),
         ("RTX-A4000-16GB", 16376, (8, 6), "NVIDIA RTX A4000 datasheet: 16 GB GDDR6"),
     ),
-    "Consumer cards": (
+    "Consumer GPUs": (
         ("RTX-5090", 32607, (12, 0), "GeForce RTX 5090 specifications: 32 GB GDDR7"),
         ("RTX-5080", 16303, (12, 0), "GeForce RTX 5080 specifications: 16 GB GDDR7"),
         ("RTX-5070-Ti", 16303, (12, 0), "GeForce RTX 5070 Ti specifications: 16 GB GDDR7"),
@@ -121,11 +121,11 @@ PROFILES: dict[str, DeviceProfile] = {
     name: DeviceProfile(
         name, mib << 20, f"{datasheet}; nvidia-smi shows {mib} MiB", CONTEXT_BYTES, capability, RATES[name]
     )
-    for cards in _CARDS.values()
-    for name, mib, capability, datasheet in cards
+    for gpus in _GPUS.values()
+    for name, mib, capability, datasheet in gpus
 }
 
-KINDS: dict[str, list[str]] = {kind: [card[0] for card in cards] for kind, cards in _CARDS.items()}
+KINDS: dict[str, list[str]] = {kind: [gpu[0] for gpu in gpus] for kind, gpus in _GPUS.items()}
 
 
 def lookup(name: str) -> DeviceProfile:

@@ -1,7 +1,7 @@
 """Rates of GPUs: data-sheet peaks, and measured throughput of large matrix products.
 
 Peaks are from NVIDIA's data sheets, without sparsity, in TFLOP/s: float32 outside tensor cores, TF32, and
-float16 with float32 accumulation (on GeForce cards half the rate of float16 accumulation).  Bandwidth is in
+float16 with float32 accumulation (on GeForce GPUs half the rate of float16 accumulation).  Bandwidth is in
 GB/s.
 """
 

@@ -121,7 +121,7 @@ class Choice:
             )
         laid_out = Graph()
         laid_out.nodes = [step.node for step in program.steps]
-        laid_out.card = graph.card
+        laid_out.gpu = graph.gpu
         laid_out.calls = graph.calls
         return RecomputeProgram(
             laid_out, spans, {at: needs[p] for at, p in enumerate(schedule.order) if p in needs}

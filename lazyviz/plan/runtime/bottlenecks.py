@@ -13,20 +13,20 @@ from ..devices.devices import Device, DeviceProfile
 from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
 from ..units import format_bytes, format_flops, format_share
-from .device_projection import card_of, without_time
-from .kernels import Card
+from .device_projection import gpu_of, without_time
+from .kernels import Gpu
 from .projection import OpTime, Projection, duration, project
 from .what_if import in_dtype
 from .work import operator_class, touched
 
 LINES = 5
 WORTH = 0.03  # minimum share of the time that a listed change saves
-FASTER_CARDS = ("H100-80GB", "A100-80GB", "RTX-4090")
+FASTER_GPUS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {
     "measured": "its matmul rate was measured",
     "rule": "its matmul rate is estimated from its data sheet",
     "calibrated": "from the calibration of this machine",
-    "power-limited": "its power limit, which varies from card to card, determines its speed",
+    "power-limited": "its power limit, which varies from GPU to GPU, determines its speed",
 }
 Target: TypeAlias = Device | DeviceProfile
 
@@ -103,31 +103,31 @@ def changes(
     time: Projection, nodes: Sequence[Node], target: Target, twice: Sequence[Node] | None = None
 ) -> list[Change]:
     """The effect of another precision, fused kernels, more samples, or another GPU, largest first."""
-    card = card_of(target)
-    if card is None or not time.seconds:
+    gpu = gpu_of(target)
+    if gpu is None or not time.seconds:
         return []
     found = [
-        *_precision(nodes, card),
-        *_attention(time, card),
+        *_precision(nodes, gpu),
+        *_attention(time, gpu),
         *_fused(time),
-        *_batch(twice, card),
-        *_cards(nodes, card),
+        *_batch(twice, gpu),
+        *_gpus(nodes, gpu),
     ]
     worth = [each for each in found if each.seconds < (1 - WORTH) * time.seconds]
     return sorted(worth, key=lambda each: each.seconds)
 
 
-def _precision(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
+def _precision(nodes: Sequence[Node], gpu: Gpu) -> Iterable[Change]:
     for dtype in (torch.bfloat16, torch.float16):
-        if card.unit(dtype, "matmul") is not None:
-            changed = project(in_dtype(nodes, dtype), card)
+        if gpu.unit(dtype, "matmul") is not None:
+            changed = project(in_dtype(nodes, dtype), gpu)
             if changed is not None:
                 name = str(dtype).removeprefix("torch.")
                 rest = "the rest of the " if _has_half(nodes) else ""
                 yield Change(f"{rest}forward and backward pass in {name}", changed.seconds)
             break
-    if card.rates.tf32 and not card.tf32_products:
-        changed = project(nodes, replace(card, tf32_products=True))
+    if gpu.rates.tf32 and not gpu.tf32_products:
+        changed = project(nodes, replace(gpu, tf32_products=True))
         if changed is not None:
             yield Change('torch.set_float32_matmul_precision("high") (TF32)', changed.seconds)
 
@@ -142,7 +142,7 @@ def _has_half(nodes: Sequence[Node]) -> bool:
     )
 
 
-def _attention(time: Projection, card: Card) -> Iterable[Change]:
+def _attention(time: Projection, gpu: Gpu) -> Iterable[Change]:
     """The ops on score matrices, replaced by one kernel that keeps the matrices on the chip."""
     softmaxes = {
         node.outputs[0].shape
@@ -192,16 +192,16 @@ def _fused(time: Projection) -> Iterable[Change]:
         yield Change("elementwise ops fused by torch.compile, at best", max(time.seconds - saved, 0.0))
 
 
-def _batch(twice: Sequence[Node] | None, card: Card) -> Iterable[Change]:
-    changed = project(twice, card) if twice is not None else None
+def _batch(twice: Sequence[Node] | None, gpu: Gpu) -> Iterable[Change]:
+    changed = project(twice, gpu) if twice is not None else None
     if changed is not None:
         yield Change("twice the batch size, per half", changed.seconds / 2)
 
 
-def _cards(nodes: Sequence[Node], card: Card) -> Iterable[Change]:
-    for name in FASTER_CARDS:
-        other = card_of(PROFILES[name])
-        if name != card.name and other is not None:
+def _gpus(nodes: Sequence[Node], gpu: Gpu) -> Iterable[Change]:
+    for name in FASTER_GPUS:
+        other = gpu_of(PROFILES[name])
+        if name != gpu.name and other is not None:
             changed = project(nodes, other)
             if changed is not None:
                 yield Change(f"on {name}", changed.seconds)

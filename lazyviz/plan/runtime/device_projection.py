@@ -12,7 +12,7 @@ from ...graph.ir import Bound, Graph, Node
 from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
 from .cpu import known_rates, project_on_cpu, without_time_on_cpu
-from .kernels import Card, kernel_time, times_on
+from .kernels import Gpu, kernel_time, times_on
 from .projection import Projection, project
 
 
@@ -21,19 +21,19 @@ def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Project
     if target.name == "cpu":
         rates = known_rates()
         return project_on_cpu(nodes, rates) if rates is not None else None
-    card = card_of(target)
-    return project(nodes, card) if card is not None else None
+    gpu = gpu_of(target)
+    return project(nodes, gpu) if gpu is not None else None
 
 
 def without_time(nodes: Sequence[Node], target: Device | DeviceProfile) -> list[Node]:
     """Those of ``nodes`` of unknown duration on ``target``; none if nothing is known about that."""
     if target.name == "cpu":
         return without_time_on_cpu(nodes) if known_rates() is not None else []
-    card = card_of(target)
-    if card is None:
+    gpu = gpu_of(target)
+    if gpu is None:
         return []
-    times = times_on(card)
-    return [node for node in nodes if kernel_time(node, card, times) is None]
+    times = times_on(gpu)
+    return [node for node in nodes if kernel_time(node, gpu, times) is None]
 
 
 class NodeTime(NamedTuple):
@@ -57,7 +57,7 @@ def time_of_node(node: Node, graph: Graph) -> NodeTime | None:
     known = _projected.get(graph)
     if known is None or known[0] != len(graph.nodes) or not known[1]:
         try:
-            target = planned(graph.card or _device_of(graph))
+            target = planned(graph.gpu or _device_of(graph))
         except ValueError:  # a user-defined profile, whose name has no meaning
             return None
         found = project_on(graph.nodes, target)
@@ -76,12 +76,12 @@ def _device_of(graph: Graph) -> str:
     return max(counts, key=lambda name: counts[name], default="cpu")
 
 
-def card_of(target: Device | DeviceProfile) -> Card | None:
+def gpu_of(target: Device | DeviceProfile) -> Gpu | None:
     """The known rates of a GPU, with the current TF32 settings; ``None`` for other devices."""
     profile = target if isinstance(target, DeviceProfile) else _profile_of(target)
     if profile is None or profile.rates is None:
         return None
-    return Card(
+    return Gpu(
         profile.name,
         profile.rates,
         profile.compute_capability,

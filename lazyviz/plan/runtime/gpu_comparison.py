@@ -16,7 +16,7 @@ from .steps import last_step
 
 
 @dataclass(frozen=True, slots=True)
-class OnCard:
+class OnGpu:
     """One GPU: its name, whether the graph fits, the projected time of a step, and the price per hour."""
 
     name: str
@@ -32,29 +32,29 @@ class OnCard:
 
 
 @dataclass(frozen=True)
-class CardTable(Tabular):
+class GpuTable(Tabular):
     """A graph on several GPUs, the fastest that fit first. ``samples``: samples per step, if a batch is
     named; ``epoch``: samples per epoch, if the cost of an epoch is requested.
     """
 
-    cards: Sequence[OnCard]
+    gpus: Sequence[OnGpu]
     samples: int | None = None
     epoch: int | None = None
 
     def __repr__(self) -> str:
-        return f"<{len(self.cards)} cards, {sum(each.fits is True for each in self.cards)} fit>"
+        return f"<{len(self.gpus)} GPUs, {sum(each.fits is True for each in self.gpus)} fit>"
 
     _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
         """One row per GPU."""
         steps = self.epoch / self.samples if self.epoch and self.samples else 1000.0
-        priced = any(each.price is not None for each in self.cards)
+        priced = any(each.price is not None for each in self.gpus)
         columns = ["step", "range"]
         columns += ["samples/s"] if self.samples else []
         columns += ["cost per epoch" if steps != 1000.0 else "cost of 1,000 steps"] if priced else []
         rows = []
-        for each in self.cards:
+        for each in self.gpus:
             row = ["", ""]
             time = each.time if each.time is not None and each.time.seconds else None
             if time is not None:
@@ -70,7 +70,7 @@ class CardTable(Tabular):
             verdict = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
             rows.append([*row, each.name, verdict])
         return Table(
-            "Projected time of the last step on each GPU", (*columns, "card", "memory"), rows, len(columns)
+            "Projected time of the last step on each GPU", (*columns, "GPU", "memory"), rows, len(columns)
         )
 
 
@@ -81,12 +81,12 @@ def amount(cost: float) -> str:
     return f"{cost:.{1 - math.floor(math.log10(cost))}f}"
 
 
-def on_cards(
+def on_gpus(
     plan: Plan,
     names: Sequence[str] | None = None,
     prices: Mapping[str, float] | None = None,
     epoch: int | None = None,
-) -> CardTable:
+) -> GpuTable:
     """The last step of the plan's graph on the GPUs called ``names``, by default all known ones.
 
     ``prices`` are per hour, by GPU; ``epoch`` is the number of samples per epoch. Raises ``ValueError`` for
@@ -101,9 +101,9 @@ def on_cards(
     for name in names if names is not None else PROFILES:
         there = plan.replan(batch_size=plan.batch_size, device=name)
         time = there.time_of(step)
-        found.append(OnCard(there.device, there.fits, time, by_name.get(there.device)))
+        found.append(OnGpu(there.device, there.fits, time, by_name.get(there.device)))
     found.sort(key=lambda each: (each.fits is False, each.time.seconds if each.time is not None else 1e30))
-    return CardTable(found, plan.batch_size, epoch)
+    return GpuTable(found, plan.batch_size, epoch)
 
 
 def read_prices(file: str | Path) -> dict[str, float]:

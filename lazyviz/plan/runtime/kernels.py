@@ -53,7 +53,7 @@ MOST_KNOWN = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """What kernel times depend on: name, rates, and compute capability of a GPU, and whether TF32 is allowed.
 
     ``host_apart``: the graph has tensors on a GPU, so that tensors on the CPU are in host memory;
@@ -70,11 +70,11 @@ class Card:
 
     def share(self, kind: str) -> float:
         """The share of the bandwidth that a class of kernels reaches on large tensors."""
-        cards, memory = CALIBRATED["cards"], CALIBRATED["memory"]
-        if self.name in cards:
-            return float(cards[self.name][kind])
+        gpus, memory = CALIBRATED["gpus"], CALIBRATED["memory"]
+        if self.name in gpus:
+            return float(gpus[self.name][kind])
         copies = CALIBRATED["copies"]
-        copying = copies["cards"].get(self.name, copies["memory"].get(self.rates.memory))
+        copying = copies["gpus"].get(self.name, copies["memory"].get(self.rates.memory))
         if copying is not None:  # elementwise kernels reach as much as copies; others proportionally less
             return float(copying * memory["GDDR6"][kind] / memory["GDDR6"]["elementwise"])
         family = "HBM" if self.rates.memory.startswith("HBM") else self.rates.memory.rstrip("X")
@@ -115,61 +115,61 @@ class Product(NamedTuple):
 NO_TIME = Kernel(0.0, "launch", True)
 Times = dict[object, "Kernel | None"]
 """The times of ops on one GPU, by the object that ops with the same work share."""
-_memo: dict[Card, Times] = {}
+_memo: dict[Gpu, Times] = {}
 
 
-def times_on(card: Card) -> Times:
-    """The cached times on ``card``, for :func:`kernel_time` of many ops."""
-    found = _memo.setdefault(card, {})
+def times_on(gpu: Gpu) -> Times:
+    """The cached times on ``gpu``, for :func:`kernel_time` of many ops."""
+    found = _memo.setdefault(gpu, {})
     if len(found) > MOST_KNOWN:
         found.clear()
     return found
 
 
-def kernel_time(node: Node, card: Card, times: Times) -> Kernel | None:
-    """The time of one op on ``card``; ``None`` if unknown. Cached by the work of the op."""
-    if card.several and len({*map(str, cards_of((*node.inputs, *node.outputs)))}) > 1:
-        return _between_cards(node, card)
+def kernel_time(node: Node, gpu: Gpu, times: Times) -> Kernel | None:
+    """The time of one op on ``gpu``; ``None`` if unknown. Cached by the work of the op."""
+    if gpu.several and len({*map(str, gpus_of((*node.inputs, *node.outputs)))}) > 1:
+        return _between_gpus(node, gpu)
     key = likeness(node)
     if key is None:
-        return _timed(node, card)
+        return _timed(node, gpu)
     if key not in times:
-        times[key] = _timed(node, card)
+        times[key] = _timed(node, gpu)
     return times[key]
 
 
-def _timed(node: Node, card: Card) -> Kernel | None:
+def _timed(node: Node, gpu: Gpu) -> Kernel | None:
     kind, work = operator_class(node), work_of(node)
     if not work.launches:
         return NO_TIME
     if kind == "iterative":
         return None
     launch = work.launches * float(CALIBRATED["kernel_seconds"])
-    places = {value.device.type for value in (*node.inputs, *node.outputs)} if card.host_apart else set()
+    places = {value.device.type for value in (*node.inputs, *node.outputs)} if gpu.host_apart else set()
     if places == {"cpu"}:
         return NO_TIME  # work of the host
     if kind == "copy" and "cpu" in places:
-        return Kernel(launch + work.bytes_read / _host_link(card), "memory", False)
+        return Kernel(launch + work.bytes_read / _host_link(gpu), "memory", False)
     if kind == "collective":
-        if not card.rates.link_gbps:
+        if not gpu.rates.link_gbps:
             return None if work.bytes_read else NO_TIME
-        return Kernel(launch + work.bytes_read / (card.rates.link_gbps * 1e9), "memory", False)
-    bandwidth = card.rates.gbps * 1e9
+        return Kernel(launch + work.bytes_read / (gpu.rates.link_gbps * 1e9), "memory", False)
+    bandwidth = gpu.rates.gbps * 1e9
     if not work.flops:
-        share = card.share(kind if kind in ("softmax", "norm") else "elementwise")
+        share = gpu.share(kind if kind in ("softmax", "norm") else "elementwise")
         moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
         moving = moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
         covered = kind in ("softmax", "norm", "elementwise")
         return Kernel(launch + moving, "memory" if moving > launch else "launch", covered)
-    unit = card.unit(compute_dtype(node), kind)
+    unit = gpu.unit(compute_dtype(node), kind)
     if unit is None:
         return None
-    computing = _computing(node, kind, card, unit, work.executed)
+    computing = _computing(node, kind, gpu, unit, work.executed)
     share = _DEPTHWISE if kind == "convolution" and _is_depthwise(node) else 1.0
-    moving = work.bytes_moved / (bandwidth * card.share("elementwise") * share)
+    moving = work.bytes_moved / (bandwidth * gpu.share("elementwise") * share)
     seconds = (computing**4 + moving**4) ** 0.25
     bound: Bound = "compute" if computing >= moving else "memory"
-    covered = _is_measured(node, kind) and (unit == "float32" or unit in card.rates.sustained)
+    covered = _is_measured(node, kind) and (unit == "float32" or unit in gpu.rates.sustained)
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
 
 
@@ -181,40 +181,40 @@ def _is_measured(node: Node, kind: OpClass) -> bool:
     return kind in ("matmul", "batched matmul")
 
 
-def cards_of(values: Iterable[Value]) -> list[torch.device]:
+def gpus_of(values: Iterable[Value]) -> list[torch.device]:
     """The GPUs that ``values`` are on, in order."""
     return [value.device for value in values if value.device.type == "cuda"]
 
 
-def _between_cards(node: Node, card: Card) -> Kernel:
+def _between_gpus(node: Node, gpu: Gpu) -> Kernel:
     """The time of a copy or sum over NVLink, otherwise over the bus, as from the host."""
     moved = sum(value.nbytes for value in node.inputs if value not in node.outputs)
-    rate = card.rates.link_gbps * 1e9 if card.rates.link_gbps else _host_link(card)
+    rate = gpu.rates.link_gbps * 1e9 if gpu.rates.link_gbps else _host_link(gpu)
     return Kernel(float(CALIBRATED["kernel_seconds"]) + moved / rate, "memory", False)
 
 
-def _host_link(card: Card) -> float:
+def _host_link(gpu: Gpu) -> float:
     """Bytes per second of copies between pageable host memory and a GPU: half of the bandwidth of its bus."""
-    newest = card.capability is not None and card.capability >= (9, 0)
-    return {16: 6e9, 12: 6e9}.get(card.rates.process, 25e9 if newest else 12e9)
+    newest = gpu.capability is not None and gpu.capability >= (9, 0)
+    return {16: 6e9, 12: 6e9}.get(gpu.rates.process, 25e9 if newest else 12e9)
 
 
-def _computing(node: Node, kind: OpClass, card: Card, unit: Unit, flops: int) -> float:
-    attainable = card.rates.peak(unit) * card.rates.fraction(unit)
+def _computing(node: Node, kind: OpClass, gpu: Gpu, unit: Unit, flops: int) -> float:
+    attainable = gpu.rates.peak(unit) * gpu.rates.fraction(unit)
     if kind == "attention":
-        hopper = card.capability is not None and (9, 0) <= card.capability < (12, 0)
+        hopper = gpu.capability is not None and (9, 0) <= gpu.capability < (12, 0)
         shares = _ATTENTION_ON_HOPPER if hopper else _ATTENTION
         return flops / (attainable * shares["backward" if "backward" in short_name(node.op) else "forward"])
     products = products_of(node, kind)
     if not products:
         return flops / (attainable * 0.5)
-    seconds = sum(product_seconds(each, card.rates, unit) for each in products)
+    seconds = sum(product_seconds(each, gpu.rates, unit) for each in products)
     counted = sum(2 * each.batch * each.m * each.n * each.k for each in products)
     seconds *= flops / counted if counted else 1.0
     if kind == "convolution" and unit == "float32" and _winograd(node):
         seconds /= WINOGRAD
     if kind == "convolution" and groups_of(node) > 1:
-        seconds = min(seconds, flops / (card.rates.peak("float32") * _DIRECT))
+        seconds = min(seconds, flops / (gpu.rates.peak("float32") * _DIRECT))
     return seconds
 
 

@@ -155,14 +155,14 @@ def compare_with_profile(projection: Projection, profile: Any) -> TimesCompared:
         raise ValueError(
             "the profile has no events: pass a torch.profiler.profile after its `with` block has ended"
         ) from None
-    on_card = projection.device != "cpu" and any(_device_time(event) for event in events)
-    measured = _matched([each.node for each in projection.ops], events, on_card)
+    on_gpu = projection.device != "cpu" and any(_device_time(event) for event in events)
+    measured = _matched([each.node for each in projection.ops], events, on_gpu)
     if not measured:
         raise ValueError("the profile contains none of the recorded ops: is it of the same program?")
     return compared(projection, measured)
 
 
-def _matched(nodes: Iterable[Node], events: Sequence[Any], on_card: bool) -> dict[Node, float]:
+def _matched(nodes: Iterable[Node], events: Sequence[Any], on_gpu: bool) -> dict[Node, float]:
     found: dict[Node, float] = {}
     at = 0
     for node in nodes:
@@ -171,7 +171,7 @@ def _matched(nodes: Iterable[Node], events: Sequence[Any], on_card: bool) -> dic
             event = events[ahead]
             if event.name != name:
                 continue
-            found[node] = (_device_time(event) if on_card else event.cpu_time_total) / 1e6
+            found[node] = (_device_time(event) if on_gpu else event.cpu_time_total) / 1e6
             at = ahead + 1
             while at < len(events) and events[at].time_range.start < event.time_range.end:
                 at += 1

@@ -19,8 +19,8 @@ from ..devices.rates import Known
 from ..tables import Table, Tabular
 from ..units import format_bytes, format_flops
 from .flop_rules import least_flops
-from .kernels import CALIBRATED, Card, Kernel, kernel_time, times_on
-from .streams import Sent, Streams, cards_among, nodes_on_other_streams
+from .kernels import CALIBRATED, Gpu, Kernel, kernel_time, times_on
+from .streams import Sent, Streams, gpus_among, nodes_on_other_streams
 from .work import NOTHING, Work, added, is_view, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -54,7 +54,7 @@ class Projection(Tabular):
         seconds: run time of the whole graph in eager PyTorch, summed over ops.
         ops: the time of each op, in program order.
         known: source of the matmul rate: ``"measured"``; ``"rule"``, estimated from the data sheet;
-            ``"power-limited"``, which varies from card to card and over time; or ``"calibrated"`` on this
+            ``"power-limited"``, which varies from GPU to GPU and over time; or ``"calibrated"`` on this
             machine's CPU.
         coverage: the share of the time in classes of kernels that have measurements.
         unknown: ops of unknown duration, which ``seconds`` does not include.
@@ -206,34 +206,34 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def project(nodes: Sequence[Node], card: Card) -> Projection | None:
-    """The time of ``nodes`` on ``card``; ``None`` if most of their work is unknown."""
+def project(nodes: Sequence[Node], gpu: Gpu) -> Projection | None:
+    """The time of ``nodes`` on ``gpu``; ``None`` if most of their work is unknown."""
     issue = CALIBRATED["issue_seconds"]
-    cards = cards_among(nodes)
-    card = replace(card, host_apart=bool(cards), several=len(cards) > 1)
-    times, peaks = times_on(card), Counter[float]()
+    gpus = gpus_among(nodes)
+    gpu = replace(gpu, host_apart=bool(gpus), several=len(gpus) > 1)
+    times, peaks = times_on(gpu), Counter[float]()
     issued = covered = 0.0
-    beside = nodes_on_other_streams(nodes, cards)
+    beside = nodes_on_other_streams(nodes, gpus)
     streams = Streams(has_collectives=bool(beside))
     unknown: list[Node] = []
     ops: list[OpTime] = []
     sent: dict[int, Sent] = {}  # by position in `ops`
     by_unit: dict[Known, float] = {}
     for node in nodes:
-        kernel = kernel_time(node, card, times)
+        kernel = kernel_time(node, gpu, times)
         issued += issue["view"] if is_view(node) else issue["op"]
         if kernel is None:
             unknown.append(node)
             continue
         if kernel.unit is not None:
-            peaks[card.rates.peak(kernel.unit)] += work_of(node).flops
+            peaks[gpu.rates.peak(kernel.unit)] += work_of(node).flops
         if node in beside and kernel.seconds:
             sent[len(ops)] = streams.send(node, kernel.seconds, issued, beside[node])
             ops.append(OpTime(node, 0.0, 0.0, kernel.bound, work_of(node)))
             continue
         waiting = streams.run(node, kernel.seconds, issued)
         covered += kernel.seconds if kernel.covered else 0.0
-        _note(by_unit, kernel, card)
+        _note(by_unit, kernel, gpu)
         bound: Bound = "launch" if waiting > kernel.seconds else kernel.bound
         ops.append(OpTime(node, kernel.seconds + waiting, waiting, bound, work_of(node)))
     seconds = streams.finish()
@@ -242,10 +242,10 @@ def project(nodes: Sequence[Node], card: Card) -> Projection | None:
     if not is_enough(ops, unknown):
         return None
     busy = sum(each.seconds - each.waiting for each in ops)
-    known = max(by_unit, key=lambda each: by_unit[each], default=card.rates.known("float32"))
+    known = max(by_unit, key=lambda each: by_unit[each], default=gpu.rates.known("float32"))
     # The peak of the units that compute most of the FLOPs, summed over all GPUs.
-    peak = peaks.most_common(1)[0][0] * max(len(cards), 1) if peaks else None
-    return Projection(card.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
+    peak = peaks.most_common(1)[0][0] * max(len(gpus), 1) if peaks else None
+    return Projection(gpu.name, seconds, ops, known, covered / busy if busy else 1.0, unknown, peak)
 
 
 def is_enough(ops: Sequence[OpTime], unknown: Sequence[Node]) -> bool:
@@ -254,7 +254,7 @@ def is_enough(ops: Sequence[OpTime], unknown: Sequence[Node]) -> bool:
     return bool(ops) and not (unknown and (not work or sum(map(least_flops, unknown)) > work / 10))
 
 
-def _note(by_unit: dict[Known, float], kernel: Kernel, card: Card) -> None:
+def _note(by_unit: dict[Known, float], kernel: Kernel, gpu: Gpu) -> None:
     if kernel.unit is not None:
-        known = card.rates.known(kernel.unit)
+        known = gpu.rates.known(kernel.unit)
         by_unit[known] = by_unit.get(known, 0.0) + kernel.seconds

@@ -121,12 +121,12 @@ class Streams:
                 self._brought.pop(storage, None)
 
 
-def nodes_on_other_streams(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
+def nodes_on_other_streams(nodes: Sequence[Node], gpus: Counter[torch.device]) -> dict[Node, str]:
     """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
 
-    And what runs on other cards than most of ``nodes``, each with its card; ``cards``: :func:`cards_among`.
+    And what runs on other GPUs than most of ``nodes``, each with its GPU; ``gpus``: :func:`gpus_among`.
     """
-    found = _on_other_cards(nodes, cards)
+    found = _on_other_gpus(nodes, gpus)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):
         return found
     following: dict[Storage, Node] = {}  # by storage: the next node that accesses it
@@ -149,12 +149,10 @@ def nodes_on_other_streams(nodes: Sequence[Node], cards: Counter[torch.device]) 
     return found
 
 
-def cards_among(nodes: Iterable[Node]) -> Counter[torch.device]:
+def gpus_among(nodes: Iterable[Node]) -> Counter[torch.device]:
     """The number of ops of ``nodes`` per GPU, determined by what they write or produce."""
     places = Counter(map(_place_of, nodes))
-    return Counter(
-        {card: count for card, count in places.items() if card is not None and card.type == "cuda"}
-    )
+    return Counter({gpu: count for gpu, count in places.items() if gpu is not None and gpu.type == "cuda"})
 
 
 def _place_of(node: Node) -> torch.device | None:
@@ -162,11 +160,11 @@ def _place_of(node: Node) -> torch.device | None:
     return values[0].meta.device if values else None
 
 
-def _on_other_cards(nodes: Sequence[Node], cards: Counter[torch.device]) -> dict[Node, str]:
-    if len(cards) < 2:
+def _on_other_gpus(nodes: Sequence[Node], gpus: Counter[torch.device]) -> dict[Node, str]:
+    if len(gpus) < 2:
         return {}
-    ((main, _),) = cards.most_common(1)
-    return {node: str(place) for node in nodes if (place := _place_of(node)) in cards and place != main}
+    ((main, _),) = gpus.most_common(1)
+    return {node: str(place) for node in nodes if (place := _place_of(node)) in gpus and place != main}
 
 
 def _storages(values: Iterable[Value]) -> set[Storage]:

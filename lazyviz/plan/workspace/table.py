@@ -55,7 +55,7 @@ def scratch(
     nothing.
 
     ``nodes`` are some of the graph's nodes, or ``None`` for all. ``kind`` is the type of device whose kernels
-    would run: ``"cuda"`` for a graph recorded on the CPU and planned for a card.
+    would run: ``"cuda"`` for a graph recorded on the CPU and planned for a GPU.
     """
     table = _table(kind)
     threads = torch.get_num_threads()

@@ -81,7 +81,7 @@ class Advice(Tabular):
     def table(self) -> Table:
         title = f"Batch of {self.batch_size:,} per rank, eager PyTorch; each row was recorded."
         title = " ".join([title, *(f"{note}." for note in self.notes)])
-        columns: tuple[str, ...] = ("peak", "needed", "fits", "largest batch", "strategy", "card")
+        columns: tuple[str, ...] = ("peak", "needed", "fits", "largest batch", "strategy", "GPU")
         timed = any(row.seconds is not None for row in self.rows)
         rows = []
         for row in self.rows:

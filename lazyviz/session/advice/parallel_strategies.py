@@ -17,7 +17,7 @@ Apply = Callable[[nn.Module], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A name, the number of cards, what is done to a model, and the optimizer if it is not the user's."""
+    """A name, the number of GPUs, what is done to a model, and the optimizer if it is not the user's."""
 
     name: str
     size: int = 1
@@ -55,8 +55,8 @@ def strategies_for(
     layered: bool,
     small: Callable[[Any], torch.optim.Optimizer] | None,
 ) -> list[Strategy]:
-    """One card, DDP, FSDP2 and tensor parallelism; each as it is, recomputing, and with ``small``."""
-    found = [Strategy("one card")]
+    """One GPU, DDP, FSDP2 and tensor parallelism; each as it is, recomputing, and with ``small``."""
+    found = [Strategy("one GPU")]
     if world_size > 1:
         found.append(Strategy(f"DDP x {world_size}", world_size, _data_parallel))
         found.append(Strategy(f"FSDP2 x {world_size}", world_size, _fully_sharded))

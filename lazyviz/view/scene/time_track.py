@@ -16,9 +16,9 @@ BOUNDS: tuple[Bound, ...] = ("compute", "memory", "launch")
 ASKED = "track"  # key in the set of requested numbers
 
 _HOW = {
-    "measured": "for a card whose matmul rate was measured",
-    "rule": "for a card estimated from its data sheet",
-    "power-limited": "for a card limited by its power, which varies from card to card",
+    "measured": "for a GPU whose matmul rate was measured",
+    "rule": "for a GPU estimated from its data sheet",
+    "power-limited": "for a GPU limited by its power, which varies from GPU to GPU",
     "calibrated": "from the calibration of this CPU",
 }
 

@@ -152,12 +152,12 @@ class Targets:
             for each in self._known
             if isinstance(each, Device) and not (each.name == own.device and own.device_state)
         ]
-        cards = {each.name: each for each in self._known if isinstance(each, DeviceProfile)}
+        gpus = {each.name: each for each in self._known if isinstance(each, DeviceProfile)}
         groups: list[list[Any]] = [["As in the block", given]]
         if here:
             groups.append(["This machine", here])
         for kind, names in KINDS.items():
-            groups.append([kind, [[name, _label(cards[name])] for name in names if name in cards]])
+            groups.append([kind, [[name, _label(gpus[name])] for name in names if name in gpus]])
         return {"groups": groups, "note": f"NVIDIA: {self._known.cuda_state}"}
 
 

@@ -145,7 +145,7 @@ def gpt2() -> tuple[Any, Any]:
 
 
 def llama() -> tuple[Any, Any]:
-    """Llama-3-70B's step for a card that is not there."""
+    """Llama-3-70B's step for a GPU that is not there."""
     import transformers
 
     config = transformers.LlamaConfig(

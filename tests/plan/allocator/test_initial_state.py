@@ -63,8 +63,8 @@ def plan(monkeypatch):
             ("get_device_capability", lambda device: (8, 0)),
         ):
             monkeypatch.setattr(torch.cuda, name, answer)
-        card = Device("cuda:0", "a card", 2**34, free, reserved)
-        return make_plan(program.graph, device=card)
+        gpu = Device("cuda:0", "a GPU", 2**34, free, reserved)
+        return make_plan(program.graph, device=gpu)
 
     return make
 
@@ -149,7 +149,7 @@ def test_other_gpus_do_not_matter(program, plan):
     assert found.reserved_bytes == 20 * MIB
 
 
-def test_a_profile_is_an_empty_card(program, plan):
+def test_a_profile_is_an_empty_gpu(program, plan):
     program.op([], 20 * MIB)
     plan(program, segment(2**30, (200 * MIB, TAKEN)))
     assert make_plan(program.graph, device="A100-40GB").reserved_bytes == 20 * MIB

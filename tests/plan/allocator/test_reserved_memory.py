@@ -39,7 +39,7 @@ def test_a_gpu_holds_the_tensors_in_segments_and_a_workspace(step):
     assert "cuBLAS" in plan.explain() and "CUDA context" in plan.explain()
 
 
-def test_recent_cards_have_a_larger_workspace(step):
+def test_recent_gpus_have_a_larger_workspace(step):
     small, large = step.plan(device="A100-40GB"), step.plan(device="H100-80GB")
     assert small.peak_bytes == large.peak_bytes
     assert large.reserved_bytes - small.reserved_bytes >= (
@@ -69,7 +69,7 @@ def test_a_profile_without_a_context_counts_tensors(step):
 
 @pytest.fixture(scope="module")
 def convolutions():
-    """Convolutions on a card, whose work space is cuDNN's choice: the plan is a range."""
+    """Convolutions on a GPU, whose work space is cuDNN's choice: the plan is a range."""
     with lazyviz.lazy(device="RTX-3060") as graph:
         net = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]).cuda()
         net(torch.randn(32, 64, 64, 64, device="cuda")).mean().backward()
@@ -98,7 +98,7 @@ def test_a_verdict_within_the_range_says_probably_and_names_the_range(convolutio
         assert "Probably" not in verdict(on(nbytes))[1]
 
 
-def test_a_card_s_range_is_never_zero_wide_and_has_a_level(step):
+def test_a_gpu_s_range_is_never_zero_wide_and_has_a_level(step):
     plan = step.plan(device="RTX-3060")
     low, high = plan.needed_range
     assert low < plan.needed_bytes < high and plan.straddles(plan.needed_bytes)

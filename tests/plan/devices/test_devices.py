@@ -19,7 +19,7 @@ from lazyviz.plan.units import format_bytes
 
 
 class FakeNvml:
-    """Stands in for the driver: two cards, of which the second does not answer."""
+    """Stands in for the driver: two GPUs, of which the second does not answer."""
 
     def __init__(self, monkeypatch, count=2, init_error=None):
         self.open = 0
@@ -59,7 +59,7 @@ class FakeNvml:
         return types.SimpleNamespace(total=1000, free=600, used=400)
 
 
-def test_every_card_is_listed_even_one_that_does_not_answer(monkeypatch):
+def test_every_gpu_is_listed_even_one_that_does_not_answer(monkeypatch):
     nvml = FakeNvml(monkeypatch)
     found = devices()
     assert found[0] == Device("cuda:0", "NVIDIA Test", 1000, 600, 400)
@@ -113,7 +113,7 @@ def test_a_broken_driver_never_raises(monkeypatch, error, words):
     assert nvml.open == 0
 
 
-def test_one_lost_card_does_not_hide_the_others(monkeypatch):
+def test_one_lost_gpu_does_not_hide_the_others(monkeypatch):
     FakeNvml(monkeypatch, count=3)
 
     def handle(index):
@@ -148,7 +148,7 @@ def test_a_driver_that_fails_on_shutdown_raises_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("number", ["²", "٣", "one"])
-def test_what_only_looks_like_a_number_is_no_card(monkeypatch, number):
+def test_what_only_looks_like_a_number_is_no_gpu(monkeypatch, number):
     FakeNvml(monkeypatch)
     with pytest.raises(ValueError, match="Unknown device"):
         resolve(f"cuda:{number}")
@@ -172,7 +172,7 @@ def test_memory_of_other_processes_is_reported(monkeypatch):
 
 
 class FakeMig(FakeNvml):
-    """One whole card, and one in MIG mode with two slices of which one place is empty."""
+    """One whole GPU, and one in MIG mode with two slices of which one place is empty."""
 
     def __init__(self, monkeypatch):
         super().__init__(monkeypatch)
@@ -209,7 +209,7 @@ class FakeMig(FakeNvml):
         return types.SimpleNamespace(total=size, free=size - 10, used=10)
 
 
-def test_of_a_cards_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypatch):
+def test_of_a_gpus_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypatch):
     FakeMig(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = devices()
@@ -233,7 +233,7 @@ def test_of_a_cards_slices_one_is_a_device_as_a_cuda_process_sees_them(monkeypat
         ("", [], "driver present, no GPU visible (CUDA_VISIBLE_DEVICES=)"),
     ],
 )
-def test_cards_that_cuda_does_not_see_are_left_out(monkeypatch, visible, sizes, state):
+def test_gpus_that_cuda_does_not_see_are_left_out(monkeypatch, visible, sizes, state):
     FakeMig(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = devices()
@@ -275,7 +275,7 @@ def test_a_driver_without_a_gpu_is_reported_as_text(monkeypatch):
     assert devices().cuda_state == "driver present, no GPU visible"
 
 
-def test_cuda_without_a_number_is_the_first_card(monkeypatch):
+def test_cuda_without_a_number_is_the_first_gpu(monkeypatch):
     FakeNvml(monkeypatch)
     assert resolve("cuda").name == "cuda:0"
     assert resolve(torch.device("cuda", 1)).name == "cuda:1"

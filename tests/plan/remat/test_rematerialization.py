@@ -111,11 +111,11 @@ def test_auto_recomputes_no_more_than_the_device_needs():
     assert plan.recompute.reason in plan.explain()
 
 
-@pytest.mark.parametrize("card", ["RTX-3060", "A100-40GB"])
-def test_auto_counts_what_the_allocator_of_a_card_adds(card):
-    with lazyviz.lazy(device=card) as graph:
+@pytest.mark.parametrize("gpu", ["RTX-3060", "A100-40GB"])
+def test_auto_counts_what_the_allocator_of_a_gpu_adds(gpu):
+    with lazyviz.lazy(device=gpu) as graph:
         model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(12))).cuda()
-        rows = 2**19 if card == "RTX-3060" else 1_500_000
+        rows = 2**19 if gpu == "RTX-3060" else 1_500_000
         model(torch.randn(rows, 512, device="cuda")).square().mean().backward()
     assert graph.plan().fits is False
     plan = graph.plan(recompute="auto")

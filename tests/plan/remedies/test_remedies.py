@@ -422,7 +422,7 @@ def test_a_block_without_backward_gets_the_advice_to_disable_autograd():
     assert foreseen.peak_bytes == actual.peak_bytes < plan.peak_bytes
 
 
-def test_saving_on_the_host_is_offered_for_a_card_and_not_for_the_host_itself():
+def test_saving_on_the_host_is_offered_for_a_gpu_and_not_for_the_host_itself():
     model = Layers([Block(32) for _ in range(3)], recomputed=False)
     with lazyviz.lazy() as graph:
         model(torch.ones(256, 32)).square().mean().backward()

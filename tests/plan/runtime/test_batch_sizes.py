@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime.gpu_comparison import amount, on_cards
+from lazyviz.plan.runtime.gpu_comparison import amount, on_gpus
 
 
 def _sum(model, x, y):
@@ -63,11 +63,11 @@ def test_a_planned_batch_takes_as_long_as_a_recorded_one(name, batch):
     assert "What limits this step" in text and "What would make it faster" not in text
 
 
-def test_cards_are_compared_with_the_batch_of_the_plan():
+def test_gpus_are_compared_with_the_batch_of_the_plan():
     graph, _keep = _recorded("classes", 16)
     large = graph.plan(batch_size=1 << 16)
-    (card,) = on_cards(large, ["A100-40GB"]).cards
-    assert card.time.seconds == pytest.approx(graph.plan("A100-40GB", batch_size=1 << 16).seconds)
+    (gpu,) = on_gpus(large, ["A100-40GB"]).gpus
+    assert gpu.time.seconds == pytest.approx(graph.plan("A100-40GB", batch_size=1 << 16).seconds)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.runtime.bottlenecks import changes
-from lazyviz.plan.runtime.gpu_comparison import on_cards, read_prices
+from lazyviz.plan.runtime.gpu_comparison import on_gpus, read_prices
 from lazyviz.plan.runtime.steps import last_step
 
 
@@ -50,16 +50,16 @@ def test_the_last_of_several_steps_is_distinguished():
     assert list(last_step(one.nodes)) == list(one.nodes)
 
 
-def test_every_card_is_in_the_table_the_fastest_that_fits_first():
-    table = on_cards(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
-    assert {each.name for each in table.cards} == set(PROFILES)
-    fitting = [each.time.seconds for each in table.cards if each.fits]
+def test_every_gpu_is_in_the_table_the_fastest_that_fits_first():
+    table = on_gpus(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
+    assert {each.name for each in table.gpus} == set(PROFILES)
+    fitting = [each.time.seconds for each in table.gpus if each.fits]
     assert fitting == sorted(fitting)
-    h100 = next(each for each in table.cards if each.name == "H100-80GB")
+    h100 = next(each for each in table.gpus if each.name == "H100-80GB")
     assert h100.cost(10) == pytest.approx(h100.time.seconds * 10 / 1000)
     text = table.table().text()
     assert "samples/s" in text and "cost per epoch" in text
-    assert text.count("fits") == sum(each.fits for each in table.cards)
+    assert text.count("fits") == sum(each.fits for each in table.gpus)
 
 
 def test_a_graph_in_which_no_kernel_runs_has_no_seconds_and_no_samples_per_second():
@@ -67,7 +67,7 @@ def test_a_graph_in_which_no_kernel_runs_has_no_seconds_and_no_samples_per_secon
         x = torch.ones(8, 3, device="cuda")
     with lazyviz.lazy(device="A100-40GB", batch=[x]) as graph:
         x.t()
-    text = on_cards(graph.plan(), ["A100-40GB", "L4-24GB"], {"L4-24GB": 1.0}).table().text()
+    text = on_gpus(graph.plan(), ["A100-40GB", "L4-24GB"], {"L4-24GB": 1.0}).table().text()
     assert text.count("no kernel runs") == 2 and " ns" not in text
 
 
@@ -90,14 +90,14 @@ def test_what_autocast_leaves_in_float32_is_named_as_the_rest():
 
 def test_unanswerable_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="needs a batch"):
-        on_cards(_record().plan(), ["L4-24GB"], epoch=10)
+        on_gpus(_record().plan(), ["L4-24GB"], epoch=10)
     with pytest.raises(ValueError, match="did you mean"):
-        on_cards(_record().plan(), ["A100-41GB"])
+        on_gpus(_record().plan(), ["A100-41GB"])
     file = tmp_path / "prices.csv"
-    file.write_text("card,price\nL4-24GB,0.71\n# spot\n\nA100-40GB , 3.67\n")
+    file.write_text("GPU,price\nL4-24GB,0.71\n# spot\n\nA100-40GB , 3.67\n")
     assert read_prices(file) == {"L4-24GB": 0.71, "A100-40GB": 3.67}
     for line in ("L4-24GB", "L4-24GB,-1", "L4-24GB,nan", "L4-24GB,inf", "L4-25GB,1"):
-        file.write_text(f"card,price\n{line}\n")
+        file.write_text(f"GPU,price\n{line}\n")
         with pytest.raises(ValueError, match="line 2"):
             read_prices(file)
     file.write_text("L4-25GB,1\n")  # not a header
@@ -126,7 +126,7 @@ def test_changes_are_projected_and_only_those_that_help_are_named():
     assert "on A100-40GB" not in found
 
 
-def test_more_samples_cost_a_waiting_card_nothing():
+def test_more_samples_cost_a_waiting_gpu_nothing():
     x = torch.randn(4, 16)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(20)))
     with lazyviz.lazy(device="H100-80GB", batch=[x]) as graph:

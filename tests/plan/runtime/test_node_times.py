@@ -20,7 +20,7 @@ def step():
     return graph
 
 
-def test_on_a_planned_card_each_op_has_its_time_and_its_bound(step):
+def test_on_a_planned_gpu_each_op_has_its_time_and_its_bound(step):
     times = {node: node.seconds for node in step.nodes}
     assert sum(times.values()) == pytest.approx(step.plan().seconds)
     large = next(node for node in step.nodes if node.name.startswith("addmm"))
@@ -33,7 +33,7 @@ def test_on_a_planned_card_each_op_has_its_time_and_its_bound(step):
 
 def test_asking_for_a_time_keeps_no_record():
     records = []
-    for _ in range(3):  # the latest block's card is asked for its memory until the next one
+    for _ in range(3):  # the latest block's GPU is asked for its memory until the next one
         with lazyviz.lazy(device="A100-40GB") as graph:
             x = torch.randn(64, 64, device="cuda") * 2
         assert graph.nodes[-1].seconds > 0
@@ -69,7 +69,7 @@ def test_before_the_run_the_cpu_has_times_once_it_is_calibrated(monkeypatch, tmp
 
 
 def test_a_profile_of_ones_own_has_no_times():
-    mine = lazyviz.DeviceProfile("my card", total_bytes=10 * 2**30)
+    mine = lazyviz.DeviceProfile("my GPU", total_bytes=10 * 2**30)
     with lazyviz.lazy(device=mine) as graph:
         torch.ones(8, device="cuda") + 1
     assert [(node.seconds, node.bound) for node in graph.nodes] == [(None, None)] * 2

@@ -12,7 +12,7 @@ from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.runtime.cpu import CpuRates, project_on_cpu
 from lazyviz.plan.runtime.flop_rules import executed_flops_of
 
-CARD = "A100-40GB"
+GPU = "A100-40GB"
 FLAT = ((1e3, 1e9), (1e6, 1e9))
 RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)
 
@@ -56,8 +56,8 @@ PROGRAMS = {
 
 
 def _step(make, batch):
-    """A recorded training step on a card, with AdamW."""
-    with lazyviz.lazy(device=CARD) as graph:
+    """A recorded training step on a GPU, with AdamW."""
+    with lazyviz.lazy(device=GPU) as graph:
         with torch.device("cuda"):
             model, shape = make()
             x = torch.randn(batch, *shape)
@@ -68,10 +68,10 @@ def _step(make, batch):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_times_are_plausible_on_every_card(name):
+def test_times_are_plausible_on_every_gpu(name):
     graphs = {batch: _step(PROGRAMS[name], batch) for batch in (1, 32, 1024)}
-    for card in PROFILES:
-        times = [graph.plan(device=card).time for graph in graphs.values()]
+    for gpu in PROFILES:
+        times = [graph.plan(device=gpu).time for graph in graphs.values()]
         for time in times:
             low, high = time.seconds_range
             assert 0 < low < time.seconds < high < math.inf
@@ -83,14 +83,14 @@ def test_times_are_plausible_on_every_card(name):
             assert sum(time.by_bound.values()) == pytest.approx(time.seconds)
             assert sum(each.seconds for each in time.ops) == pytest.approx(time.seconds)
         seconds = [time.seconds for time in times]
-        assert seconds == sorted(seconds), card  # more samples take more time
+        assert seconds == sorted(seconds), gpu  # more samples take more time
 
 
-def _kernel(f, *shapes, card=CARD):
+def _kernel(f, *shapes, gpu=GPU):
     """The projected time of the last op of ``f``, without waiting for its launch."""
-    with lazyviz.lazy(device=card) as graph, torch.device("cuda"):
+    with lazyviz.lazy(device=gpu) as graph, torch.device("cuda"):
         f(*(torch.randn(*shape) for shape in shapes))
-    last = graph.plan(device=card).time.ops[-1]
+    last = graph.plan(device=gpu).time.ops[-1]
     return last.seconds - last.waiting
 
 
@@ -147,7 +147,7 @@ def test_batch_norm_reads_its_input_twice_only_in_training():
     lambda x: torch.linalg.solve(x, x), lambda x: torch.linalg.cholesky(x),
 ])  # fmt: skip
 def test_a_step_that_is_mostly_a_factorization_has_no_time(step):
-    with lazyviz.lazy(device=CARD) as graph:
+    with lazyviz.lazy(device=GPU) as graph:
         step(torch.eye(512, device="cuda"))
     plan = graph.plan()
     assert plan.time is None and plan.seconds is None and "What limits" not in plan.explain()
@@ -156,15 +156,15 @@ def test_a_step_that_is_mostly_a_factorization_has_no_time(step):
     assert project_on_cpu(graph.nodes, RATES) is None
 
 
-@pytest.mark.parametrize("device", [CARD, "cpu"])
+@pytest.mark.parametrize("device", [GPU, "cpu"])
 def test_a_graph_without_kernels_is_explained(device):
     with lazyviz.lazy(device=device) as graph:
         torch.empty(3, 4, device="cpu" if device == "cpu" else "cuda").t()
-    assert "What limits" not in graph.plan(device=CARD).explain()
+    assert "What limits" not in graph.plan(device=GPU).explain()
 
 
 def test_a_program_in_bfloat16_is_not_told_to_use_it():
-    with lazyviz.lazy(device=CARD) as graph:
+    with lazyviz.lazy(device=GPU) as graph:
         layer = nn.Linear(4096, 4096).cuda().bfloat16()  # copied from the host in float32
         layer(torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)).sum().backward()
     assert "on H100" in graph.plan().explain() and "in bfloat16" not in graph.plan().explain()
@@ -176,7 +176,7 @@ def test_a_small_factorization_in_a_step_is_named_as_not_included():
         x @ x
         torch.linalg.cholesky(torch.eye(8, device=device))
 
-    with lazyviz.lazy(device=CARD) as graph:
+    with lazyviz.lazy(device=GPU) as graph:
         step("cuda")
     plan = graph.plan()
     assert len(plan.time.unknown) == 1 and "1 op of unknown duration: linalg_cholesky_ex" in plan.explain()

@@ -29,7 +29,7 @@ def _product(n, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_every_known_card_has_rates_and_projects(name):
+def test_every_known_gpu_has_rates_and_projects(name):
     time = _projected(name, _product(4096))
     product = next(each for each in time.ops if each.work.flops)
     rates = PROFILES[name].rates
@@ -70,22 +70,22 @@ def test_many_tiny_ops_wait_for_the_host():
     assert math.isclose(sum(each.seconds for each in time.ops), time.seconds)
 
 
-def test_a_card_of_one_s_own_without_rates_gives_no_time():
-    card = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 0))
-    with lazyviz.lazy(device=card) as graph:
+def test_a_gpu_of_one_s_own_without_rates_gives_no_time():
+    gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 0))
+    with lazyviz.lazy(device=gpu) as graph:
         _product(64)()
-    plan = graph.plan(device=card)
+    plan = graph.plan(device=gpu)
     assert plan.time is None and plan.seconds is None and plan.seconds_range is None
     assert plan.flops == 2 * 64**3
     assert plan.by_phase == {}
     assert "takes" not in plan.explain()
 
 
-def test_a_card_of_one_s_own_with_rates_does():
+def test_a_gpu_of_one_s_own_with_rates_does():
     rates = Rates(10, 0, 0, 500, 40, 200, 8, "GDDR6")
-    card = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 6), rates=rates)
-    assert _projected(card, _product(2048)).known == "rule"
-    assert _projected(card, _product(2048, torch.bfloat16)) is None  # no data on 16 bits: no time
+    gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 6), rates=rates)
+    assert _projected(gpu, _product(2048)).known == "rule"
+    assert _projected(gpu, _product(2048, torch.bfloat16)) is None  # no data on 16 bits: no time
 
 
 def test_precision_decides_which_units_compute():
@@ -140,10 +140,10 @@ def test_the_parts_of_a_step_add_up():
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64))
 
     def step():
-        card = model.to("cuda")
-        optimizer = torch.optim.AdamW(card.parameters())
+        gpu = model.to("cuda")
+        optimizer = torch.optim.AdamW(gpu.parameters())
         F.cross_entropy(
-            card(torch.randn(256, 512, device="cuda")), torch.zeros(256, dtype=torch.long, device="cuda")
+            gpu(torch.randn(256, 512, device="cuda")), torch.zeros(256, dtype=torch.long, device="cuda")
         ).backward()
         optimizer.step()
 
@@ -164,7 +164,7 @@ def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
 
     asked = []
     timed = kernels._timed
-    monkeypatch.setattr(kernels, "_timed", lambda node, card: asked.append(node) or timed(node, card))
+    monkeypatch.setattr(kernels, "_timed", lambda node, gpu: asked.append(node) or timed(node, gpu))
     monkeypatch.setattr(kernels, "_memo", {})
 
     def step():

@@ -44,7 +44,7 @@ def test_every_report_is_of_a_known_gpu() -> None:
 
 
 def test_other_sources_agree_with_the_reports() -> None:
-    """Both sources measured these: neither is off by more than a tenth, but for cards that power limits."""
+    """Both sources measured these: neither is off by more than a tenth, but for GPUs that power limits."""
     for (name, unit), rows in reported().items():
         rates = RATES[name]
         if unit in rates.sustained and rates.sustained[unit][1] != TORCH_MM and rates.watts > 75:
@@ -52,7 +52,7 @@ def test_other_sources_agree_with_the_reports() -> None:
             assert rates.fraction(unit) == pytest.approx(reached, rel=0.1), (name, unit)
 
 
-def test_cards_that_nobody_measured_go_by_rule() -> None:
+def test_gpus_that_nobody_measured_go_by_rule() -> None:
     assert RATES["RTX-4080"].known("half") == "rule"
     assert RATES["RTX-4080"].fraction("half") == 1.05  # GeForce: half-rate tensor cores
     assert RATES["A40-48GB"].fraction("half") == 0.8

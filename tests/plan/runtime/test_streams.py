@@ -53,7 +53,7 @@ def test_gathers_of_fsdp_are_hidden_behind_the_layer_before():
     time = _time(_fsdp(65_536))
     gathers = [each for each in _collectives(time) if kind_of(each.node) == "all_gather"]
     assert [each.node.phase for each in gathers].count("backward") == 4
-    # Nothing runs before the first but the initialization, which the host issues ahead of the card.
+    # Nothing runs before the first but the initialization, which the host issues ahead of the GPU.
     assert all(each.seconds == 0 and each.hidden > 0 for each in gathers[1:])
     scatters = [each for each in _collectives(time) if kind_of(each.node) == "reduce_scatter"]
     assert len(scatters) == 4 and all(each.seconds == 0 for each in scatters[:-1])

@@ -254,7 +254,7 @@ def test_products_that_the_counter_does_not_know(f, shapes, flops):
     assert sum(node.flops for node in graph.nodes) == flops
 
 
-def test_a_recurrent_layer_on_a_card_takes_as_many_flops_as_on_the_cpu():
+def test_a_recurrent_layer_on_a_gpu_takes_as_many_flops_as_on_the_cpu():
     def flops(**options):
         with lazyviz.lazy(**options) as graph, torch.device("cuda" if options else "cpu"):
             x = torch.randn(7, 3, 8, requires_grad=True)

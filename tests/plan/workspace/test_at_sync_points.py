@@ -60,7 +60,7 @@ def test_the_planned_peak_is_the_measured_one(program):
     lazyviz.reset()
 
 
-def test_what_was_measured_on_the_cpu_is_unknown_on_a_card():
+def test_what_was_measured_on_the_cpu_is_unknown_on_a_gpu():
     with lazyviz.lazy() as graph:
         kept = torch.nonzero(torch.randn(300) > 0)
     assert graph.nodes[-1].scratch_bytes is not None

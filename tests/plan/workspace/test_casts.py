@@ -124,7 +124,7 @@ def test_operands_of_one_dtype_are_cast_where_the_result_has_another(name):
     assert not wrong(ALONE[name], ONE_DTYPE)
 
 
-def test_a_card_s_kernels_convert_elements_as_they_load_them():
+def test_a_gpu_s_kernels_convert_elements_as_they_load_them():
     def program(device: str) -> int:
         with lazyviz.lazy(device="H100-80GB" if device == "cuda" else None) as graph:
             a = torch.zeros(SHAPE, device=device)

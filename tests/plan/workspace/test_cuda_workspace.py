@@ -9,7 +9,7 @@ import lazyviz
 
 
 def _convolved(benchmark):
-    """The plan of a convolution on a card, recorded with ``torch.backends.cudnn.benchmark`` so."""
+    """The plan of a convolution on a GPU, recorded with ``torch.backends.cudnn.benchmark`` so."""
     before = torch.backends.cudnn.benchmark
     lazyviz.reset()
     try:

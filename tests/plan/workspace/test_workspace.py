@@ -520,7 +520,7 @@ def test_memory_met_again_after_a_sync_point_counts_once():
     assert with_sync.by_category["parameters"] == without.by_category["parameters"]
 
 
-def test_a_card_s_convolution_has_a_range_and_what_the_allocator_would_hold_has_one_too():
+def test_a_gpu_s_convolution_has_a_range_and_what_the_allocator_would_hold_has_one_too():
     x, w = torch.randn(8, 64, 64, 64), torch.randn(64, 64, 3, 3)
     with lazyviz.lazy() as graph:
         y = convolution(x, w, None, 1, 1)
@@ -537,7 +537,7 @@ def test_a_card_s_convolution_has_a_range_and_what_the_allocator_would_hold_has_
     graph.evaluate()
 
 
-def test_many_embedded_words_are_sorted_on_a_card_and_few_are_not():
+def test_many_embedded_words_are_sorted_on_a_gpu_and_few_are_not():
     def backward_of(count: int) -> Need | None:
         table = nn.Embedding(500, 16)
         with lazyviz.lazy() as graph:

@@ -16,7 +16,7 @@ import lazyviz
 from lazyviz.graph.collectives import collective_of
 from lazyviz.record.sync_points import AbsentDeviceError
 
-CARD = "H100-80GB"
+GPU = "H100-80GB"
 gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names since torch 2.13
 scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
@@ -40,7 +40,7 @@ def collectives(graph):
     return [found for node in graph.nodes if (found := collective_of(node)) is not None]
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_the_block_is_one_rank_of_many(device):
     with lazyviz.lazy(device=device, mesh=(4, 2), rank=5) as graph:
         assert dist.is_initialized()
@@ -50,15 +50,15 @@ def test_the_block_is_one_rank_of_many(device):
     assert graph.plan().world_size == 8
 
 
-def test_another_rank_has_another_card():
-    with lazyviz.lazy(device=CARD, mesh=(16,), rank=11):
+def test_another_rank_has_another_gpu():
+    with lazyviz.lazy(device=GPU, mesh=(16,), rank=11):
         assert torch.cuda.device_count() == 8
         assert torch.cuda.current_device() == int(os.environ["LOCAL_RANK"]) == 3
         assert torch.ones(2, device="cuda").device == torch.device("cuda", 3)
 
 
 def test_a_program_may_initialize_what_is_initialized():
-    with lazyviz.lazy(device=CARD, mesh=(8,), rank=2):
+    with lazyviz.lazy(device=GPU, mesh=(8,), rank=2):
         init_process_group("nccl")
         dist.init_process_group("cpu:gloo,cuda:nccl", rank=2, world_size=8)
         assert dist.get_rank() == 2
@@ -72,7 +72,7 @@ def test_a_program_may_initialize_what_is_initialized():
 
 
 def test_an_exception_in_the_block_leaves_nothing():
-    with pytest.raises(ZeroDivisionError), lazyviz.lazy(device=CARD, mesh=(8,)):
+    with pytest.raises(ZeroDivisionError), lazyviz.lazy(device=GPU, mesh=(8,)):
         dist.new_group([0, 1])
         1 / 0
 
@@ -100,24 +100,24 @@ def test_groups_of_other_users_are_in_the_way_or_fit(tmp_path):
 
 
 def test_meshes_and_groups_go_on_in_the_next_block():
-    with lazyviz.lazy(device=CARD, mesh=(8,)):
+    with lazyviz.lazy(device=GPU, mesh=(8,)):
         mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
         group = mesh.get_group("tp")
         x = torch.ones(4, device="cuda")
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         dist.all_reduce(x, group=group)
         assert mesh["dp"].size() == 4
     assert [(each.kind, each.group.ranks) for each in collectives(graph)] == [("all_reduce", (0, 1))]
 
 
 def test_blocks_inside_are_of_the_same_rank():
-    with lazyviz.lazy(device=CARD, mesh=(8,), rank=3):
+    with lazyviz.lazy(device=GPU, mesh=(8,), rank=3):
         with lazyviz.lazy() as inner:
             assert dist.get_rank() == 3
             dist.all_reduce(torch.ones(4, device="cuda"))
         assert inner.plan().world_size == 8
         with pytest.raises(RuntimeError, match="rank 0 of 8 inside one for rank 3 of 8"):
-            lazyviz.lazy(device=CARD, mesh=(8,)).__enter__()
+            lazyviz.lazy(device=GPU, mesh=(8,)).__enter__()
         assert dist.get_rank() == 3
 
 
@@ -132,10 +132,10 @@ def test_blocks_inside_are_of_the_same_rank():
 )
 def test_a_mesh_that_cannot_be_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        lazyviz.lazy(device=CARD, **options).__enter__()
+        lazyviz.lazy(device=GPU, **options).__enter__()
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_collectives_are_nodes_with_their_bytes(device):
     kind = "cpu" if device == "cpu" else "cuda"
     with lazyviz.lazy(device=device, mesh=(4,), rank=1) as graph:
@@ -165,7 +165,7 @@ def test_collectives_are_nodes_with_their_bytes(device):
 
 
 def test_an_async_collective_can_be_waited_for():
-    with lazyviz.lazy(device=CARD, mesh=(4,)):
+    with lazyviz.lazy(device=GPU, mesh=(4,)):
         work = dist.all_reduce(torch.ones(4, device="cuda"), async_op=True)
         work.wait()
         assert work.is_completed()
@@ -193,15 +193,15 @@ def test_a_sampler_has_this_rank_s_part():
 
 
 def test_objects_of_this_rank_can_be_sent():
-    with lazyviz.lazy(device=CARD, mesh=(4,)):
+    with lazyviz.lazy(device=GPU, mesh=(4,)):
         objects = ["run 7"]
         dist.broadcast_object_list(objects, src=0)
         assert objects == ["run 7"]
-    with lazyviz.lazy(device=CARD, mesh=(4,), rank=1), pytest.raises(AbsentDeviceError):
+    with lazyviz.lazy(device=GPU, mesh=(4,), rank=1), pytest.raises(AbsentDeviceError):
         dist.broadcast_object_list([None], src=0)
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_a_mesh_may_have_one_rank(device):
     with lazyviz.lazy(device=device, mesh=(1,)) as graph:
         assert (dist.get_world_size(), dist.get_rank()) == (1, 0)

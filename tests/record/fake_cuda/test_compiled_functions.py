@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import lazyviz
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
     # Of torch about itself, and of flex attention that is not compiled.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without"),
 ]

@@ -43,7 +43,7 @@ def train(model, batch, optimizer=None):
 # --- what the cell sees ------------------------------------------------------------------------
 
 
-def test_torch_cuda_answers_for_the_card_inside_the_block_only():
+def test_torch_cuda_answers_for_the_gpu_inside_the_block_only():
     with lazyviz.lazy(device="H100-80GB"):
         assert torch.cuda.is_available()
         assert torch.cuda.device_count() == 1
@@ -95,7 +95,7 @@ def test_an_unknown_property_of_the_gpu_is_an_error_with_its_name():
         lambda: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(1)),
     ],
 )
-def test_tensors_made_for_the_card_are_pending_on_it(make):
+def test_tensors_made_for_the_gpu_are_pending_on_it(make):
     with lazyviz.lazy(device="A100-40GB"):
         tensor = make()
         assert lazyviz.is_lazy(tensor)
@@ -159,7 +159,7 @@ def test_a_model_of_an_earlier_cell_can_be_trained_in_the_next():
 # --- what needs values -------------------------------------------------------------------------
 
 
-def test_evaluating_is_refused_in_one_sentence_that_names_the_card():
+def test_evaluating_is_refused_in_one_sentence_that_names_the_gpu():
     with lazyviz.lazy(device="H100-80GB") as graph:
         x = torch.ones(2, device="cuda")
     with pytest.raises(lazyviz.AbsentDeviceError, match=r"^[^.]*H100-80GB[^.]*not on this machine[^.]*\.$"):
@@ -220,7 +220,7 @@ def _line_of(text):
         return next(number for number, line in enumerate(source, 1) if line.strip() == text)
 
 
-def test_a_value_that_follows_from_constants_is_known_without_the_card():
+def test_a_value_that_follows_from_constants_is_known_without_the_gpu():
     with lazyviz.lazy(device="H100-80GB") as graph:
         mask = torch.ones(2, 5, device="cuda", dtype=torch.long)
         assert bool((mask == 1).all())
@@ -267,7 +267,7 @@ def test_pinned_memory_says_so_and_is_a_copy():
     assert x.tolist() == [1] * 4 and pinned.tolist() == [2] * 4
 
 
-def test_an_unknown_card_is_planned_without_a_verdict():
+def test_an_unknown_gpu_is_planned_without_a_verdict():
     with lazyviz.lazy(device="cuda") as graph:
         torch.ones(2, device="cuda") * 2
     plan = graph.plan()
@@ -311,7 +311,7 @@ def encoder():
     ids=["mlp", "cnn", "transformer", "deconvolution", "instance norm", "rms norm"],
 )
 @pytest.mark.parametrize("kind", ["fused", "foreach", "capturable", "sgd"])
-def test_a_training_step_lives_on_the_card(make, shape, kind):
+def test_a_training_step_lives_on_the_gpu(make, shape, kind):
     with lazyviz.lazy(device="A100-40GB") as graph:
         model = make().cuda()
         parameters = list(model.parameters())
@@ -384,7 +384,7 @@ def test_grouped_products_take_float32():
         assert F.grouped_mm(x, w, offs=ends).shape == (12, 8)
 
 
-def test_several_cards_in_one_cell():
+def test_several_gpus_in_one_cell():
     with lazyviz.lazy(device="A100-40GB"):
         first, second = nn.Linear(4, 4).to("cuda:0"), nn.Linear(4, 4).to("cuda:1")
         second(first(torch.randn(2, 4, device="cuda:0")).to("cuda:1")).sum().backward()
@@ -416,7 +416,7 @@ def test_each_device_of_a_cell_has_its_own_timeline():
     assert kept.device.type == "cpu" and x.device.index == 0
 
 
-def test_a_record_for_one_card_can_be_planned_for_another_and_says_so():
+def test_a_record_for_one_gpu_can_be_planned_for_another_and_says_so():
     with lazyviz.lazy(device="A100-40GB") as graph:
         torch.ones(3, device="cuda") * 2
     assert "may use other kernels" in graph.plan("H100-80GB").explain()
@@ -443,7 +443,7 @@ def test_norms_and_softmax_are_the_fused_ones_of_cuda():
     assert "_fused_rms_norm_backward" in names(graph)
 
 
-def test_checkpointing_computes_again_on_the_card():
+def test_checkpointing_computes_again_on_the_gpu():
     with lazyviz.lazy(device="A100-40GB") as graph:
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).cuda()
         x = torch.randn(2, 4, device="cuda", requires_grad=True)
@@ -484,7 +484,7 @@ def test_state_dicts_go_to_and_fro():
         other.load_state_dict(on_cpu)
 
 
-def test_batches_of_a_loader_go_to_the_card():
+def test_batches_of_a_loader_go_to_the_gpu():
     data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.arange(8) % 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -636,7 +636,7 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
 
 
 @pytest.mark.parametrize(
-    ("card", "dtype", "options", "kernel"),
+    ("gpu", "dtype", "options", "kernel"),
     [
         ("A100-40GB", torch.bfloat16, {"is_causal": True}, "flash"),
         ("A100-40GB", torch.bfloat16, {"mask": torch.bool}, "efficient"),
@@ -654,10 +654,10 @@ def test_the_lists_of_autocast_are_those_of_this_torch():
         ("V100-16GB", torch.float32, {"mask": torch.float32}, "efficient"),
     ],
 )
-def test_attention_takes_the_kernel_of_the_card(card, dtype, options, kernel):
+def test_attention_takes_the_kernel_of_the_gpu(gpu, dtype, options, kernel):
     options = dict(options)
     size, mask = options.pop("size", 64), options.pop("mask", None)
-    with lazyviz.lazy(device=card) as graph:
+    with lazyviz.lazy(device=gpu) as graph:
         q, k, v = (
             torch.randn(2, 4, 33, size, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
         )

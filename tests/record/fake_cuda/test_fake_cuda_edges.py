@@ -57,7 +57,7 @@ def test_everything_else_can_be_run_while_something_is_planned(run):
         lazyviz.evaluate(back)
 
 
-# --- ways onto the card -------------------------------------------------------------------------
+# --- ways onto the GPU -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_everything_else_can_be_run_while_something_is_planned(run):
         lambda: torch.cuda.FloatTensor([1.0, 2.0, 3.0]),
     ],
 )
-def test_numbers_and_old_types_mean_the_card(make):
+def test_numbers_and_old_types_mean_the_gpu(make):
     with lazyviz.lazy(device="A100-40GB"):
         made = make()
         assert made.device == CUDA and made.dtype == torch.float32 and made.shape == (3,)
@@ -89,7 +89,7 @@ def test_numbers_and_old_types_mean_the_card(make):
     ids=["name", "device", "mapping", "function"],
 )
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_weights_are_loaded_onto_the_card(tmp_path, place, old):
+def test_weights_are_loaded_onto_the_gpu(tmp_path, place, old):
     both = torch.arange(6.0)
     file = tmp_path / "weights.pt"
     torch.save(
@@ -105,13 +105,13 @@ def test_weights_are_loaded_onto_the_card(tmp_path, place, old):
     assert part.device == CUDA and part.stride() == (1, 2) and part.storage_offset() == 2
     assert not part._is_view()
     assert part.shape == (2, 2) and found["whole"].shape == (6,)
-    on_card = graph.plan().devices["cuda:0"]
-    assert on_card.peak_bytes == 6 * 4 + 2 * (8 * 8 + 8) * 4
+    on_gpu = graph.plan().devices["cuda:0"]
+    assert on_gpu.peak_bytes == 6 * 4 + 2 * (8 * 8 + 8) * 4
     assert torch.load(file)["whole"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_weights_without_a_typed_storage_are_loaded_onto_the_card(tmp_path, weights_only):
+def test_weights_without_a_typed_storage_are_loaded_onto_the_gpu(tmp_path, weights_only):
     whole = torch.arange(6).to(torch.uint16)
     file = tmp_path / "weights.pt"
     torch.save({"whole": whole, "part": whole[2:]}, file)
@@ -166,7 +166,7 @@ def test_a_planned_sequence_is_packed_as_aten_packs_it(batches, batch_first):
     assert torch.equal(x.grad, y.grad) and x.grad.stride() == y.grad.stride()
 
 
-def test_wrong_lengths_are_refused_as_on_a_card():
+def test_wrong_lengths_are_refused_as_on_a_gpu():
     with lazyviz.lazy(device="A100-40GB"):
         x = torch.randn(5, 2, 3, device="cuda")
         with pytest.raises(RuntimeError, match="sorted in decreasing order"):
@@ -176,7 +176,7 @@ def test_wrong_lengths_are_refused_as_on_a_card():
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_data_parallel_over_one_card_is_the_model_itself(place):
+def test_data_parallel_over_one_gpu_is_the_model_itself(place):
     with lazyviz.lazy(device="A100-40GB") as graph:
         model = nn.DataParallel(nn.Linear(2, 3).cuda())
         x = torch.randn(4, 2, device=place, requires_grad=True)
@@ -283,7 +283,7 @@ def test_ctc_loss_is_planned_with_lengths_that_are_known(place):
     ("targets", "states", "words"),
     [((3, 4), 9, "as long as their padded length"), ((12,), 9, "have equal lengths")],
 )
-def test_ctc_loss_is_planned_with_the_longest_of_lengths_that_only_the_card_knows(targets, states, words):
+def test_ctc_loss_is_planned_with_the_longest_of_lengths_that_only_the_gpu_knows(targets, states, words):
     with lazyviz.lazy(device="A100-40GB") as graph:
         scores = torch.randn(10, 3, 5, device="cuda", requires_grad=True)
         wanted = torch.ones(targets, dtype=torch.long, device="cuda")
@@ -297,10 +297,10 @@ def test_ctc_loss_is_planned_with_the_longest_of_lengths_that_only_the_card_know
     assert words in graph.plan().explain()
 
 
-# --- which card ---------------------------------------------------------------------------------
+# --- which GPU ---------------------------------------------------------------------------------
 
 
-def test_the_card_named_by_its_number_is_the_current_one():
+def test_the_gpu_named_by_its_number_is_the_current_one():
     with lazyviz.lazy(device="cuda:1") as graph:
         assert torch.cuda.current_device() == 1 and torch.cuda.device_count() == 2
         x = torch.zeros(256).cuda()
@@ -308,7 +308,7 @@ def test_the_card_named_by_its_number_is_the_current_one():
     assert graph.plan().device == "cuda:1" and graph.plan().peak_bytes == 1024 + 4
 
 
-def test_a_block_for_another_absent_card_inside_of_one_is_refused():
+def test_a_block_for_another_absent_gpu_inside_of_one_is_refused():
     with lazyviz.lazy(device="A100-40GB") as outer:
         with lazyviz.lazy(device="A100-40GB"):
             torch.zeros(1, device="cuda")
@@ -320,7 +320,7 @@ def test_a_block_for_another_absent_card_inside_of_one_is_refused():
     assert len(outer.nodes) == 1
 
 
-def test_the_properties_of_a_card_are_shown():
+def test_the_properties_of_a_gpu_are_shown():
     with lazyviz.lazy(device="H100-80GB"):
         assert repr(torch.cuda.get_device_properties(0)) == (
             "_CudaDeviceProperties(name='H100-80GB', major=9, minor=0, total_memory=81559MB)"

@@ -173,8 +173,8 @@ def test_refusals_have_pytorchs_messages(program):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_refusals_have_pytorchs_messages_where_the_card_is_the_default_device(name):
-    """The module's own tensors are then not on the card, although no device is given for them."""
+def test_refusals_have_pytorchs_messages_where_the_gpu_is_the_default_device(name):
+    """The module's own tensors are then not on the GPU, although no device is given for them."""
     with pytest.raises(Exception) as expected:
         READS[name](torch.ones(4, 3))
     with lazyviz.lazy(device="A100-80GB"), torch.device("cuda"), pytest.raises(Exception) as actual:

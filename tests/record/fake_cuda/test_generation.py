@@ -9,7 +9,7 @@ from torch import nn
 import lazyviz
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 LAYERS, HEADS, HEAD_DIM, BATCH, PROMPT = 2, 2, 16, 3, 7
 

@@ -9,7 +9,7 @@ from torch import nn
 import lazyviz
 from lazyviz.record.sync_points import AbsentDeviceError
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="plans for a card that is there can run")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="plans for a GPU that is there can run")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def same(model, before):
     )
 
 
-def train_on_the_card(model):
+def train_on_the_gpu(model):
     optimizer = torch.optim.AdamW(model.parameters())
     loss = model(torch.randn(8, 4).cuda()).sum()
     loss.backward()
@@ -57,7 +57,7 @@ def test_a_model_that_was_only_moved_is_read_as_it_was(model):
     assert model[0].weight.grad is not None
 
 
-def test_a_copy_on_the_card_is_its_own_memory_when_it_is_read():
+def test_a_copy_on_the_gpu_is_its_own_memory_when_it_is_read():
     x = torch.ones(3)
     with lazyviz.lazy(device="H100-80GB"):
         y = x.cuda()
@@ -75,10 +75,10 @@ def test_a_copy_holds_what_was_copied_whatever_is_written_later():
     assert y.tolist() == [2, 2, 2]
 
 
-def test_what_the_card_would_have_to_compute_is_not_read(model):
+def test_what_the_gpu_would_have_to_compute_is_not_read(model):
     with lazyviz.lazy(device="H100-80GB"):
         model.cuda()
-        loss = train_on_the_card(model)
+        loss = train_on_the_gpu(model)
     for read in (loss.item, model[0].weight.tolist, model[0].weight.cpu, model[1].running_mean.tolist):
         with pytest.raises(AbsentDeviceError):
             read()
@@ -96,7 +96,7 @@ def test_resetting_gives_a_planned_model_back_as_it_was_before(model, keep_loss)
     before, weight = copy_of(model), model[0].weight
     with lazyviz.lazy(device="H100-80GB"):
         model.cuda()
-        loss = train_on_the_card(model)
+        loss = train_on_the_gpu(model)
     if not keep_loss:
         del loss
     lazyviz.session.lazy_graph.reset()
@@ -114,7 +114,7 @@ def test_gradients_from_before_the_plan_come_back_too(model):
     before = model[0].weight.grad.clone()
     with lazyviz.lazy(device="H100-80GB"):
         model.cuda()
-        train_on_the_card(model)
+        train_on_the_gpu(model)
     lazyviz.session.lazy_graph.reset()
     assert torch.equal(model[0].weight.grad, before)
 

@@ -13,7 +13,7 @@ from lazyviz.plan.planner import make_plan
 from lazyviz.record.fake_cuda import older_releases
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
-CARD = "A100-40GB"
+GPU = "A100-40GB"
 ROWS, WIDTH = 256, 512
 
 
@@ -26,7 +26,7 @@ def reset():
 def plan_of(program, version=None):
     lazyviz.reset()
     torch.manual_seed(0)
-    with lazyviz.lazy(device=CARD, torch_version=version) as graph:
+    with lazyviz.lazy(device=GPU, torch_version=version) as graph:
         kept = program()
     plan = graph.plan()
     del kept
@@ -66,7 +66,7 @@ def test_softmax_kept_its_input_until_1_10():
 
 
 def test_gradients_were_filled_with_zeros_before_2_0():
-    with lazyviz.lazy(device=CARD, torch_version="1.13") as graph:
+    with lazyviz.lazy(device=GPU, torch_version="1.13") as graph:
         weight = nn.Parameter(torch.ones(8, device="cuda"))
         optimizer = torch.optim.SGD([weight], 0.1)
         (weight * 2).sum().backward()
@@ -108,10 +108,10 @@ def test_after_the_block_pytorch_is_what_is_installed():
 @pytest.mark.parametrize("version", ["1.3", "3.1", "1.14", "latest", "", "2", 2.0])
 def test_a_release_that_nothing_is_known_of_is_refused(version):
     with pytest.raises(ValueError, match="torch_version must be a PyTorch release from 1.4 to"):
-        lazyviz.lazy(device=CARD, torch_version=version).__enter__()
+        lazyviz.lazy(device=GPU, torch_version=version).__enter__()
 
 
-def test_a_release_is_for_cards_that_are_absent():
+def test_a_release_is_for_gpus_that_are_absent():
     with pytest.raises(ValueError, match="not on this machine"):
         lazyviz.lazy(device="cpu", torch_version="1.13").__enter__()
 

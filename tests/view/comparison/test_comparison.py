@@ -44,8 +44,8 @@ def test_two_batch_sizes_and_two_devices_of_one_graph():
     graph = recorded(32)
     larger = lazyviz.compare(graph.plan(), graph.plan(batch_size=16), names=("8", "16"))
     assert larger.figures["peak"][1] > larger.figures["peak"][0]
-    cards = lazyviz.compare(graph.plan(device="RTX-3060"), graph.plan(device="A100-40GB"))
-    assert "reserved" in cards.figures
+    gpus = lazyviz.compare(graph.plan(device="RTX-3060"), graph.plan(device="A100-40GB"))
+    assert "reserved" in gpus.figures
 
 
 def test_the_same_plan_twice_differs_in_nothing():
@@ -187,15 +187,15 @@ def test_what_is_neither_is_refused():
 
 def test_names_tell_what_is_compared_and_devices_differ_in_memory_and_time():
     graph = recorded(1 << 18)
-    cards = lazyviz.compare(graph.plan(device="A100-40GB"), graph.plan(device="RTX-3060"))
-    assert cards.names == ("A100-40GB", "RTX-3060")
-    rows = {row[3]: row for row in cards.table().rows}
+    gpus = lazyviz.compare(graph.plan(device="A100-40GB"), graph.plan(device="RTX-3060"))
+    assert gpus.names == ("A100-40GB", "RTX-3060")
+    rows = {row[3]: row for row in gpus.table().rows}
     assert rows["memory of the device"][:2] == ("40.0 GiB", "12.0 GiB")
     assert rows["projected time"][0] != rows["projected time"][1] and "%" in rows["projected time"][2]
     batches = lazyviz.compare(graph.plan(), graph.plan(batch_size=64))
     assert batches.names == ("batch 8", "batch 64")
-    card = graph.plan(device="RTX-3060", batch_size=64)
-    assert lazyviz.compare(graph.plan(), card).names == ("cpu, batch 8", "RTX-3060, batch 64")
+    gpu = graph.plan(device="RTX-3060", batch_size=64)
+    assert lazyviz.compare(graph.plan(), gpu).names == ("cpu, batch 8", "RTX-3060, batch 64")
     assert lazyviz.compare(graph, recorded(64)).names == ("before", "after")
 
 

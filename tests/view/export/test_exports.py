@@ -56,7 +56,7 @@ def test_the_snapshot_s_allocations_peak_where_the_plan_does(graph, tmp_path):
     reserved = levels(snapshot, {"segment_alloc", "segment_map"}, {"segment_free", "segment_unmap"})
     assert max(reserved) == plan.reserved_bytes
     assert snapshot["lazyviz"]["peak_bytes"] == plan.peak_bytes
-    assert snapshot["lazyviz"]["timeline"] == "plain eager PyTorch"  # of a card that is absent
+    assert snapshot["lazyviz"]["timeline"] == "plain eager PyTorch"  # of a GPU that is absent
 
 
 def test_the_eager_timeline_can_be_had_instead_and_says_so(graph, tmp_path):
@@ -67,7 +67,7 @@ def test_the_eager_timeline_can_be_had_instead_and_says_so(graph, tmp_path):
     assert snapshot["lazyviz"]["timeline"] == "plain eager PyTorch"
 
 
-def test_the_eager_timeline_of_a_card_has_the_workspaces_that_the_plan_counts(tmp_path):
+def test_the_eager_timeline_of_a_gpu_has_the_workspaces_that_the_plan_counts(tmp_path):
     with lazyviz.lazy() as graph:
         layer = nn.Linear(64, 64)
         layer(torch.randn(8, 64)).sum().backward()

@@ -39,7 +39,7 @@ IMPORTS = (
 )
 @pytest.mark.slow
 def test_each_rank_takes_what_was_planned(program, ranks, tmp_path):
-    script = ROOT / "benchmarks" / "several_cards.py"
+    script = ROOT / "benchmarks" / "several_gpus.py"
     result = tmp_path / "rows.json"
     arguments = (str(script), program, "--ranks", str(ranks), "--json", str(result))
     done = python(*arguments, imports=IMPORTS, env=environment({}), timeout=SECONDS)

@@ -4,7 +4,7 @@ Measured: the profiler's allocator events of eager PyTorch in each of N processe
 it and train it for two steps.  Planned: the same program recorded in one process, with
 ``lazyviz.lazy(device="cpu", mesh=(N,), rank=R)``.  Compared: the peak of each rank.
 
-    python benchmarks/several_cards.py [NAME ...] [--ranks 2,4] [--json FILE]
+    python benchmarks/several_gpus.py [NAME ...] [--ranks 2,4] [--json FILE]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.multiprocessing as mp
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models.several_cards import PROGRAMS
+from models.several_gpus import PROGRAMS
 from speed.memory import peak_of
 
 PATIENCE = 0.03  # seconds
@@ -36,7 +36,7 @@ COLLECTIVES = (
     "allreduce", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single", "scatter",
     "gather", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "alltoall", "alltoall_base",
 )  # fmt: skip
-RESULTS = Path(__file__).parent / "results" / "several_cards.json"
+RESULTS = Path(__file__).parent / "results" / "several_gpus.json"
 
 
 def _allocated(name: str, ranks: int) -> int:
