@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
+from lazyviz.plan.runtime import cpu
 from lazyviz.session import lazy_graph
 
 from . import case_rotation
@@ -88,6 +89,14 @@ def new_shell():
     lazyviz.unload_ipython_extension(shell)
     lazy_graph.reset()
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_calibration_of_this_machine():
+    """Plans would project times, or say that they are unknown, only where the user has calibrated the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_processor", lambda: "the processor of these tests")
+        yield
 
 
 class NoStack:
