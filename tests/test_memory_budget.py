@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.nested import flattened
+from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.devices.devices import DeviceProfile
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range

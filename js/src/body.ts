@@ -9,9 +9,9 @@ import { splitter } from "./page/splitter";
 import { html, on, plainButton } from "./page/dom";
 import { grouped } from "./page/format";
 import { icon } from "./page/icons";
-import { deferredPart, whenHere } from "./page/deferred-part";
+import { deferredPart, whenLoaded } from "./page/deferred-part";
 import { GraphView } from "./graph/graph-view";
-import { MemoryChart } from "./strip/memory-chart";
+import { MemoryChart } from "./memory/memory-chart";
 import type { Callback, Model } from "./model/model";
 import { PlanControls } from "./toolbar/plan-controls";
 import type { SaveMenu } from "./toolbar/save-menu";
@@ -640,7 +640,7 @@ export class Body {
     this.#errors.replaceChildren();
     if (failed) {
       this.#fetch();
-      whenHere(({ failureBlock }) => {
+      whenLoaded(({ failureBlock }) => {
         if (this.#model.get("error") !== failure) return;
         const block = failureBlock(failure, (chain) => {
           this.#go(chain);
@@ -656,12 +656,12 @@ export class Body {
 
   #listenToButtons(tableButton: HTMLButtonElement, saveButton: HTMLButtonElement): void {
     on(tableButton, "click", () => {
-      whenHere(() => {
+      whenLoaded(() => {
         this.#table?.turn(!this.#table.shown);
       });
     });
     on(saveButton, "click", () => {
-      whenHere(() => {
+      whenLoaded(() => {
         this.save?.toggle();
       });
     });
@@ -677,7 +677,7 @@ export class Body {
    * The content of the deferred part: the path of the selected box, the table, the save menu, the list of sync points.
    */
   #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
-    whenHere(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
+    whenLoaded(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
       if (this.#stopped) return;
       this.#table = new TableView(tableButton, {
         ask: this.#send,

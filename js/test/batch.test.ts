@@ -1,11 +1,11 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { batchSizes, shareOf, sizeAt } from "../src/toolbar/batch-controls";
 import { PlanControls } from "../src/toolbar/plan-controls";
-import { bring } from "../src/page/deferred-part";
+import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/model/types";
 
-bring(deferred); // as in a saved page
+provideDeferredPart(deferred); // as in a saved page
 
 const batch: Batch = {
   size: 32,

@@ -1,13 +1,13 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import { area, edge, Plot, pointAt, steps, totals } from "../src/strip/chart-geometry";
-import { MemoryChart } from "../src/strip/memory-chart";
-import { slice } from "../src/strip/chart-slice";
-import { bring } from "../src/page/deferred-part";
+import { area, edge, Plot, pointAt, steps, totals } from "../src/memory/chart-geometry";
+import { MemoryChart } from "../src/memory/memory-chart";
+import { slice } from "../src/memory/chart-slice";
+import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import { charWidth } from "../src/page/dom";
 import type { Memory, Points, Range } from "../src/model/types";
 
-bring(deferred); // as in a saved page
+provideDeferredPart(deferred); // as in a saved page
 
 /** Points of `count` positions from `start` on, no more than `most`. */
 function points(start: number, stop: number, most = 240): Points {

@@ -4,7 +4,7 @@ import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
 import { keptBands } from "../src/graph/saved-activations";
 import { Camera } from "../src/graph/camera";
-import { bring } from "../src/page/deferred-part";
+import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/keyboard";
@@ -12,7 +12,7 @@ import { relationLines } from "../src/graph/relations";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
 
-bring(deferred); // as in a saved page
+provideDeferredPart(deferred); // as in a saved page
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({ id, kind: "op", label: id, sub: "", phase: "forward", ...more });
 

@@ -1,10 +1,10 @@
 import { describe, expect, it, vi } from "vitest";
 import { RunControls } from "../src/toolbar/run-controls";
-import { bring } from "../src/page/deferred-part";
+import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import type { BoxData } from "../src/model/types";
 
-bring(deferred); // as in a saved page
+provideDeferredPart(deferred); // as in a saved page
 
 function made(): { controls: RunControls; ask: ReturnType<typeof vi.fn>; go: ReturnType<typeof vi.fn>; find: (action: string) => HTMLButtonElement } {
   const ask = vi.fn();

@@ -5,11 +5,11 @@ import { cut } from "../src/page/dom";
 import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/model";
-import { bring } from "../src/page/deferred-part";
+import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import widget from "../src/widget";
 
-bring(deferred); // as in a saved page; what fetches it is tried in a browser
+provideDeferredPart(deferred); // as in a saved page; what fetches it is tried in a browser
 
 const picture = JSON.parse(
   readFileSync(resolve(import.meta.dirname, "../../tests/view/layout/golden/picture.json"), "utf8"),

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
+from .output import console, table
 from .plan_command import FINE, UsageError
-from .result import FORMAT, Data, place_of
-from .show import console, table
+from .plan_data import FORMAT, Data, place_of
 
 _MOST_LINES = 10
 _LARGEST = 1 << 63  # more bytes than there can be

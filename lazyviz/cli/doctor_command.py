@@ -20,8 +20,8 @@ from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build
 from .gpu_check import check
+from .output import console, table
 from .plan_command import FAILED, FINE
-from .show import console, table
 
 _WIDGET_FILES = ("widget.js", "deferred.js", "widget.css", "page.js")
 _OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")

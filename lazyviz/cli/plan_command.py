@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.runtime.gpu_comparison import GpuTable, on_gpus, read_prices
+from ..plan.timing.gpu_comparison import GpuTable, on_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
 from ..process.streams import StandardStreams
@@ -17,10 +17,10 @@ from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
+from .output import console, github_lines, show_plan, steps_taken, table
+from .plan_data import HERE, PICTURES, Data, described, relative
 from .recording import Recorded, UnknownDevice, record
-from .result import HERE, PICTURES, Data, described, relative
 from .script import NoScript, Script, show
-from .show import console, github_lines, show_plan, steps_taken, table
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
 

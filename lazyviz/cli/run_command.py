@@ -13,7 +13,7 @@ from typing import Any
 
 from ..execute.report import Report
 from ..graph.ir import Node
-from ..graph.sync_points import SyncSite, sites
+from ..graph.sync_point_text import SyncSite, sites
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
 from ..process.streams import StandardStreams
@@ -22,10 +22,10 @@ from ..session.asynchronous.known_programs import Program, Repetition, observers
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
+from .output import steps_taken
 from .plan_command import FAILED, UsageError, is_silent, loaded
 from .recording import StepCount
 from .script import Script, exit_code, show
-from .show import steps_taken
 
 _MOST_SITES = 5
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from ..graph.ir import Node, Storage, is_dense
-from ..graph.summary import BINS, Summary
+from ..graph.value_summary import BINS, Summary
 from ..plan.batch.placement import Placement, Shard
 from ..record.storage import TrackedNode, TrackedValue
 from ..torch_internals import private_api

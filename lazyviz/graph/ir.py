@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 
 from ..torch_internals.private_api import OpOverload
-from .summary import Summary
+from .value_summary import Summary
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]
@@ -344,7 +344,7 @@ class Node:
         "index",
         "inputs",
         "kwargs",
-        "likeness",
+        "work_key",
         "measured_seconds",
         "module",
         "op",
@@ -385,7 +385,7 @@ class Node:
         # Statistics of each output right after the node ran, if requested; None for an output without
         # numbers.
         self.summaries: Sequence[Summary | None] = ()
-        self.likeness: object | None = None  # set by planning on first use; ops with the same work share it
+        self.work_key: object | None = None  # set by planning on first use; ops with the same work share it
         self.alarm: Alarm | None = None  # NaN and infinity in the summarized outputs
 
     @property

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cli.result import PICTURES, described, plan_of
+from ..cli.plan_data import PICTURES, described, plan_of
 from ..execute.report import Report
 from ..plan.devices.devices import DeviceLike, planned
 from ..plan.explain import essence

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
-from ..graph.sync_points import listed
+from ..graph.sync_point_text import listed
 from .communication import communication_lines
 from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
-from .runtime.bottlenecks import limits, not_given
-from .runtime.projection import Projection
-from .runtime.steps import last_step
+from .timing.bottlenecks import limits, not_given
+from .timing.time_projection import Projection
+from .timing.training_steps import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
 
 LARGEST = 5  # allocations listed

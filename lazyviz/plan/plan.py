@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
 from ..process import gc_pause
-from ..process.own_process import OfThisProcess
+from ..process.unpicklable import Unpicklable
 from .allocator.reserved_memory import Call, Reservation
 from .batch.split import SplitPlan as SplitPlan
 from .batch.split import check_split
@@ -34,9 +34,9 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
-from .runtime.measured_times import TimesCompared, compare_with_profile
-from .runtime.projection import Projection
 from .tables import DisplayedText, Table, Tabular, sizes
+from .timing.measured_times import TimesCompared, compare_with_profile
+from .timing.time_projection import Projection
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
 from .workspace.size import Need
@@ -75,7 +75,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Tabular, OfThisProcess):
+class Plan(Tabular, Unpicklable):
     """The memory that running a graph would need on one device.  Sizes are in bytes.
 
     Computed from the recorded graph, without running it.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
-from ..process.exclusive import Exclusive
+from ..process.critical_section import CriticalSection
 from ..process.signals import Deferred, at_once
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
@@ -725,7 +725,7 @@ class Recorder:
         lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
         graph = lazy._lazyviz.storage.graph
         recorded = len(graph.nodes)
-        with Exclusive():  # no other thread begins or ends a block meanwhile
+        with CriticalSection():  # no other thread begins or ends a block meanwhile
             before, self._recording.graph = self._recording.graph, graph
             try:
                 return self.record(op, args, kwargs)

@@ -26,7 +26,7 @@ from ..execute.microbatch.clusters import is_cluster
 from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
-from ..process.exclusive import Exclusive, forget_holder
+from ..process.critical_section import CriticalSection, forget_holder
 from ..process.gc_pause import patience
 from ..process.signals import deferred, deferring
 from ..process.tracebacks import shorten_block
@@ -175,7 +175,7 @@ class LazyBlock(Transaction, Generic[G]):
             release_unreferenced()
         self._take(graph)
         self.named = named
-        with Exclusive():
+        with CriticalSection():
             self._exchange(frame, gpus, world)
         return graph
 
@@ -200,7 +200,7 @@ class LazyBlock(Transaction, Generic[G]):
         ir = graph.ir
         evaluation.watch.stays = True
         try:
-            with Exclusive():
+            with CriticalSection():
                 self._unpublish()
             tape.runs.finish_background()  # then only nodes of this graph are pending
             if place is not None:
@@ -213,7 +213,7 @@ class LazyBlock(Transaction, Generic[G]):
             following = self._new(Graph())
             following.ir.place, following.ir.is_cell = ir.place, ir.is_cell
             self._take(following)
-            with Exclusive():
+            with CriticalSection():
                 self._unaccounted = True
                 _open.append(self)
                 _publish()
@@ -226,7 +226,7 @@ class LazyBlock(Transaction, Generic[G]):
         ``shown`` is the last graph as long as there is no newer one.  For a block like that of :meth:`renew`
         whose graph is empty, while nothing is pending.
         """
-        with Exclusive():
+        with CriticalSection():
             self._unpublish()
             _stop_watching()
             self._unaccounted = False
@@ -237,7 +237,7 @@ class LazyBlock(Transaction, Generic[G]):
         graph = self.graph
         if graph is None or self not in _claims or self in _open:
             return
-        with Exclusive():
+        with CriticalSection():
             self._watch()
             self._unaccounted = True
             _open.append(self)
@@ -297,7 +297,7 @@ class LazyBlock(Transaction, Generic[G]):
             if error is not None:
                 note_raised(self.graph.ir, error)
             self.graph.ir.rejected = None
-        with Exclusive():
+        with CriticalSection():
             self.undo(1)  # all except the claim: the recorded ops are not registered yet
         if error is not None:
             shorten_block(error)
@@ -308,12 +308,12 @@ class LazyBlock(Transaction, Generic[G]):
         self.undo()
         self.graph = self.named = None  # contexts that were copied inside the block keep a reference to it
         if not _open and not tape.pending:  # nothing else refers to the graph: drop its ops
-            with Exclusive():
+            with CriticalSection():
                 _stop_watching()
 
     def abandoned(self) -> None:
         """Exited without a regular end: recorded ops stay pending, without names."""
-        with Exclusive():
+        with CriticalSection():
             self.undo(1)  # all except the claim: the recorded ops are not registered yet
         self._account()
         self.undo()
@@ -438,7 +438,7 @@ def is_any_entered() -> bool:
 def close_all() -> None:
     """End every open block; exiting it later has no effect."""
     forget_holder()
-    with Exclusive():
+    with CriticalSection():
         for block in reversed(_claims):
             with suppress(Exception):  # in an unexpected state
                 block.undo(1)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 
 from ..plan.devices.devices import cuda_devices
-from ..process.exclusive import Exclusive
+from ..process.critical_section import CriticalSection
 from ..process.gc_pause import patience
 from ..process.signals import Deferred, abandoned
 from ..record.interception.attribute_patches import is_ours, originals
@@ -122,7 +122,7 @@ def doctor() -> Diagnosis:
     checked.
     """
     handlers = _of_handlers()  # before they are deferred
-    with Exclusive():  # no other thread begins or ends a block meanwhile
+    with CriticalSection():  # no other thread begins or ends a block meanwhile
         patched, leftovers = _state(handlers)
     return Diagnosis(
         _versions(),

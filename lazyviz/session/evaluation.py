@@ -32,7 +32,7 @@ from ..process.signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
-from ..record.interception.instrumentation import Watch
+from ..record.interception.instrumentation import Instrumentation
 from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
 from ..record.sync_points import RunLock
 from ..record.tape import tape
@@ -53,7 +53,7 @@ Looked = TypeVar("Looked", bound=RecordedGraph)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-watch = Watch(tape)
+watch = Instrumentation(tape)
 with_users_lines = partial(warning_routing.in_python, sources=tape.scopes.sources)
 # Graphs with pending nodes, by id of the ir.Graph; weak, because an unreachable graph need not run.
 graphs: weakref.WeakValueDictionary[int, RecordedGraph] = weakref.WeakValueDictionary()

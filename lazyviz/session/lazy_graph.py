@@ -26,10 +26,10 @@ from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
-from ..process.own_process import OfThisProcess
 from ..process.signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
+from ..process.unpicklable import Unpicklable
 from ..record import partial_writes
 from ..record.dependencies import closure
 from ..record.fake_cuda.host_values import give_back
@@ -48,11 +48,11 @@ from .diagnostics import metrics as metrics
 from .diagnostics import why as why
 from .display import Pictures
 from .evaluate_all import evaluate_everything, merged
+from .graph_options import GraphOptions
 from .named_batch import BatchLike, NamedBatch
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
-from .recompute_options import levers
-from .run_choices import RunChoices
+from .recompute_options import split_and_recompute
 from .run_history import Listener, RunHistory
 from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
@@ -65,13 +65,13 @@ if TYPE_CHECKING:
     from ..view.comparison.comparison import Comparison
     from ..view.render.figure import Drawing
     from ..view.scene.scene import Scene
-    from ..view.widget.plan_choice import Plans
+    from ..view.widget.plan_settings import Plans
 
 
 _logger = logging.getLogger("lazyviz")
 
 
-class LazyGraph(OfThisProcess):
+class LazyGraph(Unpicklable):
     """A recorded block: its nodes, plans, and pictures, and methods to run it.
 
     Displaying it shows the widget; its ``repr`` is one line.  Neither evaluates anything.
@@ -89,7 +89,7 @@ class LazyGraph(OfThisProcess):
         recompute: Recompute = "off",
     ) -> None:
         self.ir = graph
-        self.choices = RunChoices(backend, batch, split, recompute)
+        self.choices = GraphOptions(backend, batch, split, recompute)
         self.runs = RunHistory()
         self.device = device
         self.code = code
@@ -239,7 +239,7 @@ class LazyGraph(OfThisProcess):
         """Set how ``evaluate`` runs the graph by default; all widgets of the graph show it.
 
         Raises:
-            ValueError: the backend is unknown or not available, or the choices exclude each other.  Nothing
+            ValueError: the backend is unknown or not available, or the options exclude each other.  Nothing
                 has changed then.
         """
         self.choices.choose(backend=backend, split=split, summaries=summaries)
@@ -282,7 +282,7 @@ class LazyGraph(OfThisProcess):
         from ..plan.planner import make_plan
 
         device = self.device if device is None else device
-        split, recompute = levers(self, split, recompute, backend or "eager")
+        split, recompute = split_and_recompute(self, split, recompute, backend or "eager")
         with evaluation.metrics.timer("plan"):
             return make_plan(
                 self.ir,
@@ -392,7 +392,7 @@ class LazyGraph(OfThisProcess):
         """
         check_evaluate(tensors, progress, cancel, nodes)
         name = backend or self.backend
-        split, recompute = levers(self, split, recompute, name)
+        split, recompute = split_and_recompute(self, split, recompute, name)
         if tape.recording.graph is not None and tape.recording.owner != threading.get_ident():
             raise RuntimeError("a cell is recording on another thread; evaluate when it has ended")
         with tape.runs.lock:

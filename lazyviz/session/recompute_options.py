@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..plan.projection import parts_of
+from ..plan.peak_projection import parts_of
 from ..record.storage import TrackedNode
 from .recorded_graph import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
@@ -21,7 +21,7 @@ class RecomputeError(RuntimeError):
     """The budget cannot be met even by recomputing everything; the message has the lowest possible one."""
 
 
-def levers(
+def split_and_recompute(
     graph: RecordedGraph, split: int | str | None, recompute: int | str | None, backend: str
 ) -> tuple[int | str, Recompute]:
     """The split and the recompute budget: as given, otherwise those of the block, unless they exclude each

@@ -11,7 +11,7 @@ from ..execute.report import Report
 from ..graph.ir import Graph, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..record.storage import TrackedNode
-from .run_choices import RunChoices
+from .graph_options import GraphOptions
 from .run_history import RunHistory
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class RecordedGraph(Protocol):
     ir: Graph
     device: DeviceLike | None
     title: str
-    choices: RunChoices
+    choices: GraphOptions
     runs: RunHistory
 
     @property

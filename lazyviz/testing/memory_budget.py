@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from ..graph.nested import flattened
+from ..graph.nested_blocks import flattened
 from ..plan.devices.devices import Device, DeviceLike, DeviceProfile, planned
 from ..plan.explain import essence, needed
 from ..plan.plan import Plan, Run

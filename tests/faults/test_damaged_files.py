@@ -14,8 +14,8 @@ import torch
 import lazyviz
 from lazyviz.cli.compare_command import compare
 from lazyviz.cli.plan_command import UsageError
-from lazyviz.cli.result import FORMAT
-from lazyviz.plan.runtime import cpu
+from lazyviz.cli.plan_data import FORMAT
+from lazyviz.plan.timing import cpu
 
 PLAN = {
     "format": FORMAT,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.cli.result import plan_of
+from lazyviz.cli.plan_data import plan_of
 
 from .profiler import allocated_by
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save, save_file, save_model
 from torch import nn
 
 import lazyviz
-from lazyviz.record.interception import checkpoint_saving
+from lazyviz.record.interception import torch_save
 
 
 def trained():
@@ -165,13 +165,13 @@ def test_a_number_of_a_storage_is_read_after_its_pending_writes():
 
 def test_reads_in_the_users_code_examine_no_callers(monkeypatch):
     examined = []
-    arguments = checkpoint_saving._arguments
+    arguments = torch_save._arguments
 
     def noted(frame):
         examined.append(frame.f_code.co_name)
         return arguments(frame)
 
-    monkeypatch.setattr(checkpoint_saving, "_arguments", noted)
+    monkeypatch.setattr(torch_save, "_arguments", noted)
     with lazyviz.lazy() as graph:
         doubled = torch.arange(3.0) * 2
         other = torch.ones(2) + 1

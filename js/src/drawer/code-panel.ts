@@ -2,8 +2,8 @@
 
 import { group, html, on, plainButton } from "../page/dom";
 import { bytesText, seconds } from "../page/format";
-import { whenHere } from "../page/deferred-part";
-import { roving } from "../page/roving";
+import { whenLoaded } from "../page/deferred-part";
+import { roving } from "../page/roving-tabindex";
 import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";
 
 const HEADS = ["Line", "Code", "Allocates", "At peak", "Time"];
@@ -147,7 +147,7 @@ export class CodePanel {
       parts.push(group);
     });
     const heads = HEADS.map((name) => html("th", { scope: "col" }, name));
-    whenHere(({ headTitles }) => {
+    whenLoaded(({ headTitles }) => {
       heads.forEach((head, n) => (head.title = headTitles[n] ?? ""));
     });
     this.#table = html("table", { "aria-label": "The code, line by line" }, html("thead", {}, html("tr", {}, ...heads)), ...parts);
@@ -171,7 +171,7 @@ export class CodePanel {
       cells[4]?.replaceChildren(fact.seconds !== undefined ? seconds(fact.seconds) : fact.projected ? `${ran ? "≈" : ""}${seconds(fact.projected)}` : "");
       row.classList.toggle("lz-failed-line", Boolean(fact.failed));
       row.classList.toggle("lz-sync-line", Boolean(fact.sync));
-      whenHere(({ lineWords }) => {
+      whenLoaded(({ lineWords }) => {
         const told = lineWords(fact, share);
         row.title = `${button.textContent.trim()}\n${told}`;
         button.setAttribute("aria-description", told);

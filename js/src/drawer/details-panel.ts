@@ -2,7 +2,7 @@
 // written by drawer/details.ts, which is in the widget's deferred part.
 
 import { html } from "../page/dom";
-import { whenHere } from "../page/deferred-part";
+import { whenLoaded } from "../page/deferred-part";
 import type { DetailsEvents, Writer } from "./details";
 import type { BoxData } from "../model/types";
 
@@ -20,7 +20,7 @@ export class DetailsPanel {
   /** Updates the content as soon as that is possible; the newest request counts. */
   write(how: (writer: Writer) => void): void {
     const wish = ++this.#newest;
-    whenHere(({ Writer }) => {
+    whenLoaded(({ Writer }) => {
       this.#writer ??= new Writer(this.element, this.#events);
       if (wish === this.#newest) how(this.#writer);
     });

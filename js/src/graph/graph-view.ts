@@ -10,7 +10,7 @@ import type { Arrow } from "./keyboard";
 import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
-import { deferredPart, whenHere } from "../page/deferred-part";
+import { deferredPart, whenLoaded } from "../page/deferred-part";
 import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
@@ -92,7 +92,7 @@ export class GraphView {
       this.#minimap?.follow();
     });
     const stage = html("div", "lz-graph-stage", this.svg);
-    whenHere(({ Minimap }) => {
+    whenLoaded(({ Minimap }) => {
       this.#minimap = new Minimap(this.camera);
       stage.append(this.#minimap.element);
       if (this.#arrangement) this.#minimap.draw(this.#arrangement);
@@ -255,7 +255,7 @@ export class GraphView {
   /** Highlights the relations of the selected box. */
   relate(relations: Relation[]): void {
     this.#relations = relations;
-    whenHere(() => {
+    whenLoaded(() => {
       this.#mark();
     });
   }
@@ -427,7 +427,7 @@ export class GraphView {
       this.camera.panBy(dx ?? 0, dy ?? 0);
     } else if (key.startsWith("Arrow")) {
       const before = this.#current;
-      whenHere(({ neighbor }) => {
+      whenLoaded(({ neighbor }) => {
         // Keys that were pressed before the deferred part arrived continue from where the previous one led.
         const from = this.#current === before ? (id ?? before) : this.#current;
         const to = this.#arrangement ? neighbor(this.#arrangement, from ?? "", key as Arrow) : null;

@@ -16,13 +16,13 @@ const waiting: ((part: Part) => void)[] = [];
 export const deferredPart = (): Part | null => part;
 
 /** Calls `use` with the deferred part: immediately if it is loaded, otherwise when it has arrived. */
-export function whenHere(use: (part: Part) => void): void {
+export function whenLoaded(use: (part: Part) => void): void {
   if (part) use(part);
   else waiting.push(use);
 }
 
 /** It is loaded: fetched, or in the same file. */
-export function bring(loaded: Part): void {
+export function provideDeferredPart(loaded: Part): void {
   part = loaded;
   for (const use of waiting.splice(0)) use(loaded);
 }
@@ -36,7 +36,7 @@ export function fetchDeferredPart(model: Model, failed: (why: string) => void): 
     model.off("msg:custom", hear);
     const url = URL.createObjectURL(new Blob([message.code], { type: "text/javascript" }));
     (import(url) as Promise<Part>)
-      .then(bring, (error: unknown) => {
+      .then(provideDeferredPart, (error: unknown) => {
         asked = false;
         failed(`The page cannot load the widget's deferred part: ${String(error)}`);
       })

@@ -4,7 +4,7 @@
 
 import { html } from "./dom";
 import { clamped, type Split } from "./splitter-limits";
-import { whenHere } from "./deferred-part";
+import { whenLoaded } from "./deferred-part";
 
 export function splitter(split: Split): HTMLElement {
   const { name, label, upright, least, most, usual, set } = split;
@@ -20,7 +20,7 @@ export function splitter(split: Split): HTMLElement {
   const size = clamped(split, kept(name) ?? usual);
   bar.setAttribute("aria-valuenow", String(size));
   set(size);
-  whenHere(({ dragSplitter }) => {
+  whenLoaded(({ dragSplitter }) => {
     dragSplitter(bar, split, size);
   });
   return bar;

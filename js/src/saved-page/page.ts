@@ -5,7 +5,7 @@
 import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/model";
-import { bring } from "../page/deferred-part";
+import { provideDeferredPart } from "../page/deferred-part";
 import * as deferred from "../deferred";
 import widget from "../widget";
 
@@ -142,7 +142,7 @@ async function main(): Promise<void> {
   const start = await part<Start>("start");
   if (!el || !start) return;
   el.replaceChildren();
-  bring(deferred);
+  provideDeferredPart(deferred);
   widget.render({ model: new Offline(start), el });
 }
 

@@ -3,7 +3,7 @@
 
 import { focused, group, html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
-import { roving } from "../page/roving";
+import { roving } from "../page/roving-tabindex";
 import type { Send, TableData } from "../model/types";
 
 export interface TableEvents {

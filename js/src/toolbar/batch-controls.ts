@@ -4,7 +4,7 @@
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
-import { whenHere } from "../page/deferred-part";
+import { whenLoaded } from "../page/deferred-part";
 import type { Planning } from "../model/planning";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
@@ -233,7 +233,7 @@ export class BatchControls {
     const { batch, blocked } = this;
     blocked.classList.toggle("lz-wanted", batch.split !== "off");
     blocked.textContent = batch.blocked.length ? "The batch cannot be split:" : ""; // which is counted
-    whenHere(({ blockedList }) => {
+    whenLoaded(({ blockedList }) => {
       if (batch === this.batch) blocked.replaceChildren(...blockedList(batch, this.#events.go));
     });
   }

@@ -3,7 +3,7 @@
 
 import { group, html, on, plainButton } from "../page/dom";
 import { grouped, seconds } from "../page/format";
-import { whenHere } from "../page/deferred-part";
+import { whenLoaded } from "../page/deferred-part";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";
@@ -145,7 +145,7 @@ export class RunControls {
   /** The first place with wrong values. */
   showFindings(findings: Finding[]): void {
     this.#shown = findings;
-    whenHere(({ findingsList }) => {
+    whenLoaded(({ findingsList }) => {
       if (this.#shown !== findings) return;
       this.findings.replaceChildren(...findingsList(findings, this.go));
       this.counted();

@@ -2,7 +2,7 @@
 
 import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
-import { whenHere } from "../page/deferred-part";
+import { whenLoaded } from "../page/deferred-part";
 import type { Found } from "../model/types";
 import type { SearchEvents, SearchHits } from "./search-hits";
 
@@ -33,7 +33,7 @@ export class Search {
     this.steps = [step(-1, "search-previous", "Previous hit", "↑"), step(1, "search-next", "Next hit", "↓")];
     this.element = html("div", "lz-search", icon("search"), this.input, this.count, ...this.steps, this.list);
     this.list.hidden = true;
-    whenHere(({ SearchHits }) => {
+    whenLoaded(({ SearchHits }) => {
       this.#hits = new SearchHits(this, events);
     });
   }

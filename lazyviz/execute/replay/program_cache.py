@@ -21,7 +21,7 @@ import torch
 
 from ...graph.ir import Storage
 from ...plan.liveness.live_set import Category
-from ...plan.projection import Peak
+from ...plan.peak_projection import Peak
 from ...process.gc_pause import paused
 from ...process.signals import Deferred
 from ...process.transaction import complete

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, get_args
 
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
-from ...process.own_process import OfThisProcess
+from ...process.unpicklable import Unpicklable
 from ..formatting import where
 from ..tables import Table, Tabular
 from ..tables import sizes as rows_of_sizes
@@ -40,7 +40,7 @@ _OF_ROLE: dict[Role, Category] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation(OfThisProcess):
+class Allocation(Unpicklable):
     """One storage that is alive at some moment.
 
     ``nbytes`` is its size in bytes. ``node`` created it at the line ``source`` (both ``None`` if it is from
@@ -85,7 +85,7 @@ class Allocation(OfThisProcess):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment(Tabular, OfThisProcess):
+class Moment(Tabular, Unpicklable):
     """The storages that a lazyviz run holds during the node at ``position``. Sizes are bytes.
 
     ``alive`` is sorted, largest first. ``by_category`` has every category, the others only keys with bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...process.exclusive import Exclusive
+from ...process.critical_section import CriticalSection
 from ...process.signals import Deferred
 from ...process.transaction import complete
 from ...torch_internals import cuda as torch_cuda
@@ -28,15 +28,15 @@ from ..provenance.module_scopes import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
-from .compilers import CompilerPatches
 from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
 from .kv_caches import CachePatches
 from .late_imports import LateImports
 from .memory_reads import SyncPatches
+from .torch_compile import CompilerPatches
 
 
-class Watch:
+class Instrumentation:
     """Installs the dispatch mode and the patches that feed the tape, and removes them.
 
     Each thread has its own mode: the recording thread, and threads that are started while something is
@@ -332,7 +332,7 @@ class Watch:
         """Restore PyTorch's original state, if nothing is recorded or pending."""
         if self._is_needed():
             return
-        with Exclusive():  # another thread may be about to begin a block
+        with CriticalSection():  # another thread may be about to begin a block
             if self._is_needed():
                 return
             self._remove()
@@ -353,7 +353,7 @@ class Watch:
 
     def leave(self) -> None:
         """:meth:`release`, and also remove the kernels that may stay from one block to the next."""
-        with Exclusive():
+        with CriticalSection():
             self.release()
             if not self._reads.installed:
                 self._composites.remove()

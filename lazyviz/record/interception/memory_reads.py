@@ -43,7 +43,7 @@ from ..shapes import ctc_loss as ctc_shapes
 from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
-from . import checkpoint_saving, child_processes, script_errors
+from . import child_processes, script_errors, torch_save
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
@@ -144,7 +144,7 @@ class SyncPatches:
         self._patch_loaders()
         child_processes.patch_processes(self.tape, self._patches, self.before_read)
         for name in ("dump", "dumps"):
-            self._patches.set(pickle, name, checkpoint_saving.seen(getattr(pickle, name)))
+            self._patches.set(pickle, name, torch_save.seen(getattr(pickle, name)))
         self._patch_subclasses()
         self._patch_native_readers()
         self._patch_torchscript()
@@ -177,8 +177,8 @@ class SyncPatches:
             needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
             nbytes = tensor.numel() * tensor.element_size() if needed else 0
         if needed:
-            if cause in checkpoint_saving.CAUSES and tape.recording.absent is None:
-                needed += checkpoint_saving.read_with(tape, tensor, write=write, frame=sys._getframe(1))
+            if cause in torch_save.CAUSES and tape.recording.absent is None:
+                needed += torch_save.read_with(tape, tensor, write=write, frame=sys._getframe(1))
             with tape.runs.lock:
                 tape.runs.sync(cause, needed, nbytes)
 

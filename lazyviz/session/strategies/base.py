@@ -16,7 +16,7 @@ from ...execute.memory_tracker import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
 from ...execute.value_stats import Summaries
-from ...plan.projection import project
+from ...plan.peak_projection import project
 from ...process import gc_pause
 from ...record.storage import TrackedNode
 from ...record.tape import tape

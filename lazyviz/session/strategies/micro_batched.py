@@ -6,7 +6,7 @@ from ...execute import eager
 from ...execute.microbatch.run import SplitRun
 from ...execute.replay.program_cache import Projection
 from ...plan.liveness.live_set import categorize
-from ...plan.projection import Peak
+from ...plan.peak_projection import Peak
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
 

@@ -10,11 +10,11 @@ from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
-from ...plan.runtime.projection import duration
 from ...plan.tables import Table, Tabular
+from ...plan.timing.time_projection import duration
 from ...plan.units import format_bytes, format_change, format_deviation
 from ..scene.scene import Scene, plural
-from .lines import names_of_lines
+from .line_matching import names_of_lines
 from .pictures import side_by_side
 
 MOST_ROWS = 12

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...plan.units import format_bytes
-from ..render.box_numbers import Compared
+from ..render.box_bars import Compared
 from ..render.figure import Figure
 from ..render.svg import render_svg
 from ..scene.boxes import Box

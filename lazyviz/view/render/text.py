@@ -8,7 +8,7 @@ from itertools import accumulate
 from wcwidth import wcswidth
 
 from ...graph.ir import Graph
-from ...graph.sync_points import listed
+from ...graph.sync_point_text import listed
 from ...plan.formatting import line_text, line_with_text
 from ...plan.units import format_bytes
 from ..colors import category_text

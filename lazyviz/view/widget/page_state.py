@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ...process.paths import PACKAGE
 from ..scene.scene import Scene
 from .requests import Answers, Pictured
-from .run_choice import choices_json, failure_json, findings_json, report_text
+from .run_settings import choices_json, failure_json, findings_json, report_text
 from .runner import Runnable, running_of
 
 STATIC = Path(PACKAGE) / "static"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Annotation, Graph
-from ...graph.sync_points import MOST_LISTED, listed, sites
+from ...graph.sync_point_text import MOST_LISTED, listed, sites
 from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.box_numbers import COUNTED
@@ -24,7 +24,7 @@ from ..scene.saved_activations import kept_json
 from ..scene.scene import Scene, plural
 from ..scene.time_track import ASKED, track_json
 from .lookups import Lookups
-from .plan_choice import Planned, Targets, plans_of
+from .plan_settings import Planned, Targets, plans_of
 
 FIRST_BYTES = 40_000  # approximate limit of the JSON of the first picture, without the chart
 MESSAGE_BYTES = 80_000  # approximate limit of the JSON of one message with groups

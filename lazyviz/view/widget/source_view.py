@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
-from ...graph.sync_points import sites
-from ...plan.runtime.projection import Projection, duration
+from ...graph.sync_point_text import sites
+from ...plan.timing.time_projection import Projection, duration
 from ...plan.units import format_bytes
 from ..printable_text import as_written
 from ..scene.boxes import Box, named

@@ -24,7 +24,7 @@ from ..scene.scene import Scene
 from .other_graphs import comparison_json, new_token, others_json
 from .page_state import Controller, bundle, first_traits, run_traits
 from .requests import Answers
-from .run_choice import choose, nodes_up_to
+from .run_settings import choose, nodes_up_to
 from .runner import running_of
 
 MOST_OPEN = 64

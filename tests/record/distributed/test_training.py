@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
 from lazyviz.graph.collectives import collective_of
-from lazyviz.graph.nested import flattened
+from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.planner import make_plan
 from lazyviz.record import native_recorder
 

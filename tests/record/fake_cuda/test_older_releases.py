@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.nested import flattened
+from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.planner import make_plan
 from lazyviz.record.fake_cuda import older_releases
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.view.comparison.pictures import differences
-from lazyviz.view.render.box_numbers import GREW, SHRANK
+from lazyviz.view.render.box_bars import GREW, SHRANK
 from lazyviz.view.scene.scene import Scene
 
 

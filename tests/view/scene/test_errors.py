@@ -15,7 +15,7 @@ from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.scene import Scene
-from lazyviz.view.widget.run_choice import failure_json
+from lazyviz.view.widget.run_settings import failure_json
 from lazyviz.view.widget.runner import running_of
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.view.comparison.pictures import _picture, differences
-from lazyviz.view.render.box_numbers import ALONE, GREW, SHRANK
+from lazyviz.view.render.box_bars import ALONE, GREW, SHRANK
 from lazyviz.view.scene.scene import BARRED, Scene
 from lazyviz.view.widget.other_graphs import comparison_json, named
 

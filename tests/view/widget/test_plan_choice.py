@@ -12,7 +12,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.devices import PROFILES
 from lazyviz.plan.devices.profiles import KINDS
-from lazyviz.view.widget import plan_choice
+from lazyviz.view.widget import plan_settings
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget
 
@@ -128,7 +128,7 @@ def test_size_and_pieces_stay_when_the_device_changes_and_the_largest_batch_is_t
 
 def test_a_long_search_for_the_largest_batch_reports_its_progress(recorded, shown, monkeypatch):
     made = shown(recorded(device="RTX-3060").graph)
-    monkeypatch.setattr(plan_choice, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(plan_settings, "SEARCH_SECONDS", 0.0)
     told = []
     while not told or told[-1]["searching"]:
         say(made, "largest")

@@ -7,7 +7,7 @@ import { ChartCursor } from "./chart-cursor";
 import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
 import { charWidth, cut, focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText, grouped } from "../page/format";
-import { whenHere } from "../page/deferred-part";
+import { whenLoaded } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // how many times the peak a line may be high to be drawn
@@ -189,7 +189,7 @@ export class MemoryChart implements Chart {
   #zoom(start: number, stop: number, again = false): void {
     const from = this.points;
     if (stop - start < 1 || (!again && from.range[0] === start && from.range[1] === stop)) return;
-    whenHere(({ slice }) => {
+    whenLoaded(({ slice }) => {
       this.#views.push(slice(from, start, stop));
       this.#cursor.forget();
       this.#redraw();

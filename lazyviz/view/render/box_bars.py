@@ -1,11 +1,11 @@
-"""Numbers in the boxes of static pictures, as in ``js/src/graph/colors.ts``."""
+"""Numbers and bars in the boxes of static pictures, as in ``js/src/graph/colors.ts``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...plan.runtime.projection import duration
+from ...plan.timing.time_projection import duration
 from ...plan.units import format_bytes, format_flops
 from ..scene.box_numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.boxes import Box

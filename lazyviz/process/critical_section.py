@@ -1,4 +1,4 @@
-"""Exclusive sections: one thread at a time changes global state, and no signal handler runs in between."""
+"""Critical sections: one thread at a time changes global state, and no signal handler runs in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .signals import Deferred
 from .transaction import Transaction
 
 
-class Exclusive(Transaction):
+class CriticalSection(Transaction):
     """While entered, no other thread can enter; the same thread can enter again.
 
     Signals wait until its end: their handlers may record and evaluate, for which half of the patches are not
@@ -35,7 +35,7 @@ class Exclusive(Transaction):
             del _holder["holder"]
 
 
-_holder: dict[str, Exclusive] = {}
+_holder: dict[str, CriticalSection] = {}
 
 
 def forget_holder() -> None:

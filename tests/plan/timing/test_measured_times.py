@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
-from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
+from lazyviz.plan.timing.measured_times import Pair, TimesCompared
 
 
 @pytest.fixture

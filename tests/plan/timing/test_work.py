@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
-from lazyviz.plan.runtime import work
-from lazyviz.plan.runtime.kernels import Product, products_of
-from lazyviz.plan.runtime.what_if import in_dtype
-from lazyviz.plan.runtime.work import Work, likeness, operator_class, work_of
+from lazyviz.plan.timing import work
+from lazyviz.plan.timing.dtype_change import in_dtype
+from lazyviz.plan.timing.kernels import Product, products_of
+from lazyviz.plan.timing.work import Work, operator_class, work_key, work_of
 
 
 def _language_model(kind, **config):
@@ -230,12 +230,12 @@ def test_ops_of_the_same_work_are_looked_up_by_one_object():
         y, z = x + 1, x + 1
         other = x[:4] + 1
     first, second, smaller = [node for node in graph.nodes if node.op == torch.ops.aten.add.Tensor]
-    assert likeness(first) is likeness(second) is first.likeness
-    assert likeness(smaller) is not likeness(first)
+    assert work_key(first) is work_key(second) is first.work_key
+    assert work_key(smaller) is not work_key(first)
     assert work_of(first) == work_of(second) != work_of(smaller)
     halves = in_dtype(graph.nodes, torch.bfloat16)
     added = [node for node in halves if node.op == first.op]
-    assert added[0].likeness is added[1].likeness is not first.likeness
+    assert added[0].work_key is added[1].work_key is not first.work_key
     assert work_of(added[0]).bytes_moved * 2 == work_of(first).bytes_moved
     del y, z, other
 

@@ -1,4 +1,4 @@
-"""Run choice: the page's options for running a graph, and text about the last run."""
+"""Run settings: the page's options for running a graph, and text about the last run."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
 from .cpu import known_rates, project_on_cpu, without_time_on_cpu
 from .kernels import Gpu, kernel_time, times_on
-from .projection import Projection, project
+from .time_projection import Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:

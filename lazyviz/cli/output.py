@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.streams import StandardStreams, is_terminal
-from .result import HERE, Data, place_of
+from .plan_data import HERE, Data, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
 _WIDE = 120
@@ -45,7 +45,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num
 
 
 def show_plan(data: Data, to: Console) -> None:
-    """Print a plan in the form that :func:`lazyviz.cli.result.described` returns."""
+    """Print a plan in the form that :func:`lazyviz.cli.plan_data.described` returns."""
     to.print(Text(_heading(data), style="bold"))
     to.print(f"Peak of eager PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
     for sentence in data["release"]:

@@ -1,4 +1,4 @@
-"""What-if graphs: the recorded program in another precision."""
+"""Dtype change: the recorded program in another precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from .work import likeness, shared
+from .work import interned, work_key
 
 
 def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
@@ -26,8 +26,8 @@ def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
 
     found = _changed(nodes, change, is_changed)
     for node, changed in zip(nodes, found):
-        if changed is not node and (alike := likeness(node)) is not None:
-            changed.likeness = shared((alike, dtype))  # ops with the same work still have the same work
+        if changed is not node and (alike := work_key(node)) is not None:
+            changed.work_key = interned((alike, dtype))  # ops with the same work still have the same work
     return found
 
 

@@ -7,7 +7,7 @@ import { type Chart, edge, pointAt } from "./chart-geometry";
 import { html, on, plainButton, svg } from "../page/dom";
 import { grouped } from "../page/format";
 import { icon } from "../page/icons";
-import { deferredPart, whenHere } from "../page/deferred-part";
+import { deferredPart, whenLoaded } from "../page/deferred-part";
 
 const DRAG = 5; // pixels from which on a press is a drag
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
@@ -47,11 +47,11 @@ export class ChartCursor {
   ) {
     this.#chart = chart;
     this.#events = events;
-    whenHere(() => {
+    whenLoaded(() => {
       if (this.point !== null) this.tell();
     });
     on(this.play, "click", () => {
-      whenHere(({ sweep }) => {
+      whenLoaded(({ sweep }) => {
         sweep(this, chart.points.at.length - 1);
       });
     });

@@ -12,7 +12,7 @@ from ...graph.modules import ModuleNames
 from ..tables import Table, Tabular
 from ..units import format_deviation
 from .op_classes import short_name
-from .projection import Projection, duration
+from .time_projection import Projection, duration
 
 DEAREST = 10
 ALIKE = 0.9

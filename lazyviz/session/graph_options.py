@@ -1,4 +1,4 @@
-"""Run choices: a graph's default backend, split, recompute, and value statistics."""
+"""Options of a graph: its default backend, split, recompute, and value statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .named_batch import NamedBatch
 from .run_options import CLUSTER_NEEDS_BATCH, Recompute, RunOptions
 
 
-class RunChoices:
+class GraphOptions:
     """The options of a graph's block, including later changes by code or widgets."""
 
     def __init__(

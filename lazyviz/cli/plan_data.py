@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..graph.ir import SourceLine
-from ..graph.nested import flattened
-from ..graph.sync_points import listed
+from ..graph.nested_blocks import flattened
+from ..graph.sync_point_text import listed
 from ..plan.devices.devices import DeviceLike
 from ..plan.explain import keeper, of_release, time_of_a_step, what
 from ..plan.formatting import where

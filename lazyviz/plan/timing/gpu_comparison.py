@@ -11,8 +11,8 @@ from pathlib import Path
 from ..devices.profiles import PROFILES, lookup
 from ..plan import Plan
 from ..tables import Table, Tabular
-from .projection import Projection, duration
-from .steps import last_step
+from .time_projection import Projection, duration
+from .training_steps import last_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Plan choice: the plan that the widgets of a graph show, by device, batch size, and pieces.
+"""Plan settings: the plan that the widgets of a graph show, by device, batch size, and pieces.
 
 All widgets of one graph show the same plan, and are notified when one of them chooses another. Nothing here
 runs the graph; of these choices, only the number of pieces affects the Evaluate button.
@@ -14,7 +14,7 @@ from ...plan.devices.devices import Device, DeviceProfile, devices
 from ...plan.devices.profiles import KINDS
 from ...plan.units import format_bytes
 from ..scene.plan_protocol import PlanLike
-from .run_choice import Selectable
+from .run_settings import Selectable
 
 GIVEN = "given"  # the id of the device that the graph was first planned for
 SEARCH_SECONDS = 0.2  # seconds of a search for the largest batch before the page can send other requests

@@ -22,7 +22,7 @@ from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
 from .flop_rules import arguments_of, groups_of
 from .op_classes import OpClass, short_name
-from .work import compute_dtype, likeness, operator_class, read_again, work_of
+from .work import compute_dtype, operator_class, read_again, work_key, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.
@@ -130,7 +130,7 @@ def kernel_time(node: Node, gpu: Gpu, times: Times) -> Kernel | None:
     """The time of one op on ``gpu``; ``None`` if unknown. Cached by the work of the op."""
     if gpu.several and len({*map(str, gpus_of((*node.inputs, *node.outputs)))}) > 1:
         return _between_gpus(node, gpu)
-    key = likeness(node)
+    key = work_key(node)
     if key is None:
         return _timed(node, gpu)
     if key not in times:

@@ -1,4 +1,4 @@
-"""Checkpoint saving: tensors that are saved together are evaluated at one sync point.
+"""``torch.save`` and other ways to save: tensors that are saved together are evaluated at one sync point.
 
 ``torch.save``, ``safetensors.save_file``, and ``save_pretrained`` read one tensor after the other without the
 dispatcher.  The tensors that they will read next are in the arguments of the running functions.

@@ -85,7 +85,7 @@ _ROWS_WRITTEN = frozenset(
 
 def work_of(node: Node) -> Work:
     """The work of one recorded op; cached for ops on tensors of the same shapes."""
-    key = likeness(node)
+    key = work_key(node)
     if key is None:
         return _count(node)
     found = _memo.get(key)
@@ -96,19 +96,19 @@ def work_of(node: Node) -> Work:
     return found
 
 
-def likeness(node: Node) -> object | None:
+def work_key(node: Node) -> object | None:
     """An object that ops with the same :func:`signature` share, stored on each node; ``None`` without a
     signature.
 
     It replaces the signature as a key, because it is compared by identity, which is cheaper.
     """
-    if node.likeness is None and (key := signature(node)) is not None:
-        node.likeness = shared(key)
-    return node.likeness
+    if node.work_key is None and (key := signature(node)) is not None:
+        node.work_key = interned(key)
+    return node.work_key
 
 
-def shared(key: Hashable) -> object:
-    """The shared object of ``key``."""
+def interned(key: Hashable) -> object:
+    """The object that stands for ``key``; equal keys have the same."""
     found = _shared.get(key)
     if found is None:
         if len(_shared) > MOST_KNOWN:

@@ -1,4 +1,4 @@
-"""Compilers that PyTorch imports on first use: Dynamo's export, and AOTAutograd."""
+"""Patches for compiled functions: ``torch.export`` sees real tensors, AOTAutograd accepts pending ones."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn, SupportsIndex
 
 
-class OfThisProcess:
+class Unpicklable:
     """Is neither pickled nor deep-copied, because it refers to recorded operations and, by them, to tensors.
 
     Without it, Python's error would be about a class that no user has heard of.

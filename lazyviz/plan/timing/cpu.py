@@ -19,7 +19,7 @@ import torch
 from ...graph.ir import Bound, Node
 from .flop_rules import steps_of
 from .op_classes import OpClass, short_name
-from .projection import OpTime, Projection, is_enough
+from .time_projection import OpTime, Projection, is_enough
 from .work import operator_class, read_again, work_of
 
 FORMAT = 2

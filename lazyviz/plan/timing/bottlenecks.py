@@ -14,9 +14,9 @@ from ..devices.profiles import PROFILES
 from ..formatting import line_with_text
 from ..units import format_bytes, format_flops, format_share
 from .device_projection import gpu_of, without_time
+from .dtype_change import in_dtype
 from .kernels import Gpu
-from .projection import OpTime, Projection, duration, project
-from .what_if import in_dtype
+from .time_projection import OpTime, Projection, duration, project
 from .work import operator_class, touched
 
 LINES = 5
