@@ -119,9 +119,8 @@ class Replays:
             matched.key = known.key
             return matched
         if len(nodes) < FEW_NODES and not self._ran_before(tape, nodes, purpose, matched):
-            self.not_cacheable_reason = (
-                f"subgraphs of fewer than {FEW_NODES} ops are cached only when they run a second time"
-            )
+            when = "when they run a second time" if node_passes.active else "with the compiled modules"
+            self.not_cacheable_reason = f"subgraphs of fewer than {FEW_NODES} ops are cached only {when}"
             return None
         subgraph = self.steps.structure_of(tape, nodes, purpose=purpose)
         if subgraph.key is not None:

@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 
-CARD = pytest.param(
+GPU = pytest.param(
     "H100-80GB", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 )
 
@@ -75,7 +75,7 @@ def variables(plan):
     return [each for each in plan.remedies if each.kind == "variable"]
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_what_is_returned_is_named_as_the_function_calls_it(device):
     (remedy,) = variables(plan_of(returns_both, device))
     assert remedy.text.startswith("del logits after its last use at test_local_names.py:")
@@ -84,7 +84,7 @@ def test_what_is_returned_is_named_as_the_function_calls_it(device):
     lazyviz.reset()
 
 
-@pytest.mark.parametrize("device", [CARD])
+@pytest.mark.parametrize("device", [GPU])
 def test_a_variable_that_is_gone_when_its_function_returns_is_named(device):
     plan = plan_of(returns_loss, device)
     (remedy,) = variables(plan)
@@ -102,14 +102,14 @@ def on_one_line(model, x, labels):
     return logits, loss
 
 
-@pytest.mark.parametrize("device", [CARD])
+@pytest.mark.parametrize("device", [GPU])
 def test_a_variable_is_not_taken_for_another_that_its_line_binds(device):
     texts = [each.text for each in variables(plan_of(on_one_line, device))]
     assert not any(text.startswith("del loss") for text in texts)
     lazyviz.reset()
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_what_no_variable_keeps_is_no_remedy(device):
     assert not variables(plan_of(passes_it_on, device))
     lazyviz.reset()

@@ -12,7 +12,7 @@ from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instru
 
 from ..remedy_checks import check_autocast, unfolds_in_bfloat16
 
-CARD = "RTX-3060"
+GPU = "RTX-3060"
 
 
 class Added(nn.Sequential):
@@ -101,7 +101,7 @@ NETWORKS = {
 
 def plan_of(make, shape, device, *, autocast):
     torch.manual_seed(0)
-    with lazyviz.lazy(device=None if device == "cpu" else CARD) as graph:
+    with lazyviz.lazy(device=None if device == "cpu" else GPU) as graph:
         model = make().to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.randn(shape, device=device)
@@ -166,7 +166,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("device", [None, CARD])
+@pytest.mark.parametrize("device", [None, GPU])
 @pytest.mark.parametrize("name", LOSSES)
 def test_autocast_foresees_in_what_precision_a_loss_is_taken(name, device):
     place = "cuda" if device else "cpu"
@@ -189,7 +189,7 @@ def test_autocast_foresees_in_what_precision_a_loss_is_taken(name, device):
         assert actual.peak_bytes < 1.03 * plan.peak_bytes
 
 
-@pytest.mark.parametrize("device", [None, CARD])
+@pytest.mark.parametrize("device", [None, GPU])
 def test_weights_in_bfloat16_are_offered_only_where_there_are_weights(device):
     with lazyviz.lazy(device=device) as graph:
         y = torch.linspace(0, 1, 100_000, device="cuda" if device else "cpu").sin()

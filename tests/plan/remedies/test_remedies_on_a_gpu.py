@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 
 MIB = 2**20
-CARD = "RTX-3060"
+GPU = "RTX-3060"
 
 
 class Block(nn.Module):
@@ -43,7 +43,7 @@ NETWORKS = {
 
 def step(name, *, offloaded=False, recomputed=False):
     make, shape = NETWORKS[name]
-    with lazyviz.lazy(device=CARD) as graph:
+    with lazyviz.lazy(device=GPU) as graph:
         layers = nn.ModuleList(make()).cuda()
         x = torch.randn(shape, device="cuda")
         with torch.autograd.graph.save_on_cpu(pin_memory=False) if offloaded else nullcontext():
@@ -69,7 +69,7 @@ def test_saving_on_the_host_peaks_as_foreseen_to_the_byte(name):
 
 def test_saving_on_the_host_is_not_offered_where_it_brings_nothing():
     def run(offloaded):
-        with lazyviz.lazy(device=CARD) as graph:
+        with lazyviz.lazy(device=GPU) as graph:
             model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(5)]).cuda()
             x = torch.randn(64, 256, device="cuda")
             with torch.autograd.graph.save_on_cpu(pin_memory=False) if offloaded else nullcontext():
@@ -131,7 +131,7 @@ def test_the_explanation_says_which_remedy_is_enough():
 def test_a_variable_that_is_enough_to_delete_fits_then():
     def plans(deleted, rooms):
         """The plans are made while the cell's variables are there."""
-        with lazyviz.lazy(device=CARD) as graph:
+        with lazyviz.lazy(device=GPU) as graph:
             model = nn.Sequential(*NETWORKS["tanh"][0]()).cuda()
             seen = torch.randn(2**20, 8, device="cuda").sin()
             if deleted:

@@ -15,7 +15,7 @@ import lazyviz
 from lazyviz.graph.collectives import collective_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
-CARD = "H100-80GB"
+GPU = "H100-80GB"
 ROOT = Path(__file__).parents[3]
 WIDTH, RANKS, PIECES = 32, 4, 8
 SENT = PIECES * 4 * WIDTH * 4  # bytes of all micro-batches between two stages
@@ -62,7 +62,7 @@ def sent(graph):
 @pytest.mark.parametrize("name", ["ScheduleGPipe", "Schedule1F1B"])
 @pytest.mark.parametrize(("rank", "neighbors"), [(0, 1), (1, 2), (3, 1)])
 def test_a_stage_sends_what_it_makes_to_both_sides(name, rank, neighbors):
-    with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=rank) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(RANKS,), rank=rank) as graph:
         losses = step(name, rank)
     assert len(losses) == (PIECES if rank == RANKS - 1 else 0)
     assert sent(graph) == pytest.approx(neighbors * SENT, abs=64)  # and the votes, of a number each
@@ -73,7 +73,7 @@ def test_a_stage_sends_what_it_makes_to_both_sides(name, rank, neighbors):
     "name", ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble"]
 )
 def test_schedules_of_several_stages_a_rank_are_recorded(name):
-    with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=1) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(RANKS,), rank=1) as graph:
         step(name, 1, stages=2)
     assert sent(graph) == pytest.approx(4 * SENT, abs=64)
     phases = [node.phase for node in graph.nodes]
@@ -101,7 +101,7 @@ print(len(graph.nodes) > 100)
 def test_1f1b_takes_less_memory_than_gpipe():
     peaks = []
     for name in ("ScheduleGPipe", "Schedule1F1B"):
-        with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=3) as graph:
+        with lazyviz.lazy(device=GPU, mesh=(RANKS,), rank=3) as graph:
             step(name, 3)
         peaks.append(graph.plan().peak_bytes)
         lazyviz.reset()
@@ -109,13 +109,13 @@ def test_1f1b_takes_less_memory_than_gpipe():
 
 
 def test_the_first_stage_finds_its_own_shapes():
-    with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=0) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(RANKS,), rank=0) as graph:
         step("Schedule1F1B", 0, told=False)
     assert "gradients sent between pipeline stages" in graph.plan().explain()
 
 
 def test_a_later_stage_needs_given_shapes():
     with pytest.raises(lazyviz.AbsentDeviceError, match="input_args") as caught:
-        with lazyviz.lazy(device=CARD, mesh=(RANKS,), rank=2):
+        with lazyviz.lazy(device=GPU, mesh=(RANKS,), rank=2):
             step("Schedule1F1B", 2, told=False)
     assert "stage 1" in str(caught.value)

@@ -24,7 +24,7 @@ from lazyviz.plan.planner import make_plan
 from lazyviz.record import native_recorder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
-CARD = "H100-80GB"
+GPU = "H100-80GB"
 WIDTH = 64
 
 
@@ -57,7 +57,7 @@ def step(net, optimizer, rows: int = 4):
     reason="buckets are filled past the dispatcher, as compiled code sees",
 )
 def test_data_parallel_reduces_each_bucket_in_the_backward_pass():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = DistributedDataParallel(model().cuda(), device_ids=[0], bucket_cap_mb=0.016)
         optimizer = torch.optim.AdamW(net.parameters())
         step(net, optimizer)
@@ -70,7 +70,7 @@ def test_data_parallel_reduces_each_bucket_in_the_backward_pass():
 
 
 def test_without_synchronization_nothing_is_sent():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = DistributedDataParallel(model().cuda(), gradient_as_bucket_view=True)
         with net.no_sync():
             net(torch.ones(4, WIDTH, device="cuda")).sum().backward()
@@ -79,7 +79,7 @@ def test_without_synchronization_nothing_is_sent():
 
 @pytest.mark.parametrize("reshard", [True, False, 2])
 def test_gathered_parameters_live_as_long_as_they_are_needed(reshard):
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = model().cuda()
         for layer in net:
             fully_shard(layer, reshard_after_forward=reshard)
@@ -102,7 +102,7 @@ def test_gathered_parameters_live_as_long_as_they_are_needed(reshard):
 
 def test_mixed_precision_gathers_halves():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = model().cuda()
         for layer in net:
             fully_shard(layer, mp_policy=policy)
@@ -114,7 +114,7 @@ def test_mixed_precision_gathers_halves():
 
 
 def test_offloaded_parameters_are_on_the_host():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = model().cuda()
         for layer in net:
             fully_shard(layer, offload_policy=CPUOffloadPolicy())
@@ -126,7 +126,7 @@ def test_offloaded_parameters_are_on_the_host():
 
 
 def test_replicated_shards_are_reduced_twice():
-    with lazyviz.lazy(device=CARD, mesh=(2, 4)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(2, 4)) as graph:
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
         net = fully_shard(model().cuda(), mesh=mesh)
         step(net, torch.optim.SGD(net.parameters(), 0.1))
@@ -134,7 +134,7 @@ def test_replicated_shards_are_reduced_twice():
 
 
 def test_uneven_shards_are_padded_once():
-    with lazyviz.lazy(device=CARD, mesh=(8,), rank=7) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,), rank=7) as graph:
         net = nn.Linear(WIDTH, 13, bias=False).cuda()
         fully_shard(net)
         step(net, torch.optim.SGD(net.parameters(), 0.1))
@@ -142,7 +142,7 @@ def test_uneven_shards_are_padded_once():
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_distributed_tensors_compute_their_part(device):
     kind = "cpu" if device == "cpu" else "cuda"
     with lazyviz.lazy(device=device, mesh=(8,), rank=3) as graph:
@@ -173,7 +173,7 @@ class Layer(nn.Module):
 
 
 def test_layers_are_split_over_ranks():
-    with lazyviz.lazy(device=CARD, mesh=(4,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(4,)) as graph:
         mesh = init_device_mesh("cuda", (4,))
         net = parallelize_module(Layer().cuda(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         net(torch.ones(2, 8, WIDTH, device="cuda")).sum().backward()
@@ -183,7 +183,7 @@ def test_layers_are_split_over_ranks():
 
 
 def test_sequences_and_the_loss_are_split_over_ranks():
-    with lazyviz.lazy(device=CARD, mesh=(4,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(4,)) as graph:
         mesh = init_device_mesh("cuda", (4,))
         net = nn.Sequential(Layer(), nn.Linear(WIDTH, 128)).cuda()
         parallelize_module(
@@ -205,7 +205,7 @@ def test_sequences_and_the_loss_are_split_over_ranks():
 
 
 def test_two_dimensions_have_groups_of_their_own():
-    with lazyviz.lazy(device=CARD, mesh=(2, 2), rank=2) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(2, 2), rank=2) as graph:
         mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
         net = Layer().cuda()
         parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -221,7 +221,7 @@ def test_two_dimensions_have_groups_of_their_own():
 
 
 def test_a_model_that_was_sharded_in_one_block_is_trained_in_the_next():
-    with lazyviz.lazy(device=CARD, mesh=(8,)):
+    with lazyviz.lazy(device=GPU, mesh=(8,)):
         net = model().cuda()
         for layer in net:
             fully_shard(layer)
@@ -229,7 +229,7 @@ def test_a_model_that_was_sharded_in_one_block_is_trained_in_the_next():
         optimizer = torch.optim.AdamW(net.parameters())
     graphs = []
     for _ in range(3):
-        with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+        with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
             step(net, optimizer)
         graphs.append(graph)
     first, second, third = (each.plan() for each in graphs)
@@ -238,7 +238,7 @@ def test_a_model_that_was_sharded_in_one_block_is_trained_in_the_next():
 
 
 def test_gradients_are_clipped_by_their_norm_over_all_ranks():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = fully_shard(model().cuda())
         net(torch.ones(2, WIDTH, device="cuda")).sum().backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -247,7 +247,7 @@ def test_gradients_are_clipped_by_their_norm_over_all_ranks():
 
 
 def test_initialized_on_no_device_first():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         with torch.device("meta"):
             net = model()
         for layer in net:
@@ -262,7 +262,7 @@ def test_initialized_on_no_device_first():
 
 
 def test_the_picture_is_drawn(tmp_path):
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as graph:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = fully_shard(model().cuda())
         net(torch.ones(2, WIDTH, device="cuda")).sum().backward()
     graph.save(tmp_path / "graph.svg")
@@ -270,7 +270,7 @@ def test_the_picture_is_drawn(tmp_path):
 
 
 def test_a_step_in_a_block_of_its_own_is_planned_with_the_rest():
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as outer:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as outer:
         net = model().cuda()
         for layer in net:
             fully_shard(layer)
@@ -281,7 +281,7 @@ def test_a_step_in_a_block_of_its_own_is_planned_with_the_rest():
         torch.zeros(1)
         with lazyviz.lazy():
             step(net, optimizer)
-    with lazyviz.lazy(device=CARD, mesh=(8,)) as flat:
+    with lazyviz.lazy(device=GPU, mesh=(8,)) as flat:
         net = model().cuda()
         for layer in net:
             fully_shard(layer)
@@ -290,7 +290,7 @@ def test_a_step_in_a_block_of_its_own_is_planned_with_the_rest():
         step(net, optimizer)
         torch.zeros(1)
         step(net, optimizer)
-    whole = make_plan(flattened(outer.ir), device=CARD)
+    whole = make_plan(flattened(outer.ir), device=GPU)
     assert whole.eager_peak_bytes == flat.plan().eager_peak_bytes
     assert whole.communication == flat.plan().communication
 
