@@ -50,6 +50,12 @@ NPM = ("scripts/js_build.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 PYTEST = ("-m", "pytest")
 TESTS = (*PYTEST, "-m", "not takes_times")
+# What tests other things than lazyviz itself, or by more samples of the same.
+NOT_UNIT_TESTS = (
+    *(BROWSER, CONFORMANCE, LIBRARIES, "tests/docs"),
+    *("tests/test_architecture.py", "tests/test_benchmarks.py", "tests/test_packaging.py"),
+)
+PYTHON_ALONE = {"LAZYVIZ_PURE_PYTHON": "1"}
 FOLDERS = ("tests/execute", "tests/faults", "tests/record", "tests/semantics")
 LATER_STAGES = ("tests/graph", "tests/plan", "tests/view")
 PER_THREAD = ("tests/plan/workspace", "tests/plan/remedies")
@@ -121,10 +127,10 @@ CHECKS = (
     ),
     Check(
         "unit tests in Python alone",
-        (*TESTS, "--daily", "tests/semantics", "tests/record", "tests/execute"),
+        (*TESTS, "tests", *(f"--ignore={path}" for path in NOT_UNIT_TESTS)),
         # The same tests run with the compiled modules on the same day.
         in_turn="--every-test-in-turn",
-        env={"LAZYVIZ_PURE_PYTHON": "1"},
+        env=PYTHON_ALONE,
     ),
     Check(
         DOCUMENTATION,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import importlib
+from pathlib import Path
 
 from . import case_rotation
 
+ROOT = Path(__file__).parent.parent
 FIRST = datetime.date(2026, 11, 28).toordinal()
 
 
@@ -46,6 +49,18 @@ def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
 
 
 def test_fast_tests_take_turns_where_it_is_asked_for():
-    days = [case_rotation.due(ITEMS, FIRST + day, every_test=True) for day in range(case_rotation.TURNS)]
+    turns = range(case_rotation.EVERY_TEST_TURNS)
+    days = [case_rotation.due(ITEMS, FIRST + day, every_test=True) for day in turns]
     for item in ITEMS:
         assert sum(item in day for day in days) == 1
+
+
+def test_all_folders_of_unit_tests_are_repeated_in_python_alone(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    check = importlib.import_module("check")
+    [alone] = [each for each in check.CHECKS if each.env == check.PYTHON_ALONE]
+    ignored = {word.removeprefix("--ignore=") for word in alone.command if word.startswith("--ignore=")}
+    assert "tests" in alone.command and "slow" not in " ".join(alone.command)
+    tested = {f"tests/{path.name}" for path in (ROOT / "lazyviz").iterdir()}
+    assert ignored and not ignored & tested
+    assert all((ROOT / path).exists() for path in ignored)
