@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 TURNS = 8  # days in which ``--in-turn`` runs everything once
-EVERY_TEST_TURNS = (
-    16  # the same for ``--every-test-in-turn``: tests without the compiled modules
-)
+EVERY_TEST_TURNS = 16  # the same for ``--every-test-in-turn``: tests without the compiled modules
 CONFORMANCE_DAYS = 8  # the same for conformance tests and ``--daily``
 TAKE_LONG = ("browser", "slow", "takes_times")
 

@@ -14,6 +14,9 @@ Private:
 - ``_clear_sharding_prop_cache`` and its like: what DTensor has worked out for the meshes of another rank.
 - ``pipelining.schedules._PipelineSchedule._warmup_p2p``, ``pipelining.stage.PipelineStage._recv_meta``: where
   a stage of a pipeline asks the other ranks whether shapes are given, and for shapes.
+- ``Reducer._rebuild_buckets``: after its first backward pass, the reducer of ``DistributedDataParallel``
+  sends the order of its buckets to the other ranks.  Its C++ code writes that into a new tensor on the CPU,
+  by its address, so that this tensor must have memory.
 - ``_random._rng_tracker``: DTensor's draws follow a tracker that refers to a mesh of the groups.
 """
 
@@ -26,10 +29,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .private_api import kernels_only
 
 is_available: Callable[[], bool] = dist.is_available
 """Whether this PyTorch has ``torch.distributed``; if not, nothing else here may be called."""
 FAKE = "fake"
+_rebuild_buckets: Callable[[Any], bool] | None = (
+    dist.Reducer._rebuild_buckets if dist.is_available() else None
+)
 PIPELINE_SCHEDULES = "torch.distributed.pipelining.schedules"
 PIPELINE_STAGES = "torch.distributed.pipelining.stage"
 PIPELINE_SCHEDULE = "_PipelineSchedule"
@@ -137,8 +146,29 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
     yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _no_log_entry
+    yield dist.Reducer, "_rebuild_buckets", _rebuild_buckets_in_memory
     if not isinstance(module.default_pg_nccl_timeout, timedelta):
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
+
+
+class _WithHostMemory(TorchDispatchMode):
+    """Allocates tensors on the CPU at once; other ops go on to the modes below."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if func is torch.ops.aten.empty.memory_format and (device is None or device.type == "cpu"):
+            with kernels_only():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _rebuild_buckets_in_memory(reducer: Any) -> bool:
+    assert _rebuild_buckets is not None
+    with _WithHostMemory():
+        return _rebuild_buckets(reducer)
 
 
 def _no_log_entry(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:

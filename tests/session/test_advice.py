@@ -10,16 +10,11 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import lazyviz
-from lazyviz.record import native_recorder
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
     pytest.mark.filterwarnings("ignore"),  # of PyTorch's distributed packages
 ]
-needs_the_dispatcher = pytest.mark.skipif(
-    native_recorder._dispatcher is None,
-    reason="DDP's reducer reads memory in C++, as compiled code sees",
-)
 SMALL = lazyviz.DeviceProfile("small", 2 * 2**30)
 
 
@@ -40,7 +35,6 @@ def step(made: nn.Module, batch_size: int) -> torch.Tensor:
     return made(torch.randn(batch_size * 64, 512, device="cuda")).square().mean()
 
 
-@needs_the_dispatcher
 @pytest.mark.slow
 def test_every_strategy_is_a_row_from_a_recording():
     styles = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
@@ -159,7 +153,6 @@ def test_parameters_that_stay_tensors_are_stepped_beside_dtensors():
     assert four.peak_bytes < two.peak_bytes < rows["one GPU"].peak_bytes
 
 
-@needs_the_dispatcher
 def test_rows_with_an_8_bit_optimizer_have_less_state_and_no_seconds():
     """Another library's optimizer stands in, whose state is a byte a number."""
 

@@ -78,7 +78,12 @@ def test_a_profile_is_laid_over_the_projection(lazily):
     kernels = [node for node in graph.nodes if node.name.startswith(("addmm", "mm", "gelu"))]
     assert len(kernels) >= 6 and set(kernels) <= set(times.ops)
     assert len(times.ops) >= 0.8 * len(graph.nodes)
-    events = [event for event in taken.events() if event.name == "aten::addmm"]
+    # In Python alone, an op is listed inside of itself, too: see docs/limits.md.
+    events = [
+        event
+        for event in taken.events()
+        if event.name == "aten::addmm" and (event.cpu_parent is None or event.cpu_parent.name != event.name)
+    ]
     measured = [times.ops[node].measured for node in kernels if node.name.startswith("addmm")]
     assert sorted(measured) == pytest.approx(sorted(event.cpu_time_total / 1e6 for event in events))
 
