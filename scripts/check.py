@@ -56,7 +56,7 @@ NOT_UNIT_TESTS = (
     *("tests/test_architecture.py", "tests/test_benchmarks.py", "tests/test_packaging.py"),
 )
 PYTHON_ALONE = {"LAZYVIZ_PURE_PYTHON": "1"}
-FOLDERS = ("tests/execute", "tests/faults", "tests/record", "tests/semantics")
+FOLDERS = ("tests/execute", "tests/session", "tests/faults", "tests/record", "tests/semantics")
 LATER_STAGES = ("tests/graph", "tests/plan", "tests/view")
 PER_THREAD = ("tests/plan/workspace", "tests/plan/remedies")
 # Collecting all 8,000 tests to find these takes longer than some of the checks.
@@ -77,7 +77,7 @@ ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
     "tests/plan/remedies/test_precision.py",
     "tests/plan/remedies/test_remedies.py",
-    "tests/execute/test_memory_limit.py",
+    "tests/session/test_memory_limit.py",
 )
 PROCESSORS = tuple(
     Check(
@@ -137,7 +137,7 @@ CHECKS = (
         ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs"),
         env_in_turn={"LAZYVIZ_DOCS_TURNS": "8"},
     ),
-    Check("tests of execution", (*TESTS, "tests/execute"), daily=True, more=("--all",)),
+    Check("tests of execution", (*TESTS, "tests/execute", "tests/session"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
     # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
     Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks"), in_turn=""),

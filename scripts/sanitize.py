@@ -29,10 +29,10 @@ TAKEN = ("lazyviz", "tests", "scripts", "benchmarks", "_lazyviz_pytest.py", "pyp
 TESTS = (
     "tests/record",
     "tests/execute/replay",
-    "tests/execute/test_evaluation.py",
-    "tests/execute/test_reads.py",
-    "tests/execute/test_async_evaluation.py",
-    "tests/execute/test_steps.py",
+    "tests/session/test_evaluation.py",
+    "tests/session/test_reads.py",
+    "tests/session/asynchronous/test_async_evaluation.py",
+    "tests/session/asynchronous/test_steps.py",
 )
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")

@@ -20,7 +20,7 @@ from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.testing.memory_budget import PeakExceeded
 
-from .warm_python import environment, python
+from ..warm_python import environment, python
 
 pytest_plugins = ["pytester"]
 
