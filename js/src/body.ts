@@ -59,7 +59,7 @@ export class Body {
   #moment: number | null = null; // the requested position
   #expanding = false;
   #read: number | undefined; // a position in the chart
-  #asked: number | undefined; // storages that are alive there
+  #asked: number | undefined; // the position whose live storages were requested
   #stopped = false;
   #telling: ReturnType<typeof setTimeout> | undefined;
   readonly #listeners: [string, Callback][] = [];
@@ -118,7 +118,7 @@ export class Body {
     this.#observer = new ResizeObserver(this.#resize);
     this.#observer.observe(canvas);
     this.#observer.observe(strip);
-    this.#observer.observe(this.#toolbar.chip); // what stands beside it may grow
+    this.#observer.observe(this.#toolbar.chip); // the elements beside it can change their size
     this.#listenToModel();
     this.#showChoices();
     this.#showState();
@@ -396,7 +396,7 @@ export class Body {
     }
   }
 
-  /** Bars follow the position that is read in the chart: one request at a time, then the newest. */
+  /** Updates bars to the chart cursor: one request at a time, then for the newest position. */
   #follow(position?: number): void {
     this.#read = position;
     if (position === undefined) this.#graph.holding(null);
@@ -421,7 +421,7 @@ export class Body {
     this.#graph.draw(this.#selected ?? undefined);
   }
 
-  /** Lines and rows have changed, after a run or with another plan. */
+  /** Requests lines and rows again, after a run or for another plan. */
   #refresh(): void {
     this.#code.refresh();
     this.#table?.refresh();
@@ -551,7 +551,7 @@ export class Body {
         writer.showPeak(memory);
       });
       this.#drawer.titleAlive(ALIVE);
-    } else this.#send("select", this.#selected); // its sizes differ, and its lifetime may differ
+    } else this.#send("select", this.#selected); // its sizes differ, and perhaps its lifetime
 
   }
 
@@ -574,7 +574,7 @@ export class Body {
     this.#drawer.raise("alive");
   }
 
-  /** The number of findings that the badge of the toolbar counts. */
+  /** Updates the number of findings on the toolbar's badge. */
   #countFindings(open = false): void {
     const listed = [this.run.note, ...this.run.findings.children, ...(this.#controls?.findings ?? [])];
     const told = listed.filter((each) => each.textContent.trim()).length;
@@ -651,7 +651,7 @@ export class Body {
     this.#toolbar.showError(failed ? failure : null);
     this.#chart?.fail(failed ? failure : null);
     this.#drawer.offer("error", failed, failed && !failure.recording);
-    if (failed) this.#drawer.show("error"); // in a narrow widget, not over the op that failed
+    if (failed) this.#drawer.show("error"); // not in a narrow widget, where it would cover the failed op
   }
 
   #listenToButtons(tableButton: HTMLButtonElement, saveButton: HTMLButtonElement): void {
@@ -744,7 +744,7 @@ export class Body {
     }, 100);
   }
 
-  /** The deferred part is not available: why. */
+  /** Shows why the deferred part is not available. */
   refuse(why: string): void {
     this.run.refuse(why);
   }

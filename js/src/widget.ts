@@ -1,4 +1,4 @@
-// The widget in anywidget's form: drawn into an element for a model, again when another picture arrives.
+// Entry point for anywidget: draws the widget into an element, and again when another scene arrives.
 
 import { keepingFocus } from "./page/announcer";
 import { Body } from "./body";
@@ -10,7 +10,7 @@ import { followTheme } from "./page/theme";
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
-  // Keys are the widget's while the focus is in it, not the notebook's shortcuts.
+  // While the focus is in the widget, keys are not shortcuts of the notebook.
   on(root, "keydown", (event) => {
     event.stopPropagation();
     body.key(event);
@@ -42,5 +42,5 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
 }
 
-// Without a "render" of its own: anywidget warns of such an export in every page.
+// There is no separate export `render`, because anywidget warns about one on every page.
 export default { render };

@@ -106,7 +106,7 @@ export class CodePanel {
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      let first = row; // whole rows
+      let first = row; // scroll by whole rows
       while (first.offsetTop > top - clientHeight / 3 && first.previousElementSibling) first = first.previousElementSibling as HTMLElement;
       this.#body.scrollTop = first.offsetTop - head;
     }

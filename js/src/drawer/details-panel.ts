@@ -26,7 +26,7 @@ export class DetailsPanel {
     });
   }
 
-  /** Facts that the picture has without asking the kernel. */
+  /** Facts that are known without a request to the kernel. */
   showBox(box: BoxData): void {
     this.#newest++;
     this.element.replaceChildren(

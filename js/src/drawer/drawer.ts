@@ -56,7 +56,7 @@ export class Drawer {
     }
   }
 
-  /** The same; in a narrow widget, it also scrolls there. */
+  /** Brings a panel to the front and, in a narrow widget, scrolls to it. */
   raise(name: Tab): void {
     this.show(name);
     this.element.classList.add("lz-raised");
@@ -70,7 +70,7 @@ export class Drawer {
     if (!there && this.#current === name) this.show("code");
   }
 
-  /** The storages that are shown are those of another moment than the peak. */
+  /** The displayed storages are those of another moment than the peak. */
   titleAlive(words: string): void {
     const tab = this.#tabs.get("alive");
     if (!tab) return;

@@ -8,7 +8,7 @@ import { nameOf, type Frame } from "../model/scene";
 import type { BoxData, ShapePart } from "../model/types";
 
 const LEAST = 9.2; // pixels on screen below which no text is written
-const SUB = 11; // size of a second line
+const SUB = 11; // font size of a second line
 const EDGE = 32; // width of a card's tinted edge
 
 /**
@@ -45,7 +45,7 @@ function wordsOf(box: BoxData): string {
 
 const at = (frame: Frame): string => `translate(${frame.x.toFixed(1)},${frame.y.toFixed(1)})`;
 
-/** Where a click opens or closes a group, which elsewhere takes two. */
+/** The arrow of a group: one click on it opens or closes the group; elsewhere on the box, it takes two. */
 const hit = (x: number): SVGElement => svg("rect", { class: "lz-arrow", x, width: 32, height: 30 });
 
 /** The outline of a closed box; parameters and buffers have cut corners, which distinguish them from ops. */
@@ -78,10 +78,10 @@ export class BoxDrawing {
   readonly #third: SVGTextElement | null = null; // for a module's card
   readonly #bar: SVGGElement | null = null;
   readonly #badge: SVGGElement | null = null;
-  readonly #done: SVGRectElement | null = null; // as wide as its ops have run
-  readonly head = svg("g", {}); // with the title of an open group, over the lines that run into it
-  #number = ""; // in words, with the bar
-  #chosen = false; // another number than is usual, which comes first where there is little room
+  readonly #done: SVGRectElement | null = null; // its width shows the fraction of ops that have run
+  readonly head = svg("g", {}); // title of an open group, drawn above the lines that enter the group
+  #number = ""; // the number as text, beside the bar
+  #chosen = false; // the user has chosen this number, so that it comes first where there is little room
   readonly #alarm = svg("g", "lz-alarm");
   #band: Band | null = null;
 
@@ -148,13 +148,13 @@ export class BoxDrawing {
       this.element.append(this.#badge);
     }
     this.element.append(this.#alarm);
-    // Its title is its name, without truncation.
+    // Its tooltip is its full name.
     if (!still) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
   }
 
-  /** Whether this element can show the box in `frame`, after moving it at most. */
+  /** Whether this element can show the box in `frame` without being drawn again; it may have to be moved. */
   fits(frame: Frame): boolean {
     const { width, height, open, barrier, rail } = this.#frame;
     return (
@@ -164,7 +164,7 @@ export class BoxDrawing {
 
   place(frame: Frame): void {
     this.#frame = frame;
-    this.#band = null; // what it says may have changed
+    this.#band = null; // its text may have changed
     for (const each of [this.element, this.head]) each.setAttribute("transform", at(frame));
   }
 
@@ -231,7 +231,7 @@ export class BoxDrawing {
       this.#writeTitle(box, width, band);
       return;
     }
-    const lines = SUB * grow > height - 4 ? 0 : band.lines; // no text that is higher than its box
+    const lines = SUB * grow > height - 4 ? 0 : band.lines; // no text if it would be higher than the box
     const pill = box.kind === "input" || box.kind === "output";
     const left = pill ? 28 : box.layer ? (height < 40 ? 30 : EDGE + 8) : 11;
     const right = box.group && height > 40 ? 22 : pill ? 14 : 10;
@@ -242,7 +242,7 @@ export class BoxDrawing {
     const wide = badge ? badge.length * 6.6 * grow + 14 : 0;
     const room = width - left - right - (badge ? wide + 4 : 0);
     const lead = rows === 1 ? height / 2 + size * 0.36 - (this.#bar && box.kind === "op" ? 2 : 0) : rows === 2 ? height / 2 - 2 * grow : 15 * grow + 3;
-    // In a single row, the rest of the text is at its end.
+    // If there is only one row, the rest of the text is at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
     const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
@@ -344,7 +344,7 @@ export class BoxDrawing {
 /** The first of the texts if there is room for it, otherwise the second. */
 const fitting = (room: number, size: number, text: string, short = text): string => (text.length * charWidth(size) > room ? short : text);
 
-/** A bar on its track, its parts side by side; pale below those of `now`, if there are any. */
+/** A bar on its track, with its parts side by side; they are pale behind the parts of `now`, if there are any. */
 function bar(x: number, y: number, width: number, height: number, parts: readonly Part[], now: readonly Part[] | null): SVGElement[] {
   const row = (of: readonly Part[], style: string): SVGElement[] => {
     let at = x;
@@ -360,7 +360,7 @@ function bar(x: number, y: number, width: number, height: number, parts: readonl
 
 /** A shape in which mismatched sizes are marked. */
 export function clashing(shape: readonly ShapePart[]): SVGElement[] {
-  // The mark is wider than the size by its outline.
+  // The mark has an outline, and is therefore wider than its text.
   return shape.map(([text, clashes], n) => svg("tspan", { class: clashes ? "lz-clash" : undefined, dx: clashes || shape[n - 1]?.[1] ? 4 : undefined }, text));
 }
 

@@ -80,7 +80,7 @@ export class Camera {
     this.#move(this.#homeLeft(k), MARGIN, k);
   }
 
-  /** The picture has changed: the point that was at `before` and is at `after` now keeps its position on screen. */
+  /** The picture has changed: the point that moved from `before` to `after` keeps its position on screen. */
   keep(before: Area, after: Area): void {
     const { x, y, k } = this.view;
     this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);

@@ -36,15 +36,15 @@ const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*"
 export class Colors {
   by: Coloring = "peak";
   peak = 0; // bytes, the length of a bar of held bytes
-  now: Held | null = null; // bytes that boxes hold where the chart is read, shown instead of the peak
+  now: Held | null = null; // bytes that boxes hold at the chart cursor, shown instead of those at the peak
   against: Differences | null = null; // bytes that boxes hold at the peak of this graph and of another one
   most = 0; // bytes, the higher of both peaks
   notes: readonly Note[] = [];
   #most = 0;
   #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
-  #general = false; // modules by their place in the repeated part: h.* for h.0, h.1
+  #general = false; // modules are colored by their name in the repeated part: h.* for h.0, h.1
 
-  /** Learns the facts of all boxes, and which of them are drawn. */
+  /** Collects the values of all boxes, and which boxes are drawn. */
   learn(known: Iterable<BoxData>, drawn: readonly BoxData[]): void {
     const { note } = this;
     this.#most = this.by === "peak" ? (this.against ? this.most : this.peak) : note ? Math.max(Math.abs(note[1]), Math.abs(note[2])) : 0;
@@ -75,7 +75,7 @@ export class Colors {
     return this.note?.[0] ?? COLORINGS[this.by] ?? "";
   }
 
-  /** The style of one box: custom properties for its tint, if that is not its layer's. */
+  /** The style of one box: custom properties for its tint, unless it has the color of its layer. */
   style(box: BoxData): string {
     const span = this.note && this.#span(box);
     if (span) {
@@ -125,7 +125,7 @@ export class Colors {
   }
 
   /**
-   * The solid parts of a bar: where the chart is read, or those of the other graph; those of the peak are pale then.
+   * The solid parts of a bar: the bytes at the chart cursor or in the other graph. The bytes at the peak are then pale.
    */
   barNow(box: BoxData): Part[] | null {
     const solid = this.now ? (this.now[box.id] ?? []) : this.against && (this.against[box.id]?.[1] ?? []);

@@ -27,7 +27,7 @@ export class Edges {
     return [...added, this.labels];
   }
 
-  /** Marks those that end at the selected box and those that begin there. */
+  /** Marks the edges that end or begin at the selected box. */
   mark(selected: string | null): void {
     for (const element of this.#drawn.values()) {
       const { from, to, within } = element.dataset;

@@ -52,12 +52,12 @@ export class GraphView {
   #drawings = new Map<string, BoxDrawing>();
   #peak: [text: string, chain: readonly string[]] = ["", []];
   readonly #flagLayer = svg("g", { class: "lz-peak-flag", "aria-hidden": "true" });
-  #high = 0; // of the view when it was drawn
-  #scale = 0; // for which text was written
+  #high = 0; // height of the view when the graph was drawn
+  #scale = 0; // scale at which the text was written
   private selected: string | null = null;
   #lit = new Map<string, string>();
   #found = new Set<string>();
-  #now: string | null = null; // the box of the op at the position that is read in the chart
+  #now: string | null = null; // the box whose op is at the chart cursor
   #relations: Relation[] = [];
   #current: string | null = null; // the single box that the Tab key reaches
 
@@ -70,7 +70,7 @@ export class GraphView {
   ) {
     this.#scene = scene;
     this.#events = events;
-    // Lines of relations are below the words on other lines.
+    // Lines of relations are drawn below the labels of edges.
     this.#content.append(this.#openLayer, this.#relationLayer, this.#edges.element, this.#keptLayer, this.#edges.labels, this.#headLayer, this.#closedLayer, this.#flagLayer);
     this.svg = svg(
       "svg",
@@ -108,7 +108,8 @@ export class GraphView {
     let clicked: string | null = null;
     let open = false;
     on(this.svg, "click", ({ target, detail }) => {
-      // The second of two clicks is for the box of the first, wherever that is now; an assistive tool's is number 0.
+      // The second click of a double click refers to the box of the first one, which may have moved. Clicks of assistive
+      // technology have the number 0.
       const id = detail > 1 ? clicked : nodeOf(target);
       open = detail > 1 ? !open : !detail || !!(target as Element).closest(".lz-arrow, .lz-lane");
       const again = !open && id === clicked && id === this.selected;
@@ -165,7 +166,7 @@ export class GraphView {
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
-      // It opens to the right.
+      // Groups open to the right.
       if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 });
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
@@ -214,7 +215,7 @@ export class GraphView {
     else if (shown && !colors.note) colors.by = "peak";
   }
 
-  /** All numbers of the boxes have been received again. */
+  /** New numbers of all boxes have been received. */
   annotate(notes: readonly Note[], boxes: Record<string, Record<string, Span>>): void {
     for (const box of this.#scene.boxes.values()) delete box.numbers;
     for (const [id, numbers] of Object.entries(boxes)) Object.assign(this.#scene.boxes.get(id) ?? {}, { numbers });
@@ -285,13 +286,13 @@ export class GraphView {
     this.#keptLayer.replaceChildren(...keptBands(kept, this.#colors.peak, this.#scene, this.#frames));
   }
 
-  /** Marks the box whose op runs at the position that is read in the chart. */
+  /** Marks the box whose op is at the chart cursor. */
   run(id: string | null): void {
     for (const each of [this.#now, id]) this.#drawings.get(each ?? "")?.element.classList.toggle("lz-now", each === id);
     this.#now = id;
   }
 
-  /** The bytes that boxes hold at the position that is read in the chart; null if none is read. */
+  /** Shows the bytes that boxes hold at the chart cursor; null: there is no cursor. */
   holding(now: Held | null): void {
     if (now === this.#colors.now) return;
     this.#colors.now = now;
@@ -300,7 +301,7 @@ export class GraphView {
     this.#rewrite();
   }
 
-  /** Shows the differences from another graph; null: stop. */
+  /** Shows the differences from another graph; null: stops showing them. */
   compare(against: Differences | null, most: number): void {
     Object.assign(this.#colors, { against, most });
     this.#recolor();
@@ -309,8 +310,8 @@ export class GraphView {
   }
 
   /**
-   * The bytes that bars are relative to, and the box of the peak; for another plan also the bytes that boxes hold
-   * there.
+   * Sets the bytes of a full bar and the box of the peak, and for another plan also the bytes that boxes hold at the
+   * peak.
    */
   measure({ peak, peakText: text, peakChain: chain }: Memory, held?: Held): void {
     if (held) for (const box of this.#scene.boxes.values()) Object.assign(box, { by: held[box.id], held: sum(held[box.id]) });
@@ -331,17 +332,17 @@ export class GraphView {
       return;
     }
     const { grow } = bandOf(this.camera.view.k);
-    const rail = frame.box.kind === "lane"; // the lane of the optimizer where there is little room
+    const rail = frame.box.kind === "lane"; // a lane that is drawn as a narrow rail
     const told = rail ? "▲ Peak" : `▲ Peak ${text}`;
     const wide = (told.length * 7.3 + 10) * grow;
-    // What flows in is told at the right; above the first row of a lane or a group its title is at the left.
+    // Labels of incoming edges are at the right; above the first row of a lane or a group, its title is at the left.
     const lane = this.#frames.get(frame.parent);
     const first = lane && frame.y - lane.y < 70;
     const end = !first ? 0 : lane.box.kind === "lane" ? frame.x + 1 : lane.x + (titleEnd(lane) - lane.x) * grow;
     const right = frame.x + frame.width - wide;
-    const below = !rail && end > Math.max(right, frame.x); // there is no room beside the title
+    const below = !rail && end > Math.max(right, frame.x); // the flag does not fit beside the title
     const y = rail ? frame.y + 8 + 16 * grow : below ? frame.y + frame.height + 3 + 16 * grow : frame.y - 3;
-    // Nor does it lie over the words of a line.
+    // The flag must not cover the label of an edge, either.
     const words = (x: number): number | undefined => {
       const start = this.#arrangement?.lines.flatMap(({ labelAt: at }) => (at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7 ? [at[0] - at[2].length * 3.7] : []));
       return start?.[0];
@@ -381,7 +382,7 @@ export class GraphView {
       next.set(frame.box.id, drawing);
     }
     for (const [id, drawing] of this.#drawings) if (next.get(id) !== drawing) drawing.element.remove();
-    // Outer groups are below inner ones, and all are in reading order.
+    // Outer groups are drawn below inner ones, and all boxes are in reading order.
     const last = new Map<Element, Element | null>();
     for (const frame of frames) {
       const layer = frame.open ? this.#openLayer : this.#closedLayer;
@@ -393,7 +394,7 @@ export class GraphView {
     }
     this.#drawings = next;
     this.#headLayer.replaceChildren(...frames.flatMap(({ box, open }) => (open ? (next.get(box.id)?.head ?? []) : [])));
-    // The Tab key's box and the focus stay, or go to the group that has closed over them.
+    // The focus and the box that the Tab key reaches stay, or move to the group that was closed around them.
     const near = (id: string | null): string | null => {
       let at = id ?? undefined;
       while (at !== undefined && !next.has(at)) at = this.#scene.parentOf(at);

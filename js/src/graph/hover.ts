@@ -1,5 +1,5 @@
-// The box under the pointer or with the focus: described at the bottom of the graph, with its lines highlighted, and
-// its lifetime marked in the memory chart while the pointer is there.
+// The box under the pointer or with the focus is described at the bottom of the graph, its lines are highlighted, and
+// its lifetime is marked in the memory chart.
 
 import { nameOf, type Scene } from "../model/scene";
 import type { Send } from "../model/types";

@@ -46,7 +46,7 @@ function across(frames: readonly Frame[], here: Frame, right: boolean): string |
   return nearest(layer, middle(here), 1) ?? nearest(beyond, middle(here), 3) ?? null;
 }
 
-/** The nearest of the frames, where a vertical pixel counts `steep` times. */
+/** The nearest frame; vertical distances are multiplied by `steep`. */
 function nearest(frames: readonly Frame[], [x, y]: readonly [number, number], steep: number): string | undefined {
   let best: string | undefined;
   let least = Infinity;

@@ -1,4 +1,4 @@
-// The only legend of the graph, and the menu that explains its colors.
+// The legend of the graph, with a menu of the numbers that boxes can show.
 
 import { COLORINGS, noteKey, type Coloring, type Colors } from "./colors";
 import { group, html, on } from "../page/dom";

@@ -1,4 +1,4 @@
-// The whole picture, small, with the part that is seen; drawn once the reader has moved, where not all of it is seen.
+// Minimap: the whole picture with the visible part marked. It appears after the first movement, if a part is hidden.
 
 import type { Camera } from "./camera";
 import { on, svg } from "../page/dom";
@@ -46,7 +46,7 @@ export class Minimap {
 
   follow(): void {
     const { view, width, height, picture } = this.#camera;
-    // The first picture is without it: it would lie over boxes.
+    // It is not in the first picture, where it would cover boxes.
     const all = !this.#camera.touched || (-view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height);
     this.element.toggleAttribute("hidden", all);
     if (all) return;

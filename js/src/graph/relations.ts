@@ -59,7 +59,7 @@ function around(from: Frame, to: Frame, frames: ReadonlyMap<string, Frame>, scen
   const [y, side] = leave(from, out, frames);
   const [last, arrive] = leave(to, into, frames);
   const points: [number, number][] = [[side, y], [out, y]];
-  // If another lane is in between: above all lanes.
+  // If another lane is in between, the line passes above all lanes.
   if (Math.abs(into - out) > 20) points.push([out, start.y - 5 - nth], [into, start.y - 5 - nth]);
   points.push([into, last], [arrive, last]);
   return rounded(points);
@@ -71,7 +71,7 @@ function laneOf(frame: Frame, frames: ReadonlyMap<string, Frame>, scene: Scene):
   return frames.get(at ?? "") ?? frame;
 }
 
-/** The height at which nothing is between the box and `x`, if there is one, and the side at which the line leaves. */
+/** A height at which nothing is between the box and `x`, if there is one, and the side where the line leaves the box. */
 function leave(frame: Frame, x: number, frames: ReadonlyMap<string, Frame>): [y: number, side: number] {
   const right = x > frame.x + frame.width / 2;
   const side = right ? frame.x + frame.width : frame.x;

@@ -17,7 +17,7 @@ export function keptBands(kept: readonly Kept[], peak: number, scene: Scene, fra
     const [start, end] = [from, to].map((chain) => frames.get(scene.visible(chain) ?? ""));
     if (bytes < SMALL * peak || !start || !end || end.x < start.x + start.width) return [];
     const [y, last] = levels(start, end);
-    // Behind a box it would seem to come from that.
+    // A band that passes behind a box would seem to start there.
     const between = (other: Frame): boolean =>
       !other.open && other !== start && other !== end && other.x < end.x && other.x + other.width > start.x + start.width && other.y < Math.max(y, last) && other.y + other.height > Math.min(y, last);
     return Math.abs(y - last) > STEEPEST || [...frames.values()].some(between) ? [] : [{ start, end, bytes, text, y, last }];

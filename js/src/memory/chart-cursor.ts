@@ -1,7 +1,7 @@
-// Reading the memory chart: the crosshair with its line of text, choosing a point, dragging over a part.
+// The cursor of the memory chart: crosshair and readout, choosing a point, dragging over a range.
 //
-// To a screen reader, the plot is a picture; next to it is a slider over the positions, which describes each of them,
-// so that arrows, Enter and Escape replace the mouse.
+// For screen readers, the plot is an image with a slider beside it, which describes each position. Arrow keys, Enter
+// and Escape replace the mouse.
 
 import { type Chart, edge, pointAt } from "./chart-geometry";
 import { html, on, plainButton, svg } from "../page/dom";
@@ -9,7 +9,7 @@ import { grouped } from "../page/format";
 import { icon } from "../page/icons";
 import { deferredPart, whenLoaded } from "../page/deferred-part";
 
-const DRAG = 5; // pixels from which on a press is a drag
+const DRAG = 5; // pixels; longer movements with a pressed button are drags
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
 
 export interface CursorEvents {
@@ -17,7 +17,7 @@ export interface CursorEvents {
   zoom(start: number, stop: number): void;
   /** False if there is nothing to return to. */
   back(): boolean;
-  /** Another point is read, or none. */
+  /** The cursor has moved to another point, or is gone. */
   read(): void;
   peak(): void;
 }
@@ -32,9 +32,9 @@ export class ChartCursor {
   readonly readout = html("p", { class: "lz-chart-readout", "aria-hidden": "true" });
   readonly play = plainButton({ class: "lz-play", "data-action": "play", "aria-label": "Play the run", title: "Go through the run (K)" }, icon("play"));
   readonly marks = svg("g", "lz-cursors");
-  point: number | null = null; // that is read
+  point: number | null = null; // the point at the cursor
   #chosen: number | null = null; // a position
-  #anchor: number | null = null; // a position where a part begins
+  #anchor: number | null = null; // the position where a selected range begins
   #pressed: number | null = null; // x
   #dragged = false;
 
@@ -63,7 +63,7 @@ export class ChartCursor {
     const target = chart.svg;
     on(target, "pointerdown", (event) => {
       if (event.button !== 0) return;
-      event.preventDefault(); // of the focus, which moves to the slider
+      event.preventDefault(); // the focus moves to the slider instead
       this.element.focus({ preventScroll: true });
       this.#pressed = this.#x(event);
       this.#dragged = false;
@@ -107,7 +107,7 @@ export class ChartCursor {
     });
     on(this.element, "blur", () => {
       this.#anchor = null;
-      // After the focus has arrived, because it may arrive at an element that is drawn again.
+      // Checked later, because the focus may move to an element that is drawn again.
       setTimeout(() => {
         if (!this.#focused) this.read(null);
       });
@@ -136,7 +136,7 @@ export class ChartCursor {
     this.draw();
   }
 
-  /** The text for the point that is read. */
+  /** Updates the text about the point at the cursor. */
   tell(): void {
     const { points } = this.#chart;
     const [start, stop] = points.range;
@@ -185,7 +185,7 @@ export class ChartCursor {
     return ((event.clientX - box.left) * wide) / (box.width || wide);
   }
 
-  /** The starting point of reading: the chosen point, otherwise the middle. */
+  /** The first point of the cursor: the chosen one, otherwise the middle. */
   #start(): number {
     const { points } = this.#chart;
     return this.#chosen !== null ? pointAt(points, this.#chosen) : Math.floor(points.at.length / 2);
@@ -210,7 +210,7 @@ export class ChartCursor {
     this.draw();
   }
 
-  /** The part from its start to a position, both within it. */
+  /** The selected range up to and including a position. */
   #part(at: number): [number, number] {
     const from = this.#anchor ?? at;
     const last = edge(this.#chart.points, pointAt(this.#chart.points, Math.max(from, at)) + 1);
@@ -225,7 +225,7 @@ export class ChartCursor {
     this.#events.zoom(start, stop);
   }
 
-  /** Whether the key had a meaning here. */
+  /** Handles a key; returns whether it has a meaning here. */
   #key(event: KeyboardEvent): boolean {
     if (event.altKey || event.ctrlKey || event.metaKey) return false;
     const { points } = this.#chart;

@@ -12,7 +12,7 @@ export const TRACK = 12; // height of the bars of time, below the plot
 /** What bounds a point's time, by its letter. */
 export const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
 
-/** What the cursor and the descriptions of points know of the chart. */
+/** The part of the memory chart that its cursor and the descriptions of points use. */
 export interface Chart {
   readonly svg: SVGSVGElement;
   readonly plot: Plot;
@@ -23,7 +23,7 @@ export interface Chart {
   reading(point: number | null): string[];
 }
 
-/** The plot's rectangle with its scales, of positions from `start` to before `stop` and up to `most` bytes. */
+/** The plot's rectangle and its scales: positions from `start` to before `stop`, and 0 to `most` bytes. */
 export class Plot {
   readonly left = LEFT;
   readonly right: number;
@@ -49,7 +49,7 @@ export class Plot {
     return this.bottom - (bytes / this.most) * (this.bottom - this.top);
   }
 
-  /** The position at a place across, within the plot. */
+  /** The position at the coordinate `x`, limited to the plot. */
   position(x: number): number {
     const share = (x - this.left) / (this.right - this.left);
     const count = this.stop - this.start;
@@ -57,7 +57,7 @@ export class Plot {
   }
 }
 
-/** The start of a point's part; for the index after the last point, the end of the points. */
+/** The first position that a point represents; for the index after the last point, the end of the range. */
 export function edge(points: Points, point: number): number {
   const [start, stop] = points.range;
   return start + Math.floor((point * (stop - start)) / Math.max(points.at.length, 1));

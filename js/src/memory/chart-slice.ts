@@ -3,7 +3,7 @@
 import type { Points } from "../model/types";
 import { pointAt } from "./chart-geometry";
 
-/** The existing points of a part of the run, until finer ones arrive. */
+/** The known points of a part of the run, shown until finer ones arrive. */
 export function slice(points: Points, start: number, stop: number): Points {
   const first = pointAt(points, start);
   const count = Math.min(stop - start, points.at.length);

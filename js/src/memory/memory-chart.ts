@@ -1,7 +1,7 @@
 // The memory chart: projected bytes by category over the run, measured bytes, the peak and the capacity.
 //
-// A part of the run is zoomed in with points that are requested from Python; until they arrive, the existing ones are
-// stretched. chart-cursor.ts reads and chooses points.
+// When a part of the run is zoomed in, its points are requested from Python; until they arrive, the known points are
+// stretched. The cursor is in chart-cursor.ts.
 
 import { ChartCursor } from "./chart-cursor";
 import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
@@ -10,7 +10,7 @@ import { bytesText, grouped } from "../page/format";
 import { whenLoaded } from "../page/deferred-part";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
-const NEAR = 2; // how many times the peak a line may be high to be drawn
+const NEAR = 2; // a line is drawn if it is below this multiple of the peak
 
 export interface ChartEvents {
   peak(): void;
@@ -18,7 +18,7 @@ export interface ChartEvents {
   moment(position: number): void;
   /** The points of a part of the run were requested. */
   range(start: number, stop: number): void;
-  /** A point is read: ids from the outermost group to its op, or "" for none, and its position. */
+  /** The cursor has moved: ids from the outermost group to the op, or "" for none, and the position. */
   read(chain: string, position?: number): void;
   /** The whole run is shown again. */
   whole(): void;
@@ -31,10 +31,10 @@ export class MemoryChart implements Chart {
   private width = 0;
   private height = HEIGHT;
   #lifetime: [number, number][] = [];
-  #preview: [number, number][] | null = null; // of the box under the pointer, shown instead
+  #preview: [number, number][] | null = null; // lifetime of the box under the pointer, shown instead
   #failure: Failure | null = null;
-  #far = ""; // bytes of the device beyond that
-  #views: Points[] = []; // zoomed parts of the run, each inside the one before
+  #far = ""; // text about a capacity that is above the plot
+  #views: Points[] = []; // zoomed ranges, each inside the previous one
   readonly #alone = new Set<string>(); // categories that are shown alone
   readonly #legend = html("ul", "lz-legend");
   readonly #head = html("p", "lz-muted lz-memory-head");
@@ -103,7 +103,7 @@ export class MemoryChart implements Chart {
     return this.memory.count;
   }
 
-  /** The point that is read, in short, or the peak: its op, bytes held, the op's place and name. */
+  /** The readout for a point, or for the peak: op number, count, bytes held, and the op's location and name. */
   reading(point: number | null): string[] {
     const { points, shown } = this;
     const { peakAt, peakText, peakName, count } = this.memory;
@@ -129,7 +129,7 @@ export class MemoryChart implements Chart {
   show(memory: Memory): void {
     const same = memory.count === this.memory.count;
     if (!same) this.#lifetime = [];
-    // Requested again.
+    // The time track is requested again.
     memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], keys: [] };
     const view = same ? this.#views.at(-1)?.range : undefined;
     this.#views = [];
@@ -220,7 +220,7 @@ export class MemoryChart implements Chart {
     const times = (capacity ?? 0) / (memory.needed ?? memory.peak);
     const needs = memory.neededText ? ` · needs ${memory.neededText} with what ${memory.device} takes itself` : "";
     this.#far = capacity !== null && times >= NEAR && memory.verdict !== "too-big" ? `${memory.device} has ${memory.capacityText}, ${times < 10 ? times.toFixed(1) : grouped(Math.round(times))} × ${memory.neededText ? "that" : "the peak"}` : "";
-    // One line; the tooltip has the rest.
+    // Only the first clause is shown; the tooltip has the full text.
     this.#head.textContent = memory.measured.split(/[,;:] /, 1)[0] || memory.otherRun;
     this.#head.title = [`Peak ${memory.peakText}${at}`, `${memory.otherRun}${needs}`, this.#far, memory.measured].filter(Boolean).join(" · ");
     const { words = "", title = "", keys = [] } = memory.track ?? {};
@@ -349,7 +349,7 @@ export class MemoryChart implements Chart {
     this.#cursor.draw();
   }
 
-  /** Pieces of a split run, named beside the flag of the peak, and below the plot the phases. */
+  /** The pieces of a split run, labeled beside the flag of the peak, and the phases below the plot. */
   #stretches(plot: Plot, [flagAt, flagTo]: readonly [number, number]): SVGElement[] {
     const { memory } = this;
     const parts: SVGElement[] = [];
@@ -402,11 +402,11 @@ export class MemoryChart implements Chart {
   }
 }
 
-/** The label of the peak on black: its bytes, and its op if there is room; before it where it begins and ends. */
+/** The flag of the peak, with its bytes and, if it fits, its op; preceded by the x coordinates of its ends. */
 function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGElement[]] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  // In full, otherwise only its op.
+  // The full name if it fits, otherwise only the op.
   const name = [memory.peakName, memory.peakName.replace(/^.*: /, "")].find((each) => each.length * charWidth(11, "mono") <= Math.min(room, 300)) ?? "";
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
@@ -419,7 +419,7 @@ function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGEle
   ];
 }
 
-/** Below the plot, the time of each point's part, by its bound. */
+/** Bars below the plot: the time of each point, colored by its bound. */
 function timeBars(plot: Plot, points: Points): SVGElement[] {
   const { track } = points;
   const low = plot.bottom + TRACK + 3;
@@ -438,18 +438,18 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
   return parts;
 }
 
-/** Text at the end of the plot, or at its start, where no curve is as high. */
+/** Text at the end or the start of the plot, where the curves leave room. */
 function roomy(plot: Plot, heights: readonly number[], words: string, line: number | null): SVGElement[] {
   const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
   const wide = Math.ceil(share * heights.length);
-  const top = plot.y(line ?? Math.max(...heights)) + 2; // below the line of the axis' highest value
+  const top = plot.y(line ?? Math.max(...heights)) + 2; // below the grid line of the highest value
   const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
-  if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the line's own words are at the left
+  if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the label of the line is at the left
   return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: top + 11, "text-anchor": right ? "end" : "start" }, words)];
 }
 
-/** One line of text on a flag, within the plot. */
+/** A flag with one line of text, inside the plot. */
 function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
   const words = cut(text, plot.right - plot.left - 12, 11, "bold");
   const wide = words.length * charWidth(11, "bold") + 12;
@@ -459,7 +459,7 @@ function label(plot: Plot, x: number, y: number, text: string): SVGElement[] {
 
 function line(plot: Plot, name: string, bytes: number, text: string, atStart = false): SVGElement[] {
   const y = plot.y(bytes);
-  const x = atStart ? plot.left + 4 : plot.right - 4; // below one line and above the other, if that is not where the peak's flag is
+  const x = atStart ? plot.left + 4 : plot.right - 4; // this label is below its line, the other one above, unless the peak's flag is there
   return [
     svg("path", { class: name, d: `M${plot.left},${y}H${plot.right}` }),
     svg("text", { class: `${name}-text`, x, y: y + (atStart || y < plot.top + 16 ? 12 : -5) }, text),

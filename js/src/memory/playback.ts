@@ -11,9 +11,9 @@ interface Cursor {
 
 const SWEEP = 8000; // milliseconds
 
-const frames = new WeakMap<Cursor, number>(); // requested, of those that are playing
+const frames = new WeakMap<Cursor, number>(); // requested animation frames of the cursors that are playing
 
-/** Plays from the point that is read to the last one, or stops. */
+/** Plays from the cursor to the last point, or stops. */
 export function sweep(cursor: Cursor, last: number): void {
   const frame = frames.get(cursor);
   if (frame !== undefined) cancelAnimationFrame(frame);

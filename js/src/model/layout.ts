@@ -28,7 +28,7 @@ export interface Area {
 
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
-/** Coordinates for boxes of these sizes; indices past `sizes` are bends of edges, some of them on `rails`. */
+/** Coordinates of boxes with these sizes. Indices beyond `sizes` are bends of edges, some of them on `rails`. */
 // eslint-disable-next-line max-lines-per-function -- the same arithmetic as lazyviz/view/layout/sugiyama.py
 export function place(
   layers: readonly (readonly number[])[],
@@ -81,7 +81,7 @@ export function place(
     right = Math.max(right, at(center, i) + at(width, i) / 2);
   }
   const y = new Array<number>(count).fill(0);
-  // In its layer, a result is near its producer, and an outside tensor near its reader.
+  // Within its layer, a result is placed near its producer, and an outside tensor near its reader.
   const [makers, readers] = [new Set(paths.map((path) => path[0])), new Set(paths.map((path) => path.at(-1)))];
   const share = (i: number): number => (makers.has(i) === readers.has(i) ? 0.5 : Number(makers.has(i) !== flip));
   const tops: number[] = [];
@@ -152,8 +152,8 @@ export function curve(points: readonly Size[]): string {
 }
 
 /**
- * The layers with those cut in two or more that are wider than `limit`, and the edges' paths, which bend beside what
- * stands in the new layers.
+ * The layers, with each layer that is wider than `limit` split into several, and the paths of the edges, which bend
+ * around the boxes of the new layers.
  */
 export function narrowed(
   layers: readonly (readonly number[])[],
@@ -162,8 +162,8 @@ export function narrowed(
   limit: number,
 ): [layers: number[][], paths: number[][]] {
   const result: number[][] = [];
-  const origin: number[] = []; // for each new layer, the layer that it is a part of
-  const row: number[] = []; // for each box and bend
+  const origin: number[] = []; // for each new layer, the layer that it was split from
+  const row: number[] = []; // number of the new layer, for each box and bend
   layers.forEach((layer, number) => {
     let used = Infinity;
     for (const i of layer) {
@@ -186,7 +186,7 @@ export function narrowed(
       const added: number[] = [];
       if (from === undefined) return [i];
       for (let between = at(row, from) + 1; between < at(row, i); between++) {
-        // What stands in parts after its own is at the right of it, what stands in parts before at the left.
+        // An edge passes later parts of its layer on their left side, and earlier parts on their right side.
         (origin[between] === origin[at(row, from)] ? first : result)[between]?.push(bends);
         added.push(bends++);
       }
@@ -196,7 +196,7 @@ export function narrowed(
   return [result.map((layer, number) => [...(first[number] ?? []), ...layer]), bent];
 }
 
-/** The same, indented equally on both sides, with every layer moved as a whole until it is within `limit` pixels. */
+/** The same placement, with equal margins; layers are moved as a whole until they are within `limit` pixels. */
 export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
   const out = Math.max(placed.width - limit, 0) / 2;
   const x = placed.x.map((left) => left - out);

@@ -1,6 +1,6 @@
-// Requests for plans: one at a time, and the next one asks for the newest choice.
+// Requests for plans: one at a time; the next request is for the newest choice.
 //
-// So a drag is followed as fast as answers arrive, and an answer to an outdated choice is recognized.
+// During a drag, plans are updated as fast as answers arrive, and answers to outdated choices are ignored.
 
 import type { FromPython, Send } from "./types";
 

@@ -6,19 +6,19 @@ import { placeLabels, type Label } from "./edge-labels";
 import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Area, type Placed, type Size } from "./layout";
 import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
 
-const CLOSED: Size = [216, 44]; // of what says no size
+const CLOSED: Size = [216, 44]; // size of a closed box if Python sends none
 const GROUP_PADDING = [12, 40, 12] as const;
 const LANE_PADDING = [12, 64, 14] as const;
 const LANE_GAP = 8;
 const LANE_MIN_WIDTH = 224;
-const LANE_LEAST = 330; // pixels that a lane is not narrowed below
-const RAIL_WIDTH = 68; // of the lanes beside forward and backward where there is no room for all
-const LEAST_OPEN = 190; // pixels beside another box that are enough to open one
-const LEAST_INSIDE = 120; // pixels for the content of a group, in which boxes are cut to fit
-const MOST_GAP = 400; // pixels that a row is moved down for it
-const MOST_PAIRS = 100; // modules that are drawn at the height of their backward parts
-const MOST_ENDS = 3; // of one line, in an open group
-const STACKED_HEIGHT = 1600; // higher lanes stay side by side: one below the other they would be out of sight
+const LANE_LEAST = 330; // minimum width of a lane, in pixels
+const RAIL_WIDTH = 68; // width of the optimizer and initialization lanes if not all lanes fit
+const LEAST_OPEN = 190; // free pixels beside a box that are enough to open it there
+const LEAST_INSIDE = 120; // minimum width of a group's content, in pixels; boxes are cut to fit
+const MOST_GAP = 400; // maximum distance that a row is moved down to match its backward part
+const MOST_PAIRS = 100; // maximum number of modules that are drawn at the height of their backward parts
+const MOST_ENDS = 3; // maximum number of ends of one line in an open group
+const STACKED_HEIGHT = 1600; // lanes higher than this stay side by side, because stacked lanes would be out of sight
 
 /** A box's name as it is read aloud, with its number of repeats. */
 export function nameOf(box: BoxData): string {
@@ -32,9 +32,9 @@ export interface Frame {
   width: number;
   height: number;
   open: boolean;
-  rail?: boolean; // a lane for which there is no room beside the others: open or not
+  rail?: boolean; // the lane does not fit beside the others, and is drawn as a narrow rail, open or closed
   parent: string;
-  barrier?: Size; // of a sync point: the left end and the length of its line across the lane
+  barrier?: Size; // for a sync point: the left end and the length of its line across the lane
 }
 
 export interface Line {
@@ -42,12 +42,12 @@ export interface Line {
   points: Size[];
   from: string;
   to: string;
-  source: string; // the box in an open group that the line comes from, else `from`
+  source: string; // the box inside the open group `from` where the line starts, otherwise `from`
   target: string;
   label: string;
-  width: number; // by the bytes
-  failed: boolean; // what it leads to was refused
-  shape?: ShapePart[] | undefined; // of what it brings to that
+  width: number; // grows with the bytes of the tensors
+  failed: boolean; // the op that it leads to was rejected
+  shape?: ShapePart[] | undefined; // shape of the tensor that it brings to the rejected op
   values: readonly number[]; // ids of the tensors
   tip: { x: number; y: number; down: boolean } | null;
   labelAt: Label | null;
@@ -60,15 +60,15 @@ interface Inside {
   placed: Placed;
   layers: number[][];
   edges: EdgeData[];
-  rows: number[][]; // boxes, from the top
+  rows: number[][]; // box numbers of each row, from the top
   rects: Rect[];
-  inner: Map<string, Inside>; // of the groups in it that are open
-  offset: number; // of the content, from the left of the frame
-  width: number; // of the frame
+  inner: Map<string, Inside>; // open groups inside
+  offset: number; // from the left of the frame to the content
+  width: number; // width of the frame
   height: number;
 }
 
-/** A row of a group: its id, and which from the top. */
+/** A row of a group: the group's id, and the row's number from the top. */
 type Row = readonly [group: string, row: number];
 
 /** A box with the rows that it is in, outermost first. */
@@ -90,11 +90,11 @@ export class Scene {
   readonly open = new Set<string>();
   readonly boxes = new Map<string, BoxData>();
   readonly #parents = new Map<string, string>();
-  readonly #rails = new Set<string>(); // lanes for which there is no room
-  readonly #unfolded = new Set<string>(); // those of them that the reader has opened
+  readonly #rails = new Set<string>(); // lanes that do not fit and are drawn as rails
+  readonly #unfolded = new Set<string>(); // rails that the user has opened
 
-  readonly #gaps = new Map<string, number[]>(); // of each group, above each of its rows
-  #gapsFor = Infinity; // the pixels that are seen which they are for
+  readonly #gaps = new Map<string, number[]>(); // for each group, the gap above each of its rows
+  #gapsFor = Infinity; // the visible width that the gaps were computed for
 
   readonly #first: readonly string[];
 
@@ -118,7 +118,7 @@ export class Scene {
     }
   }
 
-  /** Boxes and edges tell the bytes of another batch. */
+  /** Shows the bytes of another batch size in boxes and edges. */
   tellSizes({ boxes, edges }: Sizes): void {
     for (const [id, [sub, bytes]] of Object.entries(boxes)) Object.assign(this.boxes.get(id) ?? {}, { sub, bytes });
     for (const [id, labels] of Object.entries(edges)) {
@@ -134,7 +134,7 @@ export class Scene {
     for (const id of this.#first) this.open.add(id);
   }
 
-  /** Whether what is in the box is drawn, where the box is; lanes are open in every open step. */
+  /** Whether the content of the box is drawn; lanes are open in every open step. */
   isOpen(id: string): boolean {
     return this.groups.has(id) && !this.#folded(id) && (this.open.has(id) || this.boxes.get(id)?.kind === "lane");
   }
@@ -143,7 +143,7 @@ export class Scene {
     return this.#rails.has(id) && !this.#unfolded.has(id);
   }
 
-  /** Opens or closes a group; of lanes only those can be closed that are rails then. */
+  /** Opens or closes a group. A lane can be closed only if it then becomes a rail. */
   turn(id: string, open: boolean): void {
     if (open) this.open.add(id);
     else if (!this.#rails.has(id)) this.open.delete(id);
@@ -151,7 +151,7 @@ export class Scene {
     else if (this.boxes.get(id)?.kind === "lane") this.#unfolded.add(id);
   }
 
-  /** Whether all is here that opening the group shows: a step is shown with its lanes. */
+  /** Whether all groups have been received that opening this one shows; a step is shown with its lanes. */
   known(id: string): boolean {
     return this.groups.get(id)?.boxes.every((box) => box.kind !== "lane" || this.groups.has(box.id)) ?? false;
   }
@@ -168,7 +168,7 @@ export class Scene {
     return at;
   }
 
-  /** Opens all groups that are here, outer ones first, while no more than `limit` boxes are drawn. */
+  /** Opens all received groups, outer ones first, until `limit` boxes are drawn. */
   openAll(limit: number): boolean {
     const queue = [this.root];
     let drawn = 0;
@@ -201,12 +201,12 @@ export class Scene {
   }
 
   /**
-   * Coordinates of everything drawn; the lanes of a step keep to `room` pixels of width.  Where they are wider than
-   * `seen`, those that are neither forward nor backward are rails, and the others are as narrow as they can be.  Without `seen` the picture is the
-   * one that Python draws.
+   * Coordinates of everything drawn. The lanes of a step are laid out in `room` pixels of width. If they are wider than
+   * the visible width `seen`, lanes other than forward and backward become rails, and the others are narrowed as far as
+   * possible. Without `seen`, the picture is the same as Python's.
    *
-   * Every box has its place in the first picture or in the group around it as that is first opened, and keeps it:
-   * what is opened grows to the right as far as its lane goes, and down.
+   * A box gets its position in the first picture, or when the group around it is first opened, and keeps it. An opened
+   * group grows to the right, up to the end of its lane, and down.
    */
   arrange(room: number, seen = Infinity): Arrangement {
     this.#rails.clear();
@@ -242,7 +242,7 @@ export class Scene {
       if (!group.row) lines.push(...linesOf({ ...group, layers: inside.layers, edges: inside.edges }, inside.placed, rects, left, top, paddingOf(box)[0]));
     }
     const at = new Map(frames.map((frame) => [frame.box.id, frame]));
-    const inside = new Map<string, Area[]>(); // boxes and words
+    const inside = new Map<string, Area[]>(); // rectangles of boxes and texts
     const stands = (parent: string, area: Area): void => {
       const known = inside.get(parent);
       if (known) known.push(area);
@@ -257,7 +257,7 @@ export class Scene {
     return { frames, lines: toRefused(reaching, at), width: all.width, height: all.height };
   }
 
-  /** Sizes of the groups that are open from the start, as the first picture has them. */
+  /** Sizes in the first picture of the groups that are open from the start. */
   #firstSizes(room: number, seen: number): Map<string, Size> {
     const order: { group: GroupData; box: BoxData | null }[] = [];
     const first = new Set(this.#first);
@@ -284,7 +284,7 @@ export class Scene {
     return size;
   }
 
-  /** Finds the gaps with which a module's part in the backward lane is at the height of the module, as first drawn. */
+  /** Computes the gaps that put a module's backward part at the height of the module in the first picture. */
   #align(rooms: readonly [number, number], base: ReadonlyMap<string, Size>): void {
     const now = [...this.open];
     this.open.clear();
@@ -292,7 +292,7 @@ export class Scene {
     const all = this.#inside(this.root, null, Infinity, rooms, base);
     this.open.clear();
     for (const id of now) this.open.add(id);
-    const lanes = new Map<string, InRow[]>(); // of each phase
+    const lanes = new Map<string, InRow[]>(); // rows of each phase's lane
     const within = new Map<string, Map<number, string[]>>(); // open groups in each row of a group
     const walk = (id: string, { rows, rects, inner }: Inside, top: number, above: readonly Row[], found: InRow[] | undefined): void => {
       rows.forEach((row, number) => {
@@ -334,7 +334,7 @@ export class Scene {
       if (keys.some((key) => done.has(key))) continue;
       for (const key of keys) done.add(key);
       const lower = middle(one) - middle(other);
-      if (Math.abs(lower) > MOST_GAP) continue; // what is in view is worth more
+      if (Math.abs(lower) > MOST_GAP) continue; // keeping boxes in view is more important
       const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
       const gaps = this.#gaps.get(id) ?? [];
       gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
@@ -342,14 +342,14 @@ export class Scene {
     }
   }
 
-  /** The sizes of lanes as there is room for them in `seen` pixels. */
+  /** The sizes of lanes that fit into `seen` visible pixels. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
     const phases = row.boxes.map(({ phase }) => phase);
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
     const aside = (phase: string): boolean => /o[pt]/.test(phase); // "optimizer", "other"
     const least = phases.reduce((all, phase) => all + (aside(phase) ? RAIL_WIDTH : LANE_LEAST) + LANE_GAP, -LANE_GAP);
-    const alone = least > seen && phases.includes("forward"); // there is room for one lane
+    const alone = least > seen && phases.includes("forward"); // there is room for only one lane
     const rail = (n: number): boolean => sizes.length > 1 && (aside(phases[n] ?? "") || (alone && phases[n] === "backward"));
     let rest = seen - LANE_GAP * (sizes.length - 1);
     let left = sizes.length;
@@ -359,7 +359,7 @@ export class Scene {
       rest -= RAIL_WIDTH;
       left--;
     });
-    // The narrow ones are as they are, the others share what is left.
+    // Narrow lanes keep their width, and the others share the rest.
     let most = Infinity;
     for (const [n, [wide]] of [...sizes.entries()].sort((a, b) => a[1][0] - b[1][0])) {
       if (rail(n)) continue;
@@ -373,7 +373,7 @@ export class Scene {
     return sizes.map(([wide, tall], n) => [this.#folded(row.boxes[n]?.id ?? "") ? RAIL_WIDTH : rail(n) && phases[n] !== "backward" ? wide : Math.min(wide, rail(n) ? LANE_LEAST : most), tall]);
   }
 
-  /** The groups that are open in a narrowed group from the start are no wider than it. */
+  /** Limits groups that are open from the start to the width of the narrowed group around them. */
   #press(box: BoxData, size: Map<string, Size>): void {
     const most = (size.get(box.id)?.[0] ?? 0) - 2 * paddingOf(box)[0];
     for (const child of this.groups.get(box.id)?.boxes ?? []) {
@@ -384,14 +384,14 @@ export class Scene {
     }
   }
 
-  /** Where the boxes of an open group are within it; its content is no wider than `limit`, where that can be. */
+  /** The positions of boxes inside an open group, whose content is at most `limit` wide if possible. */
   // eslint-disable-next-line max-lines-per-function -- one pass over the rows: each starts where the one above it ends
   #inside(id: string, own: BoxData | null, limit: number, rooms: readonly [room: number, seen: number], base: ReadonlyMap<string, Size>): Inside {
     const [room, seen] = rooms;
     const group = this.groups.get(id) ?? { id, boxes: [] };
     const [side, above, rest] = paddingOf(own);
     let sizes = group.boxes.map((box): Size => {
-      const lane = group.row ? this.groups.get(box.id) : undefined; // of a step that is opened later
+      const lane = group.row ? this.groups.get(box.id) : undefined; // the lane of a step that is opened later
       const usual = base.get(box.id) ?? (lane && outer(box, placeOf(lane, lane.boxes.map((each) => each.size ?? CLOSED), room)));
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
@@ -405,7 +405,7 @@ export class Scene {
       edges = edges.map(([, ...rest], n) => [paths[n] ?? [], ...rest]);
       placed = pressed(place(layers, paths, sizes, group.flip ?? false, group.rails), layers, sizes, limit);
     }
-    // As wide as it is before anything in it is opened; what is grows within it to the right.
+    // The width is that before anything inside was opened; opened boxes grow to the right within it.
     const usual = own ? (base.get(id)?.[0] ?? Math.max(placed.width + 2 * side, Math.min(CLOSED[0], limit) + 2 * side)) : placed.width;
     const offset = (usual - placed.width) / 2;
     const most = limit - Math.max(offset - side, 0);
@@ -420,10 +420,10 @@ export class Scene {
       const before = group.row ? Math.min(...row.map((i) => at(placed.y, i))) : at(placed.tops, number);
       const high = group.row ? 0 : at(placed.bottoms, number) - before;
       let below = row.length ? 0 : high;
-      let pushed = 0; // lanes to the right of one that has become wider
+      let pushed = 0; // shift of the lanes to the right of a lane that has become wider
       const placing = [...row].sort((a, b) => at(placed.x, a) - at(placed.x, b));
-      let under = 0; // where the next boxes of the row go that an open one has taken the place of
-      let taken = -Infinity; // its right end
+      let under = 0; // y of the row's next boxes, if an open box has taken their place
+      let taken = -Infinity; // right end of that open box
       for (const [nth, i] of placing.entries()) {
         const box = group.boxes[i];
         const rect = rects[i];
@@ -442,7 +442,7 @@ export class Scene {
           [rect[2], rect[3]] = [Math.max(within.width, Math.min(wide, free)), within.height];
           if (group.row) pushed += rect[2] - wide;
           else taken = rect[0] + rect[2] + 1;
-        } else if (base.has(box.id) && !this.#folded(box.id)) [rect[2], rect[3]] = box.size ?? CLOSED; // closed by now
+        } else if (base.has(box.id) && !this.#folded(box.id)) [rect[2], rect[3]] = box.size ?? CLOSED; // has been closed since
         else if (rect[0] >= taken) taken = -Infinity;
         if (this.isOpen(box.id) || taken > -Infinity) under = Math.max(under, rect[1] + rect[3] + BOX_GAP);
         below = Math.max(below, rect[1] + rect[3] - top);
@@ -458,7 +458,7 @@ export class Scene {
     return { placed: { ...placed, y: rects.map((rect) => rect[1]), tops, bottoms }, layers, edges, rows, rects, inner, offset, width, height };
   }
 
-  /** The line as it goes on in open groups, from the ops that make what flows to those that read it. */
+  /** The line, continued inside open groups: from the ops that produce the tensors to the ops that read them. */
   #reaching(line: Line, frames: ReadonlyMap<string, Frame>, siblings: ReadonlyMap<string, Area[]>): Line[] {
     const ends = (id: string, key: "reads" | "gives"): Frame[] => {
       let level = [frames.get(id)].filter((frame) => frame !== undefined);
@@ -493,7 +493,7 @@ export class Scene {
     const more = leaving.slice(1).map((way, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([...way, start], flip), tip: null }));
     const others = entering.slice(1).map((way, n): Line => {
       const reader = readers[n + 1]?.box;
-      const failed = reader?.kind === "error"; // red from its beginning
+      const failed = reader?.kind === "error"; // red over its whole length
       const points = [...(failed ? line.points : [last]), ...way];
       return { ...line, source, target: reader?.id ?? target, points, failed, labelAt: null, ...drawn(points, flip) };
     });
@@ -505,19 +505,19 @@ export class Scene {
   }
 }
 
-/** What a module has in common with its part in the backward lane, where folds count down. */
+/** A key that a module shares with its backward part, in which folded repeats are counted down. */
 function keyOf({ repeats, label, name = "" }: BoxData): string {
   return repeats ? label.replace(/(\d+)–(\d+)/, (all, first, last) => (Number(first) < Number(last) ? all : `${last}–${first}`) as string) : name;
 }
 
-/** The boxes whose name no other one has. */
+/** The boxes with a unique name. */
 function onlyOnes(boxes: readonly InRow[] = []): Map<string, InRow> {
   const found = new Map(boxes.map((box) => [box.name, box]));
   for (const box of boxes) if (found.get(box.name) !== box) found.set(box.name, { ...box, name: "" });
   return new Map([...found].filter(([, { name }]) => name));
 }
 
-/** The most of these pairs, which are in the order of their first, whose second ones are in that order, too. */
+/** The longest subsequence of these pairs, which are sorted by the first element, that is also sorted by the second. */
 function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRow, InRow])[] {
   const sorted = [...pairs].sort((a, b) => a[0].middle - b[0].middle).slice(0, MOST_PAIRS);
   const best: (readonly [InRow, InRow])[][] = [];
@@ -531,7 +531,7 @@ function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRo
 /** Where the title of an open group ends. */
 export const titleEnd = ({ x, box }: Frame): number => x + 40 + charWidth(12.5, "bold") * `${nameOf(box)} ${box.cls ?? ""}`.length;
 
-/** Where a line goes from a point to its end beside what is in between; not behind the title of the group, if it can. */
+/** The path of a line from a point to its end, around the boxes in between and, if possible, the group's title. */
 function beside([start, from]: Size, [x, y]: Size, within: Frame | undefined, boxes: readonly Area[]): Size[] {
   const between = boxes.filter((box) => Math.min(from, y) < box.y && box.y + box.height < Math.max(from, y));
   const free = (at: number): boolean => between.every((box) => at < box.x - 4 || at > box.x + box.width + 4);
@@ -545,7 +545,7 @@ function beside([start, from]: Size, [x, y]: Size, within: Frame | undefined, bo
   return from < y ? [...below(at), ...ends] : ends.reverse();
 }
 
-/** Lanes side by side, in several rows where there is no room for one; also their stretched sizes. */
+/** Places lanes side by side, in several rows if they do not fit into one; also returns their stretched sizes. */
 export function laneRows(sizes: readonly Size[], room: number): [Placed, Size[]] {
   const rows: number[][] = [];
   let used = 0;
@@ -585,7 +585,7 @@ export function laneRows(sizes: readonly Size[], room: number): [Placed, Size[]]
 
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
-/** Where the boxes of a group are when none of them is opened. */
+/** The positions of a group's boxes while all of them are closed. */
 function placeOf(group: GroupData, sizes: readonly Size[], room: number): Placed {
   if (group.row) return laneRows(sizes, room)[0];
   return place(group.layers ?? [], (group.edges ?? []).map((edge) => edge[0]), sizes, group.flip ?? false, group.rails);
@@ -598,21 +598,21 @@ function outer(box: BoxData, content: { width: number; height: number }): Size {
   return [Math.max(content.width + 2 * side, least), content.height + above + below];
 }
 
-/** Boxes with one y, from the top. */
+/** Boxes grouped by their y, from the top. */
 function rowsOf(y: readonly number[]): number[][] {
   const rows = new Map<number, number[]>();
   y.forEach((top, i) => rows.set(top, [...(rows.get(top) ?? []), i]));
   return [...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row);
 }
 
-/** Lines to an op that was refused end side by side above its card, each with the shape of its input. */
+/** Lines to a rejected op end side by side above its card, each labeled with the shape of its input. */
 function toRefused(lines: readonly Line[], frames: ReadonlyMap<string, Frame>): Line[] {
   const ends = lines.flatMap((line) => {
     const to = line.failed ? frames.get(line.target) : undefined;
     const shape = to?.box.given?.find(([value]) => line.values.includes(value))?.[1];
     return to && shape ? [{ line, to, shape, wide: shape.map(([text]) => text).join("").length * charWidth(11, "bold") + 10 }] : [];
   });
-  ends.sort((a, b) => (a.line.points.at(-2)?.[0] ?? 0) - (b.line.points.at(-2)?.[0] ?? 0)); // they do not cross
+  ends.sort((a, b) => (a.line.points.at(-2)?.[0] ?? 0) - (b.line.points.at(-2)?.[0] ?? 0)); // in this order, they do not cross
   const total = ends.reduce((sum, { wide }) => sum + wide, 0);
   let taken = 0;
   const moved = new Map<Line, Line>();
@@ -627,7 +627,7 @@ function toRefused(lines: readonly Line[], frames: ReadonlyMap<string, Frame>): 
   return lines.map((line) => moved.get(line) ?? line);
 }
 
-/** A line's path and tip. */
+/** The path of a line and its arrowhead. */
 function drawn(points: readonly Size[], flip: boolean): Pick<Line, "path" | "tip"> {
   const [x, y] = points.at(-1) ?? [0, 0];
   return { path: curve([...points.slice(0, -1), [x, flip ? y + 5 : y - 5]]), tip: { x, y, down: !flip } };
@@ -664,7 +664,7 @@ function linesOf(group: GroupData, placed: Placed, rects: Frame[], left: number,
     edges.map(([path, text], n) => ({ points: drawnAt[n] ?? [], text, from: path[0] ?? -1, to: path.at(-1) ?? -1 })),
     group.boxes.map((box) => box.kind === "module" || box.kind === "step"),
     rects.map(({ x, y, width, height }) => [x, y, x + width, y + height]),
-    group.boxes.map((box) => (box.repeats ? 6 : 0)), // a fold's further cards
+    group.boxes.map((box) => (box.repeats ? 6 : 0)), // the further cards of a fold extend below its box
     [left - side + 3, left + placed.width + side - 3],
     flip,
   );

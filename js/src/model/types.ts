@@ -1,18 +1,18 @@
-// What Python sends.  lazyviz/view/scene/scene.py, details.py and widget.py are the other side of this contract.
+// Messages and data from Python. The counterparts are lazyviz/view/scene/scene.py, details.py and widget.py.
 
 export type State = "pending" | "running" | "done" | "failed" | "interrupted";
 export type Phase = "forward" | "backward" | "optimizer" | "other";
 export type Kind = "lane" | "step" | "module" | "op" | "input" | "output" | "sync" | "error";
 
-/** A part of a shape's text, and whether it is a size that does not fit. */
+/** A part of a shape's text, and whether it is a mismatched size. */
 export type ShapePart = [text: string, clashes: boolean];
 
 export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
 
-/** The least and the most of a number in a box, and these in words. */
+/** The minimum and maximum of a number in a box, and both as text. */
 export type Span = [least: number, most: number, text: string];
 
-/** An annotation of the user's: its name, and the least and the most of all its numbers. */
+/** A user's annotation: its name, and the minimum and maximum of its numbers, also as text. */
 export type Note = [name: string, least: number, most: number, leastText: string, mostText: string];
 
 export interface BoxData {
@@ -25,32 +25,32 @@ export interface BoxData {
   role?: string;
   group?: number;
   repeats?: number;
-  syncs?: number; // inside
-  calls?: number; // of one module, drawn as one
-  name?: string; // of a module, from the user's variable on
+  syncs?: number; // number of sync points inside
+  calls?: number; // number of calls of one module that are drawn as one box
+  name?: string; // of a module, beginning with the user's variable
   cls?: string;
   entry?: boolean;
   exit?: boolean;
-  layer?: string; // kind of layer, of a module
-  size?: [width: number, height: number]; // of the closed box
-  through?: string; // shapes in and out
+  layer?: string; // kind of layer, for a module
+  size?: [width: number, height: number]; // size of the closed box
+  through?: string; // input and output shapes
   params?: string;
-  given?: [value: number, shape: ShapePart[]][]; // to an op that was refused
-  by?: [category: string, bytes: number][]; // of held
-  bytes?: number; // what its ops allocate; of a tensor its size
-  held?: number; // of those, alive at the plan's peak
+  given?: [value: number, shape: ShapePart[]][]; // arguments of a rejected op: value id and shape
+  by?: [category: string, bytes: number][]; // categories of the bytes in `held`
+  bytes?: number; // allocated by its ops; for a tensor, its size
+  held?: number; // the part of `bytes` that is alive at the plan's peak
   dtype?: string;
   module?: string;
   numbers?: Record<string, Span>; // FLOPs, projected seconds, annotations
-  state?: BoxState; // pending, if it is left out
+  state?: BoxState; // default: pending
   seconds?: number | null;
   alarm?: "nan" | "inf" | null;
-  share?: number; // of its ops that have run
+  share?: number; // fraction of its ops that have run
 }
 
-/** `width` by the bytes, `values` the ids of the tensors. */
+/** `width` grows with the bytes; `values` are the ids of the tensors. */
 export type EdgeData = [path: number[], label: string, width?: number, values?: number[]];
-/** A box of a group, by its number, and the ids of tensors that it reads from outside, or makes for outside. */
+/** The number of a box in its group, and the ids of tensors that it reads from, or produces for, boxes outside. */
 export type EndData = [box: number, values: number[]];
 
 export interface GroupData {
@@ -58,7 +58,7 @@ export interface GroupData {
   boxes: BoxData[];
   row?: boolean;
   layers?: number[][];
-  rails?: number[][]; // bends of what skips layers, inmost first
+  rails?: number[][]; // bends of edges that skip layers, innermost first
   edges?: EdgeData[];
   flip?: boolean;
   reads?: EndData[];
@@ -72,41 +72,41 @@ export interface Alive {
   chain: string[];
 }
 
-/** A layer, or several alike, with what it holds at the peak. */
+/** A layer, or several equal layers, with the bytes that it holds at the peak. */
 export interface Layer extends Alive {
-  name?: string; // in full, where the label is shorter
+  name?: string; // full name, if the label is shorter
   cls: string;
   through: string;
   line: string;
-  share: number; // of the peak
+  share: number; // fraction of the peak
 }
 
-/** Points of the memory chart: each the highest of its share of the positions from `start` to before `stop`. */
+/** Points of the memory chart: the positions from `start` to before `stop` in equal parts, each shown by its maximum. */
 export interface Points {
   range: [start: number, stop: number];
   at: number[];
-  bytes: number[][]; // of each category
-  ops: string[]; // what runs there
-  boxes?: string[]; // its box, after those around it
-  held?: (number | null)[]; // what was measured
+  bytes: number[][]; // one list for each category
+  ops: string[]; // name of the op at each point
+  boxes?: string[]; // ids of the op's box and of the groups around it, outermost first
+  held?: (number | null)[]; // measured bytes
   track?: Track | undefined;
 }
 
-/** Bytes of boxes by category in one graph and in another, and whether they are in the one alone. */
+/** Bytes by category of each box in this graph and in another, and whether only this graph has the box. */
 export type Differences = Record<string, [before: [string, number][], after: [string, number][], alone: boolean]>;
 
 /** Bytes of boxes by category. */
 export type Held = Record<string, [category: string, bytes: number][]>;
 
-/** Projected seconds of the same points; `words` alone where nothing is known. */
+/** Projected seconds at the same points; if unknown, only `words` is set. */
 export interface Track {
   text: string;
   words: string;
   title: string;
   seconds: number[];
-  bounds: string; // of each point the first letter of what bounds it: compute, memory or launch
-  phases: string[]; // of each of the memory's
-  keys: string[]; // what bounds some of it
+  bounds: string; // for each point, the first letter of its bound: compute, memory or launch
+  phases: string[]; // time of each phase, in the order of Memory.phases
+  keys: string[]; // the bounds that occur
 }
 
 export interface Memory {
@@ -120,8 +120,8 @@ export interface Memory {
   peakName: string;
   peakChain: string[];
   eagerText: string;
-  otherRun: string; // the peak of the run that the plan is not of, in words
-  needed: number | null; // with the allocator and the CUDA context, where that is more than the peak
+  otherRun: string; // text with the peak of the other kind of run (eager PyTorch or lazyviz)
+  needed: number | null; // including allocator and CUDA context, if that is more than the peak
   neededText: string;
   capacity: number | null;
   capacityText: string;
@@ -130,18 +130,18 @@ export interface Memory {
   verdict: "fits" | "too-big" | "unknown";
   verdictText: string;
   verdictShort: string;
-  verdictTitle: string; // with what the needed bytes are for
+  verdictTitle: string; // also explains what the needed bytes are for
   alive: Alive[];
-  layers?: Layer[]; // that hold most at the peak
+  layers?: Layer[]; // the layers that hold most at the peak
   aliveCount: number;
   phases: [Phase, number][];
   pieces: [position: number, name: string][]; // where the pieces of a split run begin
   measured: string; // the measured peak beside the projected one
 }
 
-/** The batch that was named: what is planned, and what Evaluate is to do about it. */
+/** The named batch: the planned size, and how Evaluate will run it. */
 export interface Batch {
-  size: number; // samples of the plan that is shown
+  size: number; // samples in the displayed plan
   recorded: number; // samples that Evaluate runs
   group: number; // sizes are multiples of it
   split: string; // "off", "auto" or a number of pieces
@@ -152,7 +152,7 @@ export interface Batch {
   blockedCount: number;
 }
 
-/** What one box keeps for the backward pass, and for which: chains of ids, outermost first. */
+/** Activations that one box saves for the backward pass of another. Chains are ids, outermost first. */
 export interface Kept {
   from: string[];
   to: string[];
@@ -163,16 +163,16 @@ export interface Kept {
 /** The devices that can be planned for. */
 export interface Devices {
   chosen: string;
-  version: string; // of the plan that is shown
+  version: string; // of the displayed plan
   groups: [title: string, entries: [id: string, label: string][]][];
   note: string;
 }
 
-/** The sync points, equal ones as one line, with what they ran. */
+/** The sync points with the ops that they ran; equal ones are one line. */
 export interface Syncs {
   title: string;
   lines: string[];
-  chains?: string[][][]; // of each line's sync points
+  chains?: string[][][]; // for each line, the boxes of its sync points
 }
 
 export interface SceneData {
@@ -184,9 +184,9 @@ export interface SceneData {
   batch: Batch | null;
   devices: Devices | null;
   views: boolean;
-  by?: string; // what boxes show at first, if not what they hold at the peak
+  by?: string; // the number that boxes show initially; default: bytes held at the peak
   notes?: Note[]; // the newest last
-  code?: CodeMessage | null; // null: long, to be asked for
+  code?: CodeMessage | null; // null: too long to send with the scene; it can be requested
   syncs?: Syncs;
 }
 
@@ -212,7 +212,7 @@ export interface TensorRow {
   values?: Values;
 }
 
-/** What a tensor's values are, once they were looked at; `words` tell the histogram. */
+/** Statistics of a tensor's values, if they were computed; `words` describes the histogram. */
 export interface Values {
   facts: [name: string, value: string][];
   bins: number[];
@@ -224,7 +224,7 @@ export interface Flow extends Link {
   out: boolean;
 }
 
-/** What the selected box has to do with another. */
+/** A relation between the selected box and another one. */
 export interface Relation extends Link {
   kind: "producer" | "consumer" | "saved" | "gradient";
   bytes?: number;
@@ -242,13 +242,13 @@ export interface Details {
   flows: Flow[];
   relations: Relation[];
   lifetime: [start: number, stop: number][];
-  lines?: string[]; // of the code, by id
-  readable?: boolean; // results that are still there can be summarized
+  lines?: string[]; // ids of its lines of code
+  readable?: boolean; // results still exist, so that statistics can be computed
   links?: (Link & { bytes: string })[]; // ops of a line
   more?: number;
 }
 
-/** What is alive during one node; `line` and `keeper` say where it was made and what keeps it. */
+/** The storages that are alive while one node runs; `line` says where each was created, `keeper` what keeps it alive. */
 export interface Moment {
   position: number;
   chain: string[];
@@ -265,21 +265,21 @@ export interface Progress {
   total: number;
   seconds: number;
   label: string;
-  left?: number | null; // seconds, as far as can be foreseen
-  memory?: string; // what the run holds, and the device's memory in use
-  piece?: number; // 0 in what runs once
+  left?: number | null; // estimated seconds
+  memory?: string; // text: bytes held by the run, and the device's memory in use
+  piece?: number; // 0: a part that runs only once
   pieces?: number;
 }
 
-/** How Evaluate is to run the graph; a backend with a reason cannot. */
+/** Options of Evaluate. A backend that cannot be used has a reason. */
 export interface Choices {
   backend: string;
   backends: [name: string, reason: string][];
   summaries: boolean;
-  begun: boolean; // some of the graph has run
+  begun: boolean; // a part of the graph has run
 }
 
-/** The first values that went wrong, of one kind. */
+/** The first NaN or infinity. */
 export interface Finding {
   kind: "nan" | "inf";
   text: string;
@@ -293,16 +293,16 @@ export interface StatesMessage {
 
 export interface Failure {
   message: string;
-  recording?: boolean; // it ended the recording
-  stopped?: string; // where, in words
-  sizes?: string[]; // where sizes that do not fit are from, and what would
+  recording?: boolean; // the error ended the recording
+  stopped?: string; // text that says where
+  sizes?: string[]; // text: origins of mismatched sizes, and sizes that would match
   source: Source | null;
   chain: string[];
-  at?: number; // position of the op that failed; after the last one: while recording
-  words?: string; // for the chart
+  at?: number; // position of the op that failed; beyond the last op: the error occurred while recording
+  words?: string; // label in the chart
 }
 
-/** A part of the run: its points, and what is made there. */
+/** A part of the run: its points, and the storages that are allocated in it. */
 export interface Range {
   points: Points;
   track?: Track;
@@ -313,17 +313,17 @@ export interface Range {
   peakName: string;
 }
 
-/** What boxes and edges say of bytes for the batch of a plan. */
+/** The bytes that boxes and edges show for the batch size of a plan. */
 export interface Sizes {
   boxes: Record<string, [sub: string, bytes: number]>;
   edges: Record<string, string[]>; // the labels of each group
 }
 
-/** Another plan is shown; `device` is the id of the one that it is for. */
+/** Another plan is displayed; `device` is the id of its device. */
 export interface PlanMessage {
   kind: "plan";
   memory: Memory;
-  held?: Held; // of boxes at the peak
+  held?: Held; // bytes of boxes at the peak
   sizes?: Sizes;
   batch: Batch | null;
   device: string;
@@ -331,7 +331,7 @@ export interface PlanMessage {
   note: string;
 }
 
-/** The largest batch that fits, or while `searching` what is known to fit; `fixed`: other sizes are not known. */
+/** The largest batch that fits; while `searching`, the largest known to fit. `fixed`: other sizes cannot be planned. */
 export interface LargestMessage {
   kind: "largest";
   most: number | null;
@@ -344,7 +344,7 @@ export interface Hit extends Link {
   sub: string;
 }
 
-/** Hits from number `start` on; with the first of them, the ids of all and of the groups around them. */
+/** Hits, beginning with number `start`. The first message also has the ids of all hits and of the groups around them. */
 export interface Found {
   query: string;
   total: number;
@@ -353,13 +353,13 @@ export interface Found {
   lit?: string[];
 }
 
-/** What is known of a line of the code; what is 0 is left out.  Sizes are bytes. */
+/** Figures of a line of code, without those that are 0. Sizes are bytes. */
 export interface LineFact {
   ops?: number;
   bytes?: number;
-  called?: number; // ops of other lines that this one called
-  held?: number; // alive at the peak
-  gradients?: number; // ops of the backward pass that another line ran
+  called?: number; // ops of other lines that this line called
+  held?: number; // bytes alive at the peak
+  gradients?: number; // ops of its backward pass, which another line ran
   gradientBytes?: number;
   gradientHeld?: number;
   seconds?: number; // measured
@@ -371,7 +371,7 @@ export interface LineFact {
 export interface CodeFacts {
   lines: Record<string, LineFact>;
   peak: number;
-  elsewhere: number; // of the peak, what no line made
+  elsewhere: number; // bytes at the peak that no line of this code allocated
 }
 
 export interface CodeMessage {
@@ -379,10 +379,10 @@ export interface CodeMessage {
   facts: CodeFacts;
 }
 
-/** A page of the table; the numbers of rows count from 0. */
+/** A page of the table; rows are numbered from 0. */
 export interface TableData {
   mode: string;
-  sort: string; // "": in the order of the program
+  sort: string; // "": program order
   down: boolean;
   phase: string;
   query: string;
@@ -404,7 +404,7 @@ export interface FileMessage {
   error: string;
 }
 
-/** Two plans beside one another: points of both curves up to `top` bytes, and rows of both, the change and what it is of. */
+/** Two plans compared: points of both curves, up to `top` bytes, and rows with both values, the change, and a label. */
 export interface Compared {
   names: [string, string];
   peaks: [number, number];
@@ -473,5 +473,5 @@ export type Action =
   | "graphs"
   | "compare";
 
-/** Sends an action with the id it is about; never anything else. */
+/** Sends an action and the id that it refers to, and nothing else. */
 export type Send = (action: Action, id?: string) => void;

@@ -27,7 +27,7 @@ export class Announcer {
   }
 }
 
-/** Does `change`; the focus, if it was inside `root` and its element has gone or is off now, goes to one that stands for it. */
+/** Calls `change`. If the focused element inside `root` is gone or disabled afterwards, moves the focus to its replacement. */
 export function keepingFocus(root: HTMLElement, change: () => void): void {
   const before = focused(root);
   change();

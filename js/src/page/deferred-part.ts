@@ -21,7 +21,7 @@ export function whenLoaded(use: (part: Part) => void): void {
   else waiting.push(use);
 }
 
-/** It is loaded: fetched, or in the same file. */
+/** Sets the deferred part, which was fetched or is in the same file. */
 export function provideDeferredPart(loaded: Part): void {
   part = loaded;
   for (const use of waiting.splice(0)) use(loaded);

@@ -22,7 +22,7 @@ export function html<K extends keyof HTMLElementTagNameMap>(
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** A part with a name, but not a landmark: a page with ten widgets would have ten of the same name. */
+/** A named group. It is no landmark, because a page with ten widgets would have ten landmarks of the same name. */
 export function group(label: string, attributes: Attributes, ...children: (Node | string)[]): HTMLElement {
   return html("div", { role: "group", "aria-label": label, ...attributes }, ...children);
 }
@@ -37,7 +37,7 @@ export function focused(root: Element): HTMLElement | null {
   return root.querySelector<HTMLElement>(":focus");
 }
 
-/** Has `use` run with every event of this name at the element. */
+/** Calls `use` for every event of this name at the element. */
 export function on<K extends keyof GlobalEventHandlersEventMap>(
   element: GlobalEventHandlers,
   name: K,

@@ -1,4 +1,4 @@
-// Moving the bar between two parts: by pointer, with arrow keys, and back by a double click.
+// Moves a splitter by pointer and arrow keys; a double click resets it.
 
 import { clamped, type Split } from "./splitter-limits";
 

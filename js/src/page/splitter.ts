@@ -1,6 +1,6 @@
-// A bar between two parts that pointer and arrow keys move; its position is stored for the page.
+// A splitter between two parts, moved by pointer or arrow keys; its position is stored for the page.
 //
-// Moving it is in the widget's deferred part (splitter-moves.ts).
+// The code that moves it is in the widget's deferred part (splitter-moves.ts).
 
 import { html } from "./dom";
 import { clamped, type Split } from "./splitter-limits";

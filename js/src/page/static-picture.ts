@@ -1,4 +1,4 @@
-// The static picture in the output before the widget is for readers without a kernel: a live widget hides it.
+// Hides the static picture in the output above a live widget; it is for readers without a kernel.
 
 const OUTPUT = ".jp-OutputArea-child, .output_area, .cell-output";
 const AREA = ".jp-OutputArea, .output, .output_container";

@@ -1,10 +1,10 @@
-// Which host the widget stands in, and whether it is dark there: `data-host` and the class `lz-dark`.
+// Detects the notebook host and whether its theme is dark; sets `data-host` and the class `lz-dark`.
 //
 // JupyterLab and Notebook 7 mark the body with `data-jp-theme-light`; VS Code's webviews have a class on it
 // (code.visualstudio.com/api/extension-guides/webview, "Theming webview content"); Colab sets `theme` on <html>
 // (googlecolab/colabtools#1214).  VS Code and Colab load ipywidgets' style sheet, whose --jp-* variables are
-// light whatever the theme is (microsoft/vscode-jupyter#7161), so those count in Jupyter alone.  Elsewhere
-// the page's own background tells.
+// light whatever the theme is (microsoft/vscode-jupyter#7161), so they are used only in Jupyter. Elsewhere, the
+// background of the page decides.
 
 /** Follows the host's theme until the returned function is called. */
 export function followTheme(root: HTMLElement): () => void {
@@ -38,7 +38,7 @@ export function followTheme(root: HTMLElement): () => void {
   };
 }
 
-/** By the nearest background that can be seen; a page without one is white, unless it follows the preference. */
+/** Decides by the nearest visible background. A page without one is white, unless it follows the user's preference. */
 function darkPage(root: HTMLElement, preferred: boolean): boolean {
   for (let node: Node | null = root.parentNode; node; node = node instanceof ShadowRoot ? node.host : node.parentNode) {
     const light = node instanceof Element ? lightness(getComputedStyle(node).backgroundColor) : null;
@@ -47,7 +47,7 @@ function darkPage(root: HTMLElement, preferred: boolean): boolean {
   return preferred && getComputedStyle(document.documentElement).colorScheme.includes("dark");
 }
 
-/** From 0 to 1; null for a color that is hardly seen.  Computed are `rgb(24 28 26)`, `color(srgb 0.1 0.11 0.1)`, `oklch(0.2 0 0)`, `lab(9 0 0)`. */
+/** The lightness, from 0 to 1; null for a nearly transparent color. Computed styles are `rgb(24 28 26)`, `color(srgb 0.1 0.11 0.1)`, `oklch(0.2 0 0)`, `lab(9 0 0)`. */
 function lightness(color: string): number | null {
   const [first = 0, green = 0, blue = 0, alpha = 1] = (color.match(/\b[\d.]+(e-\d+)?/g) ?? [0, 0, 0, 0]).map(Number);
   if (alpha <= 0.5) return null;

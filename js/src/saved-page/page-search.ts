@@ -12,16 +12,16 @@ const LINE = /^(?:(\S+):|line\s+)(\d{1,9})$/;
 /** Boxes are identified by their position in `ids`, which is the order of hits. */
 export interface SearchData {
   ids: string[];
-  parents: number[]; // -1: none that can be highlighted
+  parents: number[]; // position of the group around each box; -1: none that can be highlighted
   chains: string[]; // ids from the root down to the box around it, for those of `above`
-  above: number[]; // for each box, which of `chains`
+  above: number[]; // for each box, the index of its chain in `chains`
   texts: string[];
-  labels: number[]; // of `texts`
+  labels: number[]; // indices into `texts`
   subs: number[];
   names: string[];
   optimizer: number; // the position of its first box
-  words: Record<string, number[]>; // positions as differences from one to the next
-  code: Record<string, number[]>; // likewise, of the text of lines
+  words: Record<string, number[]>; // positions, stored as differences
+  code: Record<string, number[]>; // the same for the text of lines
   lines: Record<string, [file: string, place: number][]>;
   shapes: Record<string, number[]>;
 }

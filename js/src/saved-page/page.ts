@@ -18,7 +18,7 @@ interface Start {
   size: number; // ids of one part: "g0" to "g499" and so on
   moments: number[]; // the positions that have an answer
   momentsSize: number;
-  once: Record<string, Answers>; // answers by action and id
+  once: Record<string, Answers>; // answers to requests that have only one, by action and id
 }
 
 const parts = new Map<string, Promise<unknown>>();

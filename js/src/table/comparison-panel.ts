@@ -1,4 +1,4 @@
-// Two graphs side by side: one is dropped on the other, or chosen in the settings.
+// Comparison of two graphs: one is dropped on the other, or chosen in the settings.
 
 import { focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../page/format";

@@ -1,5 +1,4 @@
-// The graph as a table: the same facts, which can be read, sorted and filtered; rows are sent by Python one page at a
-// time.
+// The graph as a table that can be sorted and filtered. Python sends the rows one page at a time.
 
 import { focused, group, html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -138,7 +137,7 @@ export class TableView {
       const button = plainButton({ "data-sort": key }, title, html("span", { "aria-hidden": "true" }, key === sort ? (down ? " ▼" : " ▲") : ""));
       on(button, "click", () => {
         const again = this.#sort === key;
-        // First the most frequent order, then the other, then the order of the program.
+        // The first click sorts in the more useful direction, the second in the other, the third in program order.
         if (again && this.#down !== number) this.#sort = "";
         else this.#sort = key;
         this.#down = this.#sort ? (again ? !this.#down : number) : false;

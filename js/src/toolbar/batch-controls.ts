@@ -1,6 +1,6 @@
 // The batch: a slider that plans for other sizes, and the menu of pieces in which Evaluate will run it.
 //
-// Python makes the plan of another size, because it has the allocator; planning.ts requests it.
+// Python computes the plan of another size, because it simulates the allocator; planning.ts requests it.
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -122,7 +122,7 @@ export class BatchControls {
 
   // --- the slider -----------------------------------------------------------------
 
-  /** The sizes of the slider: beyond the largest that fits, so that its position is visible. */
+  /** The sizes of the slider, up to more than the largest that fits, so that its position is visible. */
   #spread(): void {
     const { group, recorded, size } = this.batch;
     const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.#most ?? 0)), size);

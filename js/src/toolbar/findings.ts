@@ -1,4 +1,4 @@
-// The rows behind the badge of findings: wrong values, and what keeps a batch from being split.
+// The list behind the badge of findings: NaN and infinities, and ops that prevent splitting the batch.
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -16,7 +16,7 @@ function link(label: string, chain: string[], go: Go): HTMLButtonElement {
   return made;
 }
 
-/** The first values that went wrong. */
+/** The first NaN or infinity of each kind. */
 export function findingsList(findings: readonly Finding[], go: Go): HTMLElement[] {
   return findings.map(({ kind, text, chain }) => {
     const show = link("Show", chain, go);

@@ -1,5 +1,4 @@
-// The choices of a plan: the batch with its pieces, and the device. Python makes the plans, because it has the
-// allocator.
+// Controls of the plan: batch size, pieces, and device. Python computes the plans, because it simulates the allocator.
 
 import { BatchControls } from "./batch-controls";
 import { DeviceMenu } from "./device-menu";
@@ -49,7 +48,7 @@ export class PlanControls {
     this.findings = [this.#note, ...(this.#batch ? [this.#batch.blocked] : [])];
   }
 
-  /** Requests the plan that is shown now, and what takes longer: the largest batch that fits. */
+  /** Requests the current plan and, because it takes longer, separately the largest batch that fits. */
   begin(): void {
     this.refresh();
     if (this.#batch) this.#planning.want("largest");
@@ -63,7 +62,7 @@ export class PlanControls {
     this.#batch?.stop();
   }
 
-  /** Requests the plan if it has changed, or more was measured. */
+  /** Requests the plan if it has changed or has new measurements. */
   refresh(): void {
     this.#events.ask("shown", this.#version);
   }

@@ -85,7 +85,7 @@ export class RunControls {
     this.counted();
     if (running) this.showProgress(null);
     this.#tell();
-    // A button that is disabled must not lose the focus to nowhere.
+    // When the focused button is disabled, the focus must move to another element.
     if (focused?.disabled) (running ? this.#cancel : this.#evaluate.disabled ? this.element : this.#evaluate).focus();
   }
 
@@ -100,7 +100,7 @@ export class RunControls {
     this.values.setAttribute("aria-pressed", String(choices.summaries));
   }
 
-  /** A choice is not available: why. */
+  /** Shows why a choice is not available. */
   refuse(why: string): void {
     this.note.textContent = why;
     this.counted(why !== "");
@@ -142,7 +142,7 @@ export class RunControls {
     this.#words.title = this.#words.textContent;
   }
 
-  /** The first place with wrong values. */
+  /** The first NaN or infinity. */
   showFindings(findings: Finding[]): void {
     this.#shown = findings;
     whenLoaded(({ findingsList }) => {

@@ -33,7 +33,7 @@ export class SearchHits {
   #asked = ""; // the query of the hits
   #total = 0;
   #at = -1; // the current hit
-  #wanted: number | null = null; // a step that waits for its hit
+  #wanted: number | null = null; // number of a hit that was requested
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   readonly #box: SearchBox;

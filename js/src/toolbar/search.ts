@@ -1,4 +1,4 @@
-// The search box; what it does is in search-hits.ts.
+// The search box. The search itself is in search-hits.ts.
 
 import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";

@@ -1,4 +1,4 @@
-// The places at which recording had to evaluate: equal sync points are one line, which leads to each of them in turn.
+// The list of sync points. Equal ones are one line; clicking it goes to each of them in turn.
 
 import { group, html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";

@@ -39,7 +39,7 @@ export class Toolbar {
   readonly #title: string;
   #verdict = "";
   #words = html("span", {});
-  #told: string[] = []; // the state and more
+  #told: string[] = []; // state and summary that are displayed
   private failure: Failure | null = null;
 
   constructor(
@@ -112,12 +112,12 @@ export class Toolbar {
     const { failure } = this;
     const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
-    // What a run took says that it has ended; the row has no room for both, and a phrase without room is out of sight.
+    // The time of a run implies that it has ended. The row has no room for both, and text that does not fit is hidden.
     this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(" · ran", "\u00a0· ran").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
-  /** Whether it fits; with the batch size, if Evaluate runs another one. */
+  /** The verdict; with the planned batch size, if Evaluate runs another one. */
   showVerdict(memory: Memory, batch: Batch | null): void {
     this.chip.dataset["verdict"] = memory.verdict;
     const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} sample${batch.size === 1 ? "" : "s"}` : "";
@@ -142,7 +142,7 @@ export class Toolbar {
     this.tellFit();
   }
 
-  /** Writes the chip's text in one line or, if that does not fit, in two; of a longer error what failed, and where. */
+  /** Writes the chip's text in one line or, if it does not fit, in two. A longer error is cut to what failed and where. */
   tellFit(): void {
     const words = this.#words;
     const { failure } = this;
