@@ -134,7 +134,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether this thread imports modules, and calls nothing of lazyviz from them.
+    """Whether this thread is importing modules, without calling lazyviz from them.
 
     An exception inside of Python's import system may leave a module's lock taken, and other threads that
     import the module would then wait forever. Imports end by themselves.

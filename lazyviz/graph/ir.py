@@ -45,7 +45,7 @@ class SourceLine:
 
     @property
     def in_cell(self) -> bool:
-        """Whether the line is in a notebook cell, whose file name (IPython's, marimo's) tells nothing."""
+        """Whether the line is in a notebook cell, whose file name (IPython's, marimo's) is meaningless."""
         if self.cell is not None or self.file.startswith("<"):
             return True
         return f"{os.sep}ipykernel_" in self.file or f"{os.sep}__marimo__cell_" in self.file

@@ -136,10 +136,10 @@ def known_path(op: InModule) -> str:
 
 
 class ModuleNames:
-    """Names for what is added up by module: the path in its model, with the user's name of the model where
+    """Names of modules in sums by module: the path in the model, preceded by the user's name of the model if
     several models of a program have that path.
 
-    Each of ``programs`` is the roots and paths of one.
+    Each of ``programs`` has the roots and paths of one program.
     """
 
     def __init__(self, *programs: Iterable[tuple[str, str]]) -> None:

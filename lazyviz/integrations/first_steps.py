@@ -43,7 +43,7 @@ class _Measured:
 
 
 def _measured(graph: LazyGraph, report: Report, plan: Plan) -> _Measured | None:
-    """The peak over all runs of a step; ``report`` is of the last one, which ran what no read had needed."""
+    """The peak over all runs of a step. The last one, with this ``report``, ran what no read had needed."""
     if report.peak_bytes is None:
         return None
     earlier = graph.runs.measured_peak

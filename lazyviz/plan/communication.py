@@ -34,7 +34,7 @@ def sent(graph: Graph, size: Callable[[Value], int] | None = None) -> dict[str, 
 
 
 def communication_lines(graph: Graph, by_kind: dict[str, int]) -> list[str]:
-    """Which rank was recorded, and what it sends; nothing of a program that runs on one device."""
+    """Text with the recorded rank and the bytes that it sends; empty for a program on one device."""
     if graph.world_size < 2:
         return []
     which = f"Rank {graph.rank} of {graph.world_size}"

@@ -176,7 +176,7 @@ class _InRunOrder:
         ]
 
     def ordered(self, unsure_of: _Unsure, eager: bool) -> _Unsure:
-        """``unsure_of``, by step of the run; its own peak counts memory whoever allocated it."""
+        """``unsure_of`` in the order of the run, whose peak counts memory from any allocation."""
         small, order = unsure_of.small, self._order
         if order is not None and small:
             small = [small[at] for at in order]

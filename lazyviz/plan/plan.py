@@ -159,7 +159,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def ir(self) -> Graph:
-        """The recorded graph that the plan is of."""
+        """The graph of this plan."""
         return self._graph
 
     @property

@@ -18,7 +18,7 @@ def is_terminal(stream: Any) -> bool:
     """
     try:
         return bool(stream.isatty())
-    except Exception:  # of any replacement: what it shows is not worth an error
+    except Exception:  # a replaced stream can raise anything, and its output is not worth an error
         return False
 
 
@@ -48,7 +48,7 @@ class StandardStreams:
     @property
     def stdout(self) -> TextIO:
         """Takes text that its encoding lacks; text goes nowhere if the process was started without it."""
-        flush(sys.stdout)  # what the script has put into one of its own comes first
+        flush(sys.stdout)  # output that the script has buffered comes first
         return self._usable(1)
 
     @property

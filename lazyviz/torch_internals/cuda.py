@@ -251,7 +251,7 @@ COMPATIBLE_TENSORS = (torch, "_has_compatible_shallow_copy_type")
 
 # What `torch.cuda.nvtx` marks ranges with.
 NVTX = (torch.cuda.nvtx, "_nvtx")
-# What FSDP2 asks for the kind of GPU that its mesh is of.
+# FSDP2 calls it to get the device module of its mesh.
 GET_ACCELERATOR = (torch._C, "_get_accelerator")
 # The order in which scaled_dot_product_attention tries kernels; torch.nn.attention.sdpa_kernel sets it.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order

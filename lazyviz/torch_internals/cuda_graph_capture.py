@@ -35,6 +35,6 @@ def end_broken_capture(index: int, pool: Pool) -> None:
     ``CUDAGraph.capture_end`` (ATen's CUDAGraph.cpp) raises before it does so, and never releases its
     reference to ``pool``. Memory that is freed later would wait forever for the end of that capture.
     """
-    with suppress(RuntimeError):  # it was told already: the error came later
+    with suppress(RuntimeError):  # the capture had already ended: the error came later
         torch._C._cuda_endAllocateToPool(index, pool)
         torch._C._cuda_releasePool(index, pool)

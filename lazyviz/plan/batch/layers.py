@@ -279,7 +279,7 @@ def rnn_layer_backward(call: Call) -> Outputs | None:
 
 @rule("_cudnn_rnn _cudnn_rnn_backward")
 def cudnn_rnn(call: Call) -> Outputs | None:
-    """Weights are whole; what cuDNN keeps for the backward pass is of the piece alone."""
+    """Weights are whole; cuDNN's buffer for the backward pass belongs to the piece."""
     found = call.batch_at(0 if call["batch_first"] else 1)
     spread = [each for each in ("input", "output", "grad_output") if call.has(each)]
     states = [each for each in ("hx", "cx", "grad_hy", "grad_cy") if call.has(each)]

@@ -383,7 +383,7 @@ def parts_of(call: Call) -> list[Shard] | None:
     dim, count = call["dim"] % len(call["self"].shape), len(node.outputs)
     if shard is None or (shard.dim, shard.outer, shard.group, shard.part) != (dim, 1, 1, None):
         return None
-    if shard.unit > 1 and node.op is torch.ops.aten.split.Tensor:  # it was not told the size of each part
+    if shard.unit > 1 and node.op is torch.ops.aten.split.Tensor:  # the sizes of the parts are not arguments
         return None
     parts = [replace(shard, part=Part(index, count)) for index in range(count)]
     fitting = all(_holds(value, part, call.total) for value, part in zip(node.outputs, parts))

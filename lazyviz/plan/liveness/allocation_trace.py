@@ -54,7 +54,7 @@ torch/csrc/autograd/engine.cpp).
 
 
 class Places(dict[Node, int]):
-    """Where nodes stand in the numbers of lifetimes: those of the record, where nothing else is known."""
+    """The positions of nodes in lifetimes; by default, their recorded positions."""
 
     def __missing__(self, node: Node) -> int:
         return node.index

@@ -136,7 +136,7 @@ def _fits(plan: Plan, program: Program) -> bool | None:
 
 
 def _beats(one: Remedy, other: Remedy) -> bool:
-    """Whether ``one`` is of the same kind, saves more, and costs no more."""
+    """Whether ``one`` is a remedy of the same kind that saves more and costs no more."""
     return (
         one.kind == other.kind == "recompute"
         and one.saves_bytes >= other.saves_bytes

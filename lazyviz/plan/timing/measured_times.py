@@ -62,8 +62,8 @@ class TimesCompared(Tabular):
 
     @property
     def misfit(self) -> float | None:
-        """Projected over measured time of large kernels on the CPU, if that shows that the calibration is of
-        another state of the machine; else ``None``.
+        """Projected divided by measured time of large CPU kernels, if it shows that the calibration no longer
+        fits the machine; otherwise ``None``.
         """
         large = [
             pair for pair in self.ops.values() if min(pair) >= LARGE_OP / MISFIT and max(pair) >= LARGE_OP

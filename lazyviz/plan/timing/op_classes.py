@@ -80,7 +80,7 @@ def short_name(op: OpOverload) -> str:
 
 @functools.cache
 def class_of(op: OpOverload) -> OpClass:
-    """The class of an operator by its name and tags; ``"other"`` where neither tells."""
+    """The class of an operator, from its name and tags; ``"other"`` if neither determines it."""
     namespace, _, name = op._schema.name.rpartition("::")
     if namespace in ("c10d", "_c10d_functional", "_dtensor"):
         return "collective"

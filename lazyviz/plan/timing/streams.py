@@ -95,7 +95,7 @@ class Streams:
                 break
             if each.group == late.group and each.ends <= left:
                 ended = max(each.ends, self.kernels)
-                late.exposed += left - ended  # until it was issued, or what it sends was there
+                late.exposed += left - ended  # until the collective was issued, or its input was ready
                 waited = ended - max(each.ends - each.seconds, self.kernels)
                 each.exposed += waited
                 each.hidden = max(each.hidden - waited, 0.0)

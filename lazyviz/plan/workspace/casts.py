@@ -162,9 +162,10 @@ def common_dtype(operands: Sequence[Any]) -> torch.dtype:
 def promoted_dtype(
     tensors: Sequence[tuple[torch.dtype, bool]], numbers: Sequence[torch.dtype] = ()
 ) -> torch.dtype:
-    """Of tensors as (dtype, whether they have dimensions) and of Python numbers as their dtypes.
+    """The dtype that PyTorch's type promotion gives for ``tensors``, each with its dtype and whether it has
+    dimensions, and for Python ``numbers``, by their dtypes.
 
-    Those without dimensions, and numbers, count only where they are of a higher category.
+    Tensors without dimensions and numbers count only if their category (integer, floating, ...) is higher.
     """
     dimensioned = [dtype for dtype, has_dimensions in tensors if has_dimensions]
     others = [dtype for dtype, has_dimensions in tensors if not has_dimensions]

@@ -79,7 +79,7 @@ class Run:
             if not started.wait(_INTERVAL):
                 continue
             with tape.runs.lock:
-                if tape.recording.graph is None:  # what is recorded is not to change under a recorder
+                if tape.recording.graph is None:  # a recorder must not see the recording change
                     with suppress(Exception):
                         evaluation.finish()
                     return

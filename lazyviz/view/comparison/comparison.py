@@ -132,7 +132,7 @@ class Comparison(Tabular):
 
 
 def _model(before: Plan, after: Plan) -> str:
-    """The variable of the one model that both plans are of; "" where there are several, or others."""
+    """The variable of the model, if both plans have one and the same; otherwise ``""``."""
     found = {
         root_parts(node.root)[0] if has_variable(node.root) else ""
         for plan in (before, after)
@@ -143,7 +143,7 @@ def _model(before: Plan, after: Plan) -> str:
 
 
 def names_of(before: Plan, after: Plan) -> tuple[str, str]:
-    """What tells two plans apart: device, batch, pieces; ``("before", "after")`` if none of these does."""
+    """Names by which two plans differ: device, batch, pieces; ``("before", "after")`` if these are equal."""
     told: list[tuple[str, str]] = []
     if before.device != after.device:
         told.append((before.device, after.device))

@@ -93,7 +93,7 @@ def _others(box: Box, places: Mapping[Box, Place], counterparts: Mapping[Place, 
 
 
 def _is_fold(box: Box) -> bool:
-    """Whether the box stands for several of its neighbors, and not for a module, a lane or an op."""
+    """Whether the box is a fold of several boxes, and no module, lane, or op."""
     return box.kind in ("module", "step") and not _is_module(box)
 
 

@@ -230,7 +230,7 @@ def _match(
         own = placed[lane.id].height + above + below if lane.id in placed else 0.0
         needed[lane.id] = max(own, size[lane.id][1])
     row, down = placed[root.id], 0.0
-    for at in sorted(set(row.y)):  # lanes beside one another are as high as the highest of them again
+    for at in sorted(set(row.y)):  # lanes in one row get the height of the highest
         beside = [lane for lane, y in zip(lanes, row.y, strict=True) if y == at]
         most = max(needed[lane.id] for lane in beside)
         row.y = [y + down if y == at else y for y in row.y]

@@ -262,7 +262,7 @@ def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[
     parts = [_frame(frame) for frame in opened]
     for line in picture.lines:
         parts += _line(line, picture.across)
-    for band in saved_activation_bands(scene, picture):  # its words stand over the lines
+    for band in saved_activation_bands(scene, picture):  # drawn later, because its text is above the lines
         parts += _band(band)
     for line in picture.lines:
         if line.at is not None:

@@ -10,7 +10,7 @@ from ...graph.collectives import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, known_path, root_parts
 
-# The titles of lanes by their phase; what stands in each is described at dataflow.lanes_of().
+# The titles of lanes by phase; dataflow.lanes_of() describes their content.
 LANE_TITLES = {
     "forward": "Forward",
     "backward": "Backward",
@@ -70,7 +70,7 @@ class Box:
         self.exit = False  # creates a result that is read elsewhere in its lane
         self.saves: dict[int, Value] = {}  # for a forward lane: by storage, what its backward lane reads
         self.takes: Value | None = None  # the first incoming tensor, other than weights
-        self.takes_data: Value | None = None  # the first of numbers, where ``takes`` is of indices
+        self.takes_data: Value | None = None  # the first input of numbers, if ``takes`` has indices
         self.gives: Value | None = None  # the last result that is read elsewhere in its lane
 
     @property
@@ -202,12 +202,12 @@ def around(boxes: Iterable[Box], limit: int) -> list[str]:
 
 
 def is_of_numbers(value: Value) -> bool:
-    """Whether the tensor is of real or complex numbers, and not of indices or a mask."""
+    """Whether the tensor has real or complex numbers, rather than indices or a mask."""
     return value.dtype.is_floating_point or value.dtype.is_complex
 
 
 def module_facts(box: Box) -> ModuleFacts | None:
-    """What is known of the module that ``box`` represents; of several similar ones, of the first."""
+    """Facts about the module that ``box`` represents; for several similar modules, about the first."""
     while box.children and box.repeats > 1 and not box.calls > 1 and box.children[0].name:
         box = box.children[0]
     if not box.name:

@@ -104,8 +104,10 @@ def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
 
 
 def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[int]:
-    """The same if steps repeat; several that differ, as those of two alternately trained models, count as
-    one, but not several rounds of an inner loop, whose backward passes are of one line.
+    """The same steps if they repeat.
+
+    Several different steps, such as those of two models that are trained in turns, are merged into one. The
+    rounds of an inner loop, whose backward passes come from one line, are not merged.
 
     Ops of an optimizer are ignored, because it creates its state in the first step.
     """

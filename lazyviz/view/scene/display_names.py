@@ -65,7 +65,7 @@ def _has_other_parts(outer: str, name: str, patterns: Mapping[str, str]) -> bool
 def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
     """Whether the path of another module than that of ``name`` ends so, its numbers aside."""
     if label[:1].isdigit():
-        return True  # says nothing without what it counts
+        return True  # a bare index does not say what it counts
     ending, pattern = f".{label}", "." + _NUMBERS.sub("*", label)
     return any(
         other != name and (other.endswith(ending) or (of != patterns[name] and of.endswith(pattern)))
@@ -116,9 +116,9 @@ class Result:
 
 
 def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Result]:
-    """A box for each named result, after what makes it; by the id of the value.
+    """Add a box for each named result after the op that makes it; returns them by the id of the value.
 
-    An op that stands in its lane and whose results are read there has their names in its label, instead:
+    If the op is in the lane itself and its results are read there, the names are put into its label instead:
     ``x = randn``.
     """
     read: set[tuple[int, Box]] = set()

@@ -17,8 +17,8 @@ MAX_PERIOD = 32  # longest sequence of boxes that is searched for a repetition r
 def is_gradient_sum(box: Box) -> bool:
     """Whether autograd adds up two gradients here.
 
-    The first of several layers that read a tensor has nothing to add to, and later ones add in place. So
-    these ops do not tell layers, or rounds of a loop, apart.
+    If several layers read a tensor, only the later ones add to its gradient. These ops are therefore ignored
+    when layers, or rounds of a loop, are compared.
     """
     node = box.node
     return node is not None and node.phase == box.phase == "backward" and node.op._schema.name in _SUMS

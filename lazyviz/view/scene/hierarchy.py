@@ -54,10 +54,12 @@ MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
-MODEL_BOXES = 40  # the same for the forward pass's one big module, and for what the backward pass shows of it
-SHOWN_BOXES = 24  # the same for the one big module in it, and where most parts of the backward pass are ops
-BIG = 0.6  # of its ops, from which a module is the big one
-ONLY = 0.9  # the same inside of a model: a decoder is not, beside its encoder
+MODEL_BOXES = 40  # the same limit for the one big module of the forward pass, and for its backward parts
+SHOWN_BOXES = (
+    24  # the same for the big module inside, and if most backward parts are single ops
+)
+BIG = 0.6  # a module with at least this fraction of the ops around it is the big one
+ONLY = 0.9  # the same fraction inside a model, so that a decoder beside its encoder is not the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
@@ -340,12 +342,14 @@ def _name_parts(root: Box, opened: Sequence[Box], beside: Mapping[str, str]) -> 
 
 
 def _open_models(root: Box) -> tuple[list[Box], dict[str, str]]:
-    """Let lanes show the content of their models as long as that is a short list; returns the opened groups,
-    and, by name, the labels of modules whose parts stand among others, as of a decoder beside its encoder.
+    """Open models in their lanes as long as their content is a short list.
 
-    A model is a frame around its parts; in the backward pass, where there is one, its parts stand alone.
-    Inside a model the parts of its biggest modules take their place.  The backward pass opens the same
-    modules as the forward pass, so that both can be read side by side.
+    Returns the opened groups and, by name, the labels of modules whose parts are among those of other
+    modules, for example of a decoder beside its encoder.
+
+    A model is drawn as a frame around its parts. If there is a backward pass, the parts have no frame there.
+    Inside a model, its biggest modules are replaced by their parts. The backward pass opens the same modules
+    as the forward pass, so that both can be read side by side.
     """
     opened: list[Box] = []
     lanes: list[Box] = []
@@ -396,7 +400,7 @@ def _open_lane(lane: Box, forward: dict[str, bool], beside: dict[str, str]) -> l
         for part in chosen.children:
             part.parent = group
             named = part.kind == "module" and not is_small_ops(part)
-            # A number needs the name of what it counts.
+            # An index needs the name of the list that it counts.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
@@ -437,7 +441,7 @@ def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool])
     listed = module.container and any(name.startswith(f"{module.name}.") for name in forward)
     if not listed and (known != module.name or not forward[known]):
         return 0  # folded with others, inside a closed module, or closed
-    # Layers are found again beside those of the forward pass; loose ops have nothing to stand beside.
+    # Layers are placed beside those of the forward pass; single ops have no counterpart there.
     layers = sum(part.kind == "module" for part in module.children)
     return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
 
@@ -583,7 +587,7 @@ def _connect(
 ) -> None:
     """An edge for ``value``, which is ``source`` before ``views`` that are not drawn, if it is not itself."""
     a, b = maker, reader
-    state = value.storage.role in KEPT  # of a module: not what it is given, or gives
+    state = value.storage.role in KEPT  # state of a module, and none of its inputs or outputs
     left: list[Box] = []
     entered: list[Box] = []
     while a.parent is not b.parent:

@@ -166,7 +166,7 @@ def stretches(scene: Scene) -> list[tuple[str, int]]:
     for position, (index, _) in enumerate(scene.plan.timeline):
         box = box_of[index]
         if box is None and result:
-            continue  # a hidden view belongs to what is around it
+            continue  # a hidden view is in the same phase as the ops around it
         phase = box.phase if box is not None else nodes[index].phase
         if not result or result[-1][0] != phase:
             result.append((phase, position))
