@@ -136,7 +136,7 @@ def test_a_folder_has_at_most_25_source_files(root):
 
 LONG = {
     # Every op goes through it, and calls cost more than lines do.
-    "recorder.py: _prepared": 90,
+    "recorder.py: _prepared": 70,
     "recorder.pyx: attempt": 160,
     "recorder.pyx: outputs": 70,
     # One table, with a line for each entry.

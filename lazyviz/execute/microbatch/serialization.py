@@ -1,4 +1,9 @@
-"""Serialization of tensors: bytes with strides; shared memory is sent only once."""
+"""Serialization of tensors: bytes with strides; shared memory is sent only once.
+
+``torch.save`` is not used: it writes whole storages, so that a piece of the batch would take the whole batch
+along, and its format contains a pickle, which messages between processes avoid (SECURITY.md). Offsets and
+lengths are checked here, so that a damaged message is one error, whatever is wrong with it.
+"""
 
 from __future__ import annotations
 

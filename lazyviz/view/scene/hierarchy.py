@@ -55,9 +55,7 @@ MAX_EDGE_VALUES = 512  # values counted on one edge
 MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
 LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
 MODEL_BOXES = 40  # the same limit for the one big module of the forward pass, and for its backward parts
-SHOWN_BOXES = (
-    24  # the same for the big module inside, and if most backward parts are single ops
-)
+SHOWN_BOXES = 24  # the same for the big module inside, and if most backward parts are single ops
 BIG = 0.6  # a module with at least this fraction of the ops around it is the big one
 ONLY = 0.9  # the same fraction inside a model, so that a decoder beside its encoder is not the big one
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
