@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz.plan.timing import cpu
+from lazyviz.plan.runtime import cpu
 from lazyviz.session import lazy_graph
 
 from . import case_rotation

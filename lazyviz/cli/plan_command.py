@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.timing.gpu_comparison import GpuTable, on_gpus, read_prices
+from ..plan.runtime.gpu_comparison import GpuTable, on_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
 from ..process.streams import StandardStreams

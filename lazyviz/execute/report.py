@@ -16,8 +16,8 @@ from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:
-    from ..plan.timing.measured_times import TimesCompared
-    from ..plan.timing.time_projection import Projection
+    from ..plan.runtime.measured_times import TimesCompared
+    from ..plan.runtime.time_projection import Projection
 
 
 class Timeline(Sequence[tuple[int, int]]):
@@ -151,14 +151,14 @@ class Report(Tabular):
     def _compared(self, projection: Projection | None) -> TimesCompared | None:
         if projection is None:
             return None
-        from ..plan.timing.measured_times import compared  # times are projected on access
+        from ..plan.runtime.measured_times import compared  # times are projected on access
 
         nodes = [each.node for each in projection.ops]
         measured = {node: node.measured_seconds for node in nodes if node.measured_seconds is not None}
         return compared(projection, measured) if measured else None
 
     def _projection(self) -> Projection | None:
-        from ..plan.timing.cpu import known_rates, project_on_cpu  # as above
+        from ..plan.runtime.cpu import known_rates, project_on_cpu  # as above
 
         graph = self._record() if self._record is not None else None
         if graph is None or self.backend != "eager" or self.pieces > 1 or self.recomputed:
@@ -257,7 +257,7 @@ class Report(Tabular):
         projected = _without_waiting(projection)
         if projected is None or not self.seconds:
             return ""
-        from ..plan.timing.time_projection import duration
+        from ..plan.runtime.time_projection import duration
 
         return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
 

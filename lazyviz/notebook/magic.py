@@ -39,7 +39,7 @@ from IPython.display import display
 
 from ..execute.failures import STAYS
 from ..plan.explain import summary
-from ..plan.timing.gpu_comparison import on_gpus, read_prices
+from ..plan.runtime.gpu_comparison import on_gpus, read_prices
 from ..process.gc_pause import paused
 from ..process.signals import deferred
 from ..process.tracebacks import shortened

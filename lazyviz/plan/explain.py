@@ -12,9 +12,9 @@ from .formatting import family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
-from .timing.bottlenecks import limits, not_given
-from .timing.time_projection import Projection
-from .timing.training_steps import last_step
+from .runtime.bottlenecks import limits, not_given
+from .runtime.time_projection import Projection
+from .runtime.training_steps import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
 
 LARGEST = 5  # allocations listed

@@ -46,9 +46,9 @@ from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
-from .timing.device_projection import project_on
-from .timing.time_projection import Projection
-from .timing.work import total
+from .runtime.device_projection import project_on
+from .runtime.time_projection import Projection
+from .runtime.work import total
 from .workspace.size import Need
 from .workspace.table import scratch
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..plan.runtime.calibrate import measure
+from ..plan.runtime.cpu import CpuRates, cache_file
 from ..plan.tables import Table, Tabular
-from ..plan.timing.calibrate import measure
-from ..plan.timing.cpu import CpuRates, cache_file
 from ..record.tape import tape
 from ..view.export.atomic_write import write_whole
 

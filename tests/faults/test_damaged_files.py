@@ -15,7 +15,7 @@ import lazyviz
 from lazyviz.cli.compare_command import compare
 from lazyviz.cli.plan_command import UsageError
 from lazyviz.cli.plan_data import FORMAT
-from lazyviz.plan.timing import cpu
+from lazyviz.plan.runtime import cpu
 
 PLAN = {
     "format": FORMAT,

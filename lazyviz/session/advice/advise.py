@@ -18,8 +18,8 @@ from torch import nn
 
 from ...plan.devices.devices import DeviceLike
 from ...plan.plan import Plan
+from ...plan.runtime.training_steps import last_step
 from ...plan.tables import Table, Tabular
-from ...plan.timing.training_steps import last_step
 from ...plan.units import format_bytes
 from ..lazy_graph import lazy
 from .parallel_strategies import (

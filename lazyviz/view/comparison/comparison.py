@@ -10,8 +10,8 @@ from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
+from ...plan.runtime.time_projection import duration
 from ...plan.tables import Table, Tabular
-from ...plan.timing.time_projection import duration
 from ...plan.units import format_bytes, format_change, format_deviation
 from ..scene.scene import Scene, plural
 from .line_matching import names_of_lines

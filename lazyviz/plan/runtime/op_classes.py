@@ -84,6 +84,8 @@ def class_of(op: OpOverload) -> OpClass:
     namespace, _, name = op._schema.name.rpartition("::")
     if namespace in ("c10d", "_c10d_functional", "_dtensor"):
         return "collective"
+    if namespace == "lazyviz" and name.startswith("sparse_"):
+        return _class_of_sparse(name.removeprefix("sparse_"))
     if name in _BY_NAME:
         return _BY_NAME[name]
     if "attention" in name or name == "_transformer_encoder_layer_fwd":
@@ -97,3 +99,28 @@ def class_of(op: OpOverload) -> OpClass:
     if _REDUCING is not None and _REDUCING in op.tags:
         return "reduction"
     return "other"
+
+
+def _class_of_sparse(name: str) -> OpClass:
+    """Of a kernel of sparse tensors, which gathers or writes rows by their indices if strided tensors are
+    involved.
+    """
+    if name in ("clone", "to_copy", "t", "transpose", "permute"):
+        return "copy"
+    if name in ("sum", "norm"):
+        return "reduction"
+    if name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "mv",
+        "sampled_addmm",
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "mask",
+        "to_dense",
+    ):
+        return "indexing"
+    return "softmax" if "softmax" in name else "elementwise"

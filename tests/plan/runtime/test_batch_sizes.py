@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.timing.gpu_comparison import amount, on_gpus
+from lazyviz.plan.runtime.gpu_comparison import amount, on_gpus
 
 
 def _sum(model, x, y):

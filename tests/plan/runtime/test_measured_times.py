@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
 from lazyviz.execute.replay import node_passes
-from lazyviz.plan.timing.measured_times import Pair, TimesCompared
+from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
 
 
 @pytest.fixture

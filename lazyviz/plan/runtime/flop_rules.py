@@ -99,6 +99,19 @@ def _product_with_vector(node: Node) -> int:
     return 2 * math.prod(matrix.shape)
 
 
+def _sparse_product(node: Node) -> int:
+    """An element of the sparse matrix times a row of the other one."""
+    named = arguments_of(node)
+    name = next(name for name in named if name.endswith("_values"))
+    columns = [each.shape[-1] for each in named.values() if isinstance(each, Value) and len(each.shape) > 1]
+    if short_name(node.op) == "sparse_sampled_addmm":
+        return 2 * math.prod(named[name].shape) * named["mat1"].shape[1]
+    if name == "mat2_values":
+        return 2 * math.prod(named[name].shape) * named["self"].shape[0]
+    vector = short_name(node.op) == "sparse_mv"
+    return 2 * math.prod(named[name].shape) * (1 if vector else columns[-1])
+
+
 def _linear(node: Node) -> int:
     return 2 * math.prod(node.inputs[0].shape) * node.inputs[1].shape[0]
 
@@ -189,6 +202,7 @@ def _multihead_attention(node: Node) -> int:
 
 
 _OWN: Mapping[str, Callable[[Node], int]] = {
+    **{f"sparse_{name}": _sparse_product for name in ("mm", "addmm", "bmm", "mv", "sampled_addmm")},
     "mv": _product_with_vector,
     "addmv": _product_with_vector,
     "dot": _product_with_vector,

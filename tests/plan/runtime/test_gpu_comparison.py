@@ -9,9 +9,9 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
-from lazyviz.plan.timing.bottlenecks import changes
-from lazyviz.plan.timing.gpu_comparison import on_gpus, read_prices
-from lazyviz.plan.timing.training_steps import last_step
+from lazyviz.plan.runtime.bottlenecks import changes
+from lazyviz.plan.runtime.gpu_comparison import on_gpus, read_prices
+from lazyviz.plan.runtime.training_steps import last_step
 
 
 class Attention(nn.Module):

@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
-from lazyviz.plan.timing import work
-from lazyviz.plan.timing.dtype_change import in_dtype
-from lazyviz.plan.timing.kernels import Product, products_of
-from lazyviz.plan.timing.work import Work, operator_class, work_key, work_of
+from lazyviz.plan.runtime import work
+from lazyviz.plan.runtime.dtype_change import in_dtype
+from lazyviz.plan.runtime.kernels import Product, products_of
+from lazyviz.plan.runtime.work import Work, operator_class, work_key, work_of
 
 
 def _language_model(kind, **config):

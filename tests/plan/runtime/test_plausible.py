@@ -9,8 +9,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
-from lazyviz.plan.timing.cpu import CpuRates, project_on_cpu
-from lazyviz.plan.timing.flop_rules import executed_flops_of
+from lazyviz.plan.runtime.cpu import CpuRates, project_on_cpu
+from lazyviz.plan.runtime.flop_rules import executed_flops_of
 
 GPU = "A100-40GB"
 FLAT = ((1e3, 1e9), (1e6, 1e9))

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.timing import calibrate
-from lazyviz.plan.timing.cpu import CpuRates, cache_file, known_rates, project_on_cpu, rate_at, rates_from
-from lazyviz.plan.timing.measured_times import Pair, TimesCompared
-from lazyviz.plan.timing.op_classes import short_name
-from lazyviz.plan.timing.time_projection import duration
-from lazyviz.plan.timing.work import operator_class
+from lazyviz.plan.runtime import calibrate
+from lazyviz.plan.runtime.cpu import CpuRates, cache_file, known_rates, project_on_cpu, rate_at, rates_from
+from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
+from lazyviz.plan.runtime.op_classes import short_name
+from lazyviz.plan.runtime.time_projection import duration
+from lazyviz.plan.runtime.work import operator_class
 
 FLAT = ((1e3, 1e9), (1e6, 1e9))
 RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)

@@ -10,8 +10,8 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.devices.rates import Rates
-from lazyviz.plan.timing.kernels import Product, product_seconds
-from lazyviz.plan.timing.time_projection import duration
+from lazyviz.plan.runtime.kernels import Product, product_seconds
+from lazyviz.plan.runtime.time_projection import duration
 
 
 def _projected(device, step):
@@ -160,7 +160,7 @@ def test_the_parts_of_a_step_add_up():
 
 
 def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
-    from lazyviz.plan.timing import kernels
+    from lazyviz.plan.runtime import kernels
 
     asked = []
     timed = kernels._timed
