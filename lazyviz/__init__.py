@@ -6,7 +6,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from .process import startup as _startup  # noqa: F401  # isort: skip
-from .torch_internals import numpy_warning as _without_numpy  # noqa: F401  # isort: skip
+from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
 from .execute.backend import Backend
 from .execute.eager import Interrupted
 from .execute.microbatch.clusters import NoWorkersError

@@ -33,6 +33,7 @@ MAY_IMPORT = {
         "torch_internals.cudnn_sizes",
         "torch_internals.nccl",
         "torch_internals.operators",
+        "torch_internals.sparse_tensors",
         "record",
         "torch_internals.process_groups",
         "graph.ir",

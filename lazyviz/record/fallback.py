@@ -21,8 +21,8 @@ from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import composite_ops, operators, private_api
 from .dependencies import closure
-from .interception.sparse_components import parts_of
 from .provenance.variable_names import tensors_under
+from .sparse.components import parts_of
 from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape

@@ -55,6 +55,8 @@ from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .shapes.scalar_operands import LARGEST_COMMON
+from .sparse import recording as sparse_recording
+from .sparse.components import parts_of
 from .storage import TrackedNode, TrackedStorage, TrackedValue
 from .tape import Tape, tape
 from .tensor_table import release
@@ -249,7 +251,9 @@ class Recorder:
                 key.append(name)
                 new_kwargs[name] = self._translate(item, by_type, values, tensors, key)
         except NotDeferrable as reason:
-            return None, self.run_now(op, info, args, kwargs, str(reason), of_sparse=reason.sparse)
+            if reason.sparse:
+                return None, self._with_sparse(op, info, args, kwargs)
+            return None, self.run_now(op, info, args, kwargs, str(reason))
         except Unexamined:
             self._memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
             return None, self.record(op, args, kwargs)
@@ -345,6 +349,9 @@ class Recorder:
             self._scopes.mark_stored_gradient(args[0]._lazyviz)
             self._recording.viewed = view_is_being_made(args[0])
             return tensor
+        if info.makes_sparse:
+            made = sparse_recording.make(self._tape, op, args, kwargs)
+            return _NO_ANSWER if made is NotImplemented else made
         if info.communicates:
             return self._communicate(op, args, kwargs)
         if info.copies and is_taken_over(args):
@@ -364,8 +371,9 @@ class Recorder:
 
     def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
         """Store a sparse gradient as the engine would: in the same memory."""
-        with self._recording.paused():
-            result = sharing_memory(gradient)
+        result = sharing_memory(gradient)
+        if any(map(is_pending, parts_of(gradient))):
+            return result
         fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result, held=0)
         return result
 
@@ -503,6 +511,16 @@ class Recorder:
                 self._give_own_value(tensor)
             return self.record(op, args, kwargs)
         return _NO_ANSWER
+
+    def _with_sparse(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a call with sparse tensors, pending where a rule knows what the kernel returns."""
+        answer = sparse_recording.record(self.record, op, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
+        cause = f"{info.name} of a sparse tensor cannot be deferred"
+        return self.run_now(op, info, args, kwargs, cause, of_sparse=True)
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
         """The kernel will change the metadata of the computed value, but other tensors must keep theirs."""
@@ -723,6 +741,8 @@ class Recorder:
         Autograd creates such views while it holds locks of tensors that an evaluation would need.
         """
         lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
+        if op is torch.ops.aten.alias.default and (same := detached(lazy)) is not None:
+            return same  # a component of a sparse tensor
         graph = lazy._lazyviz.storage.graph
         recorded = len(graph.nodes)
         with CriticalSection():  # no other thread begins or ends a block meanwhile

@@ -17,12 +17,12 @@ from ..torch_internals import cuda as torch_cuda
 from ..torch_internals.private_api import OpOverload
 from .dependencies import closure
 from .fake_cuda.host_values import on_host, reads_host
-from .interception.sparse_components import parts_of
 from .lazy_tensor import is_lazy, is_pending, refusal
 from .parity.gradient_accumulation import is_taken_over, sharing_memory
 from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
 from .shapes.inference import OpInfo
+from .sparse.components import parts_of
 from .storage import TrackedNode, TrackedStorage, Unreachable
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
@@ -77,10 +77,10 @@ def nodes_before_access(tape: Tape, tensor: torch.Tensor, *, write: bool) -> lis
         storage = value.storage
         if value.node is not None:
             needed.append(value.node)
-    elif not tape.tensors.storages:
-        return needed
     elif tensor.layout != torch.strided:
         return [node for part in parts_of(tensor) for node in nodes_before_access(tape, part, write=write)]
+    elif not tape.tensors.storages:
+        return needed
     else:
         found = tape.tensors.storages.get(private_api.storage_address(tensor))
         if found is None:

@@ -36,6 +36,7 @@ from ..record.fake_cuda.host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
+from ..record.sparse.components import parts_of
 from ..record.storage import TrackedNode, Unreachable
 from ..record.sync_points import RunLock
 from ..record.tape import tape
@@ -690,7 +691,7 @@ def sync() -> Report:
 
 def is_lazy(tensor: Any) -> bool:
     """Whether ``tensor`` is a tensor whose value is still pending."""
-    return isinstance(tensor, torch.Tensor) and is_pending(tensor)
+    return isinstance(tensor, torch.Tensor) and any(map(is_pending, parts_of(tensor) or [tensor]))
 
 
 def to_lazy(tensor: torch.Tensor) -> torch.Tensor:

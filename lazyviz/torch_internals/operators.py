@@ -9,6 +9,7 @@ import torch
 
 from .private_api import OpOverload
 
+NAMESPACE = "lazyviz"
 _libraries: dict[str, torch.library.Library] = {}
 
 
@@ -16,21 +17,23 @@ def define(
     name: str,
     signature: str,
     *,
+    overload: str = "",
     kernel: Callable[..., Any] | None = None,
     shape: Callable[..., Any] | None = None,
     tags: Sequence[torch.Tag] = (),
 ) -> OpOverload:
-    """Define the operator ``lazyviz::name``, with a kernel for all devices and one for shapes.
+    """Define the operator ``lazyviz::name.overload``, with a kernel for all devices and one for shapes.
 
     An earlier definition, by a module that is now imported again, is replaced: PyTorch would refuse it.
     """
-    if (earlier := _libraries.get(name)) is not None:
+    full = f"{name}.{overload}" if overload else name
+    if (earlier := _libraries.get(full)) is not None:
         earlier._destroy()
-    library = _libraries[name] = torch.library.Library("lazyviz", "FRAGMENT")
-    library.define(f"{name}{signature}", tags=tuple(tags))
+    library = _libraries[full] = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library.define(f"{full}{signature}", tags=tuple(tags))
     if kernel is not None:
-        library.impl(name, kernel, "CompositeExplicitAutograd")
+        library.impl(full, kernel, "CompositeExplicitAutograd")
     if shape is not None:
-        torch.library.register_fake(f"lazyviz::{name}", shape, lib=library)
-    found: OpOverload = getattr(torch.ops.lazyviz, name).default
+        torch.library.register_fake(f"{NAMESPACE}::{full}", shape, lib=library)
+    found: OpOverload = getattr(getattr(torch.ops.lazyviz, name), overload or "default")
     return found

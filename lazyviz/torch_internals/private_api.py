@@ -420,10 +420,8 @@ def table_of_builtins() -> tuple[dict[int, str], bool]:
     return _BUILTINS._get_builtin_table(), is_new
 
 
-# The name of the node that stores a gradient in ``.grad``, and the way it creates a sparse gradient from its
-# components.
+# The name of the node that stores a gradient in ``.grad``.
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
-make_sparse: Any = torch.ops.aten._sparse_coo_tensor_unsafe
 # Modules whose `_engine_run_backward` is called for every backward pass.
 BACKWARD_ENTRIES: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
 # The functions by which a context that allows writes to saved tensors recognizes a tensor, and its memory.

@@ -37,7 +37,7 @@ is_available: Callable[[], bool] = dist.is_available
 """Whether this PyTorch has ``torch.distributed``; if not, nothing else here may be called."""
 FAKE = "fake"
 _rebuild_buckets: Callable[[Any], bool] | None = (
-    dist.Reducer._rebuild_buckets if dist.is_available() else None
+    dist.Reducer._rebuild_buckets if dist.is_available() else None  # type: ignore[attr-defined]
 )
 PIPELINE_SCHEDULES = "torch.distributed.pipelining.schedules"
 PIPELINE_STAGES = "torch.distributed.pipelining.stage"
@@ -146,7 +146,7 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
     yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _no_log_entry
-    yield dist.Reducer, "_rebuild_buckets", _rebuild_buckets_in_memory
+    yield dist.Reducer, "_rebuild_buckets", _rebuild_buckets_in_memory  # type: ignore[attr-defined]
     if not isinstance(module.default_pg_nccl_timeout, timedelta):
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 

@@ -156,3 +156,81 @@ def test_a_sparse_gradient_is_taken_over_unless_a_hook_has_kept_it(kept):
         assert program() is expected
     assert program() is expected  # while something is pending, in a later cell
     assert graph.pending and pending.tolist() == [2, 2]
+
+
+NODES, EDGES, FEATURES = 800, 8000, 32
+
+
+def adjacency(layout):
+    torch.manual_seed(0)
+    edges = torch.sparse_coo_tensor(torch.randint(NODES, (2, EDGES)), torch.rand(EDGES), (NODES, NODES))
+    return edges if layout == "coo" else edges.coalesce() if layout == "coalesced" else edges.to_sparse_csr()
+
+
+def graph_network(edges):
+    first, last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 8)
+    optimizer = torch.optim.Adam([*first.parameters(), *last.parameters()])
+    nodes = torch.randn(NODES, FEATURES)
+    for _ in range(2):
+        optimizer.zero_grad()
+        out = torch.sparse.mm(edges, last((edges @ first(nodes)).relu()))
+        nn.functional.cross_entropy(out, torch.arange(NODES) % 8).backward()
+        optimizer.step()
+    return first, last, optimizer, out
+
+
+def edge_weights(edges):
+    weights = torch.rand(edges._nnz(), requires_grad=True)
+    if edges.layout == torch.sparse_coo:
+        indices, known = edges._indices(), {"is_coalesced": edges.is_coalesced(), "check_invariants": False}
+        weighted = torch.sparse_coo_tensor(indices, weights * 2, edges.shape, **known)
+    else:
+        parts = edges.crow_indices(), edges.col_indices()
+        weighted = torch.sparse_csr_tensor(*parts, weights * 2, edges.shape)
+    torch.sparse.mm(weighted, torch.randn(NODES, FEATURES)).pow(2).sum().backward()
+    return weights
+
+
+OF_EDGES = {
+    "graph network": graph_network,
+    "edge weights": edge_weights,
+    "mm": lambda e: e @ torch.randn(NODES, FEATURES),
+    "transposed mm": lambda e: e.t() @ torch.randn(NODES, FEATURES),
+    "strided mm": lambda e: torch.randn(FEATURES, NODES) @ e,
+    "mv": lambda e: e @ torch.randn(NODES),
+    "addmm": lambda e: torch.sparse.addmm(torch.ones(NODES, FEATURES), e, torch.randn(NODES, FEATURES)),
+    "mask": lambda e: torch.ones(NODES, NODES).sparse_mask(e),
+    "to_dense": lambda e: e.to_dense(),
+    "add": lambda e: torch.ones(NODES, NODES) + e,
+    "scaled": lambda e: e * 2,
+    "relu": lambda e: torch.relu(e),
+    "softmax": lambda e: torch.sparse.softmax(e, 1) if e.layout == torch.sparse_coo else e * 3,
+    "other layout": lambda e: e.to_sparse_csr() if e.layout == torch.sparse_coo else e.to_sparse(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (invariant|CSR)")
+@pytest.mark.parametrize("layout", ["coo", "coalesced", "csr"])
+@pytest.mark.parametrize("name", OF_EDGES)
+def test_kernels_of_sparse_tensors_are_planned_as_measured(name, layout):
+    edges, program = adjacency(layout), OF_EDGES[name]
+    program(edges)
+    measured, _ = allocated_by(lambda: program(edges))
+    with lazyviz.lazy() as graph:
+        kept = program(edges)
+    plan = graph.plan()
+    outside = {value.storage for value in graph.ir.inputs if value.storage.continues is None}
+    before = sum(storage.nbytes for storage in outside)
+    unknown = EDGES * 4 + 64 if (name, layout) == ("edge weights", "coo") else 64  # a copy of the values
+    assert plan.eager_peak_bytes - before == pytest.approx(measured, rel=0.0002, abs=unknown)
+    if name in ("graph network", "mm", "transposed mm", "addmm"):
+        assert not graph.sync_points
+    del kept
+
+
+def test_flops_of_a_sparse_product_are_those_of_its_elements():
+    edges = adjacency("coo")
+    with lazyviz.lazy() as graph:
+        kept = edges @ torch.randn(NODES, FEATURES), edges @ torch.randn(NODES)
+    assert graph.plan().flops == 2 * EDGES * (FEATURES + 1)
+    del kept

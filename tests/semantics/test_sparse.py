@@ -192,7 +192,7 @@ def test_a_sparse_tensor_is_one_sync_point_where_its_values_are_read():
         sparse = torch.sparse_coo_tensor(indices, values * 2, (2, 3))
         return (sparse + sparse).coalesce() * 3
 
-    cause = "sparse_coo_tensor (its sparse_coo result cannot be deferred)"
+    cause = "add of a sparse tensor cannot be deferred"  # how many elements it has depends on data
     graph = both(program, lambda: tensors()[:2], syncs={cause}, orders=("at once",))
     assert len(graph.sync_points) == 1
 

@@ -23,7 +23,7 @@ from ...torch_internals.kernel_selection import (
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
-from . import casts, composites, fourier, gloo, lapack, sorting, transformer
+from . import casts, composites, fourier, gloo, lapack, sorting, sparse, transformer
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
@@ -41,6 +41,7 @@ _CPU_TABLE: dict[str, Rule] = {
     **gloo.TABLE,
     **lapack.TABLE,
     **sorting.TABLE,
+    **sparse.TABLE,
     **transformer.TABLE,
     **workspace_images.TABLE,
     **workspace_linalg.TABLE,

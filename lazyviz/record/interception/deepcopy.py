@@ -33,6 +33,9 @@ def deep_copy(
     if cls is torch.Tensor and not tensor.is_leaf:
         refused: torch.Tensor = original(tensor, memo)
         return refused
+    if _records(tape) and tensor.layout == torch.sparse_coo:  # clones it, which is recorded
+        cloned: torch.Tensor = original(tensor, memo)
+        return cloned
     if not _records(tape) or _is_special(tensor):
         return None
     if id(tensor) in memo:

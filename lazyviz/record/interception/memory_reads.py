@@ -40,6 +40,7 @@ from ..pending_tensor_classes import real_class
 from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
+from ..sparse.components import parts_of
 from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
@@ -299,6 +300,9 @@ class SyncPatches:
                     return values
                 kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor"
                 dtype = str(tensor.dtype).removeprefix("torch.")
+                if any(map(is_lazy, parts := parts_of(tensor))):
+                    layout, count = str(tensor.layout).removeprefix("torch."), parts[-1].shape[0]
+                    return f"lazy{list(tensor.shape)} {dtype} {tensor.device}, {layout}, nnz={count}, pending"
                 return f"{kind}{list(tensor.shape)} {dtype} {tensor.device}, pending write"
             with tape.recording.paused():
                 return original(tensor, **kwargs)

@@ -22,9 +22,9 @@ import torch
 from ...process.transaction import take_back
 from ...torch_internals import composite_ops, private_api
 from .. import fallback, native_recorder
-from ..interception import sparse_constructors
 from ..interception.raw_memory import RAW_ACCESS
 from ..lazy_tensor import is_pending
+from ..sparse import constructors as sparse_constructors
 from ..tape import Tape
 from ..unrecorded_ops import tensors_in
 from . import inplace_gradients

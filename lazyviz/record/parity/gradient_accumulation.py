@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import private_api
+from ...torch_internals import private_api, sparse_tensors
 from .. import backward_nodes
-from ..interception.sparse_components import parts_of
 from ..lazy_tensor import is_lazy
 from ..recording_state import RecordingState
+from ..sparse.components import parts_of
 from ..storage import TrackedValue
 
 
@@ -59,6 +59,5 @@ def is_taken_over(args: tuple[Any, ...], parts: Callable[[Any], Iterable[torch.T
 
 
 def sharing_memory(gradient: torch.Tensor) -> torch.Tensor:
-    """Another sparse tensor with the same components."""
-    indices, values = parts_of(gradient)
-    return private_api.make_sparse(indices, values, gradient.shape)
+    """Another sparse tensor with the same components; it is not known whether it is coalesced."""
+    return sparse_tensors.make(gradient.layout, gradient.shape, parts_of(gradient))

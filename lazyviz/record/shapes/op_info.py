@@ -8,7 +8,7 @@ import torch
 
 from ...graph.collectives import NAMESPACES
 from ...graph.ir import works_by_element
-from ...torch_internals import private_api
+from ...torch_internals import operators, private_api, sparse_tensors
 from ...torch_internals.dispatch_handlers import makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
 from . import argument_checks
@@ -60,8 +60,8 @@ class OpInfo:
     __slots__ = (
         "adds", "argument_names", "by_type", "checks", "checks_content", "communicates", "copies",
         "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
-        "hidden_writes", "is_view", "op", "lifts", "metadata_only", "metadata_write", "mutable_kwargs",
-        "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
+        "hidden_writes", "is_view", "op", "lifts", "makes_sparse", "metadata_only", "metadata_write",
+        "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
         "profiles", "resizes", "returned",
         "returns_numbers",
         "returns_tensors",
@@ -167,9 +167,10 @@ class OpInfo:
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_views = makes_views_by_decomposition(op)  # its result is a view that PyTorch does not track
-        self.of_parts = private_api.leaves_autograd_to_its_parts(op)
+        self.of_parts = op.namespace != operators.NAMESPACE and private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
         self.communicates = op.namespace in _COMMUNICATION
+        self.makes_sparse = op in sparse_tensors.MAKERS
         self.special = (
             self.metadata_only
             or self.checks
@@ -177,6 +178,7 @@ class OpInfo:
             or self.communicates
             or self.copies
             or self.lifts
+            or self.makes_sparse
             or self.zeros
             or self.adds
             or self.detaches

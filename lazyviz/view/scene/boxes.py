@@ -178,7 +178,7 @@ def op_name(node: Node) -> str:
         return node.at_once
     if node.op.namespace in NAMESPACES and (collective := collective_of(node)) is not None:
         return collective.label
-    return name.removeprefix("aten::")
+    return name.removeprefix("aten::").removeprefix("lazyviz::")
 
 
 def name_of(box: Box) -> str:

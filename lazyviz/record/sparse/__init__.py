@@ -1,0 +1,1 @@
+"""Sparse tensors: pending components of real sparse tensors, and their kernels as operators on components."""

@@ -1,0 +1,137 @@
+"""Recording of ops with sparse tensors: as operators on their components, where a rule knows the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...torch_internals import sparse_tensors
+from ...torch_internals.cuda import STAND_INS
+from ...torch_internals.private_api import OpOverload
+from ..lazy_tensor import detached, is_lazy
+from ..tape import Tape
+from ..unrecorded_ops import nodes_before_access
+from .components import COMPONENTS, Form, is_sparse, parts_of
+from .operators import Signature, apply_rule, flat, new_parts, operator_for
+from .rules import RULES, Made, New, Row
+
+Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+_aten = torch.ops.aten
+_SAME = {
+    each.default for each in (_aten.detach, _aten.alias, _aten.positive)
+}  # the same components, in another tensor
+_METADATA = {
+    each.default
+    for each in (
+        _aten._nnz, _aten.is_coalesced, _aten.sparse_dim, _aten.dense_dim, _aten._dimI, _aten._dimV,
+        _aten._coalesced_,
+    )
+}  # fmt: skip
+
+
+def record(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The pending result of a call with sparse tensors; ``NotImplemented`` if the call must run now."""
+    if not args or not is_sparse(args[0]):
+        return _kernel(do_record, op, args, kwargs) if op.name() in RULES else NotImplemented
+    tensor = args[0]
+    if op in _METADATA:
+        return sparse_tensors.call(op, tensor.layout, tensor.device, *args)
+    if op in _SAME or (op is _aten.coalesce.default and sparse_tensors.is_coalesced(tensor)):
+        return sparse_tensors.same_components(tensor)
+    name = op._schema.name.removeprefix("aten::")
+    if (
+        name in ("indices", "values")
+        and tensor.layout == torch.sparse_coo
+        and sparse_tensors.is_coalesced(tensor)
+    ):
+        name = f"_{name}"
+    if name in COMPONENTS[tensor.layout]:
+        return _part(op, tensor, name)
+    return _kernel(do_record, op, args, kwargs) if op.name() in RULES else NotImplemented
+
+
+def make(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator in which constructors end; ``NotImplemented`` if it has to run now, because
+    it converts components.
+    """
+    is_coo = op is sparse_tensors.MAKE_COO
+    *indices, values = args[3:5] if is_coo else args[:3]
+    if kwargs.get("dtype") not in (None, values.dtype) or kwargs.get("pin_memory"):
+        return NotImplemented
+    if values.device in STAND_INS:  # see record/fake_cuda/sparse_gradients.py
+        return NotImplemented
+    if any(part.layout != torch.strided or part.device != values.device for part in (*indices, values)):
+        return NotImplemented
+    if is_coo:  # it does not read them
+        return sparse_tensors.call(op, torch.sparse_coo, values.device, *args, **kwargs)
+    if kwargs.get("layout") not in COMPONENTS:
+        return NotImplemented
+    shape = args[3] if len(args) > 3 else None
+    if shape is None or sparse_tensors.are_checked():
+        evaluate(tape, f"{op._schema.name.removeprefix('aten::')} reads indices", indices)
+        with tape.recording.paused():
+            shape = op(*indices, stand_in(values), *args[3:], **kwargs).shape
+    return sparse_tensors.make(kwargs["layout"], shape, args[:3])
+
+
+def stand_in(values: torch.Tensor) -> torch.Tensor:
+    """Memory of the same layout, which is not read."""
+    return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=values.device)
+
+
+def evaluate(tape: Tape, cause: str, tensors: Sequence[torch.Tensor]) -> None:
+    needed = [node for tensor in tensors for node in nodes_before_access(tape, tensor, write=False)]
+    if needed:
+        with tape.runs.lock:
+            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            tape.runs.sync(cause, needed, nbytes)
+
+
+def _part(op: OpOverload, tensor: torch.Tensor, name: str) -> Any:
+    """A component, in a tensor of its own."""
+    part = parts_of(tensor)[COMPONENTS[tensor.layout].index(name)]
+    if is_lazy(part):
+        found = detached(part)
+        return NotImplemented if found is None else found
+    return sparse_tensors.call(op, tensor.layout, tensor.device, tensor)
+
+
+def _kernel(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = _in_order(op, args, kwargs)
+    forms = {at: Form.of(item) for at, item in enumerate(arguments) if is_sparse(item)}
+    outcome = apply_rule(op, [forms.get(at, item) for at, item in enumerate(arguments)])
+    if outcome is None:
+        return NotImplemented
+    sparse = tuple((at, form.layout) for at, form in forms.items())
+    numbers = tuple(
+        at
+        for at, (item, argument) in enumerate(zip(arguments, op._schema.arguments))
+        if isinstance(item, (int, float, complex)) and str(argument.type) == "Tensor"
+    )
+    operands = tuple(flat(forms, arguments))
+    if not isinstance(outcome, Made):
+        return do_record(operator_for(op, Signature(sparse, numbers, None)), operands, {})
+    fresh = new_parts(outcome)
+    results: Sequence[Any] = ()
+    if fresh:
+        results = do_record(operator_for(op, Signature(sparse, numbers, fresh)), operands, {})
+        results = results if isinstance(results, (tuple, list)) else (results,)
+    made = dict(zip(fresh, results))
+
+    def part(at: int, found: torch.Tensor | Row | New) -> torch.Tensor:
+        if isinstance(found, Row):
+            row: torch.Tensor = do_record(_aten.select.int, (found.part, 0, found.number), {})
+            return row
+        return made[at] if isinstance(found, New) else found
+
+    parts = tuple(part(at, found) for at, found in enumerate(outcome.parts))
+    return Form(outcome.layout, outcome.shape, parts, outcome.is_coalesced).made()
+
+
+def _in_order(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The call's arguments in the order of the schema, defaults included."""
+    rest = op._schema.arguments[len(args) :]
+    return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]

@@ -1,0 +1,269 @@
+"""Rules of sparse kernels, against the kernels themselves; what they record, against eager mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lazyviz
+from lazyviz.record.sparse import recording, rules
+from lazyviz.record.sparse.components import parts_of
+
+from ...eager_and_lazy import both
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
+
+
+def repeated():
+    """Not coalesced: an index occurs twice."""
+    indices = torch.tensor([[0, 1, 1, 0], [2, 0, 0, 1]])
+    return torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, -3.0, 4.0]), (3, 3))
+
+
+def coalesced():
+    return repeated().coalesce()
+
+
+def hybrid():
+    return torch.sparse_coo_tensor(torch.tensor([[0, 2, 0]]), torch.randn(3, 4), (3, 4))
+
+
+def batch():
+    indices = torch.tensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]])
+    return torch.sparse_coo_tensor(indices, torch.randn(3), (2, 3, 3))
+
+
+def csr():
+    return coalesced().to_sparse_csr()
+
+
+def csc():
+    return coalesced().to_sparse_csc()
+
+
+KINDS = {each.__name__: each for each in (repeated, coalesced, hybrid, batch, csr, csc)}
+
+
+def like(tensor, *shape):
+    return torch.randn(shape or tuple(tensor.shape), dtype=tensor.dtype)
+
+
+CALLS = {
+    **{
+        name: lambda s, name=name: getattr(torch, name)(s)
+        for name in (each.removeprefix("aten::") for each in (f"aten::{one}" for one in rules._ELEMENTWISE))
+    },
+    "neg": torch.neg,
+    "mul by a number": lambda s: s * 2,
+    "mul by a float": lambda s: s * 0.5,
+    "number mul": lambda s: 3 * s,
+    "mul by a tensor": lambda s: s * torch.tensor(0.1),
+    "mul by a double": lambda s: s * torch.tensor(0.1, dtype=torch.float64),
+    "tensor mul": lambda s: torch.tensor(0.1) * s,
+    "mul by a strided tensor": lambda s: s * like(s),
+    "strided mul": lambda s: like(s) * s,
+    "div by a number": lambda s: s / 3,
+    "div by a tensor": lambda s: s / torch.tensor(3.0),
+    "strided add": lambda s: like(s) + s,
+    "strided add of a double": lambda s: like(s).double() + s,
+    "strided add with alpha": lambda s: torch.add(like(s), s, alpha=-0.5),
+    "transposed add": lambda s: like(s, *s.shape[::-1]).permute(*reversed(range(s.dim()))) + s,
+    "strided sub": lambda s: like(s) - s,
+    "strided add_": lambda s: like(s).add_(s, alpha=0.1),
+    "strided sub_": lambda s: like(s).sub_(s),
+    "mm": lambda s: torch.mm(s, like(s, s.shape[-1], 5)),
+    "mm of a transpose": lambda s: s @ like(s, 5, s.shape[-1]).t(),
+    "sparse.mm": lambda s: torch.sparse.mm(s, like(s, s.shape[-1], 5)),
+    "mean of products": lambda s: torch.sparse.mm(s, like(s, s.shape[-1], 5), "mean"),
+    "largest product": lambda s: torch.sparse.mm(s, like(s, s.shape[-1], 5), "amax"),
+    "strided mm": lambda s: like(s, 5, s.shape[0]) @ s,
+    "mv": lambda s: s @ like(s, s.shape[-1]),
+    "addmm": lambda s: torch.addmm(like(s, s.shape[0], 5), s, like(s, s.shape[-1], 5), beta=0.5, alpha=2),
+    "addmm of a row": lambda s: torch.addmm(like(s, 5), s, like(s, s.shape[-1], 5)),
+    "sparse.addmm": lambda s: torch.sparse.addmm(like(s, s.shape[0], 5), s, like(s, s.shape[-1], 5)),
+    "bmm": lambda s: torch.bmm(s, like(s, s.shape[0], s.shape[-1], 5)),
+    "sampled_addmm": lambda s: torch.sparse.sampled_addmm(s, like(s, 3, 4), like(s, 4, 3), beta=0.5),
+    "to_dense": lambda s: s.to_dense(),
+    "sum": torch.sum,
+    "sparse.sum": lambda s: torch.sparse.sum(s),
+    "sum in double": lambda s: torch.sum(s, dtype=torch.float64),
+    "norm": lambda s: torch.norm(s),
+    "norm of order 1": lambda s: s.norm(1),
+    "sparse_mask": lambda s: like(s).sparse_mask(s),
+    "sparse_mask of itself": lambda s: (s * 2).sparse_mask(s),
+    "sparse_mask of another": lambda s: coalesced().sparse_mask(s),
+    "sparse_mask by another": lambda s: s.sparse_mask(coalesced()),
+    "sparse_mask by more": lambda s: s.sparse_mask(repeated()),
+    "to a layout": lambda s: s.to_sparse(layout=torch.sparse_csr),
+    "to dimensions": lambda s: s.to_sparse(2),
+    "softmax": lambda s: torch.sparse.softmax(s, 1),
+    "log_softmax": lambda s: torch.sparse.log_softmax(s, -1),
+    "clone": torch.clone,
+    "detach": lambda s: s.detach(),
+    "double": lambda s: s.double(),
+    "half": lambda s: s.half(),
+    "copy": lambda s: torch.ops.aten._to_copy(s),
+    "t": lambda s: s.t(),
+    "transpose": lambda s: s.transpose(0, 1),
+    "transpose of itself": lambda s: s.transpose(0, 0),
+    "permute": lambda s: s.permute(tuple(reversed(range(s.dim())))),
+    "permute nothing": lambda s: s.permute(tuple(range(s.dim()))),
+    "to_sparse_csr": lambda s: s.to_sparse_csr(),
+    "to_sparse_csc": lambda s: s.to_sparse_csc(),
+    "to_sparse": lambda s: s.to_sparse(),
+    "coalesce": lambda s: s.coalesce(),
+    "add": lambda s: s + s,
+    "mul": lambda s: s * s,
+    "pow": lambda s: s**2,
+    "cat": lambda s: torch.cat([s, s]),
+    "index_select": lambda s: s.index_select(0, torch.tensor([0, 2])),
+    "select": lambda s: s[0],
+    "sum over a dimension": lambda s: torch.sparse.sum(s, 0),
+    "unsqueeze": lambda s: s.unsqueeze(0),
+    "mul in place": lambda s: s.mul_(2),
+    "zeros_like": torch.zeros_like,
+    "values": lambda s: s.values() * 2,
+    "_values": lambda s: s._values() * 2,
+    "_indices": lambda s: s._indices() + 1,
+    "crow_indices": lambda s: s.crow_indices() + 1,
+    "facts": lambda s: (s._nnz(), s.sparse_dim(), s.dense_dim(), s.is_sparse, s.layout, s.requires_grad),
+    "is_coalesced": lambda s: s.is_coalesced(),
+    "wrong mm": lambda s: s @ like(s, 7, 7),
+    "wrong dtype": lambda s: s @ like(s, s.shape[-1], 5).double(),
+    "wrong add": lambda s: like(s, 2, 2) + s,
+    "wrong transpose": lambda s: s.transpose(0, 5),
+}
+
+
+def pending(kind):
+    """A sparse tensor whose values are pending in a block."""
+    example = KINDS[kind]()
+    *indices, values = [part * 1 for part in parts_of(example)]
+    if example.layout == torch.sparse_coo:
+        return torch.sparse_coo_tensor(
+            *indices, values, example.shape, is_coalesced=example.is_coalesced(), check_invariants=False
+        )
+    return torch.sparse_compressed_tensor(*indices, values, example.shape, layout=example.layout)
+
+
+def called(name, sparse):
+    try:
+        return CALLS[name](sparse)
+    except NotImplementedError as error:  # with a list of all kernels that there are, ours included
+        raise NotImplementedError(str(error).partition(". This could be")[0]) from error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_pending_sparse_tensors(name, kind):
+    both(lambda: called(name, pending(kind)), syncs=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_real_sparse_tensors(name, kind):
+    both(lambda sparse: called(name, sparse), KINDS[kind], syncs=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rule_foretells_what_the_kernel_returns(name, kind, monkeypatch):
+    """Which components are new, and how large these and the result are."""
+    foretold = []
+
+    def applied(op, arguments):
+        outcome = recording_rule(op, arguments)
+        if outcome is not None:
+            foretold.append((op, [a.made() if hasattr(a, "made") else a for a in arguments], outcome))
+        return outcome
+
+    recording_rule = recording.apply_rule
+    monkeypatch.setattr(recording, "apply_rule", applied)
+    with lazyviz.lazy() as graph:
+        try:
+            CALLS[name](KINDS[kind]())
+        except Exception:
+            return
+    graph.evaluate()
+    for op, arguments, outcome in foretold:
+        given = [part for a in arguments if isinstance(a, torch.Tensor) for part in parts_of(a) or [a]]
+        shared = {part.untyped_storage().data_ptr() for part in given}
+        count = sum(not argument.kwarg_only for argument in op._schema.arguments)
+        names = [argument.name for argument in op._schema.arguments][count:]
+        result = op(*arguments[:count], **dict(zip(names, arguments[count:])))
+        if isinstance(outcome, tuple):
+            assert [tuple(each.shape) for each in result] == [each.shape for each in outcome]
+            continue
+        assert tuple(result.shape) == getattr(outcome, "shape", tuple(result.shape))
+        if isinstance(outcome, rules.Made):
+            assert result.layout == outcome.layout
+            if result.layout == torch.sparse_coo:
+                assert result.is_coalesced() == outcome.is_coalesced or result._nnz() < 2
+            for part, expected in zip(parts_of(result), outcome.parts, strict=True):
+                is_new = part.untyped_storage().data_ptr() not in shared
+                assert is_new == isinstance(expected, rules.New)
+                if not isinstance(expected, rules.Row):
+                    assert (tuple(part.shape), part.dtype) == (tuple(expected.shape), expected.dtype)
+
+
+GRADIENTS = {
+    "product": lambda s, x: torch.sparse.mm(s, x),
+    "matmul": lambda s, x: s @ x,
+    "transposed product": lambda s, x: s.t() @ x,
+    "vector": lambda s, x: s @ x[:, 0],
+    "dense": lambda s, x: s.to_dense() @ x,
+    "scaled": lambda s, x: (s * 2).to_dense() * 3,
+    "divided": lambda s, x: (s / 3).to_dense(),
+    "negated": lambda s, x: (-s).to_dense(),
+    "softmax": lambda s, x: torch.sparse.softmax(s, 1).to_dense() @ x,
+    "log_softmax": lambda s, x: torch.sparse.log_softmax(s, 1).to_dense() @ x,
+    "sum": lambda s, x: torch.sparse.sum(s),
+    "values": lambda s, x: s.values() * 2,
+    "coalesced values": lambda s, x: s.coalesce().values() * 2,
+    "added": lambda s, x: torch.ones(3, 3) + s,
+    "addmm": lambda s, x: torch.sparse.addmm(torch.ones(3, 4), s, x, beta=0.5, alpha=2),
+    "relu": lambda s, x: torch.relu(s.coalesce() if s.layout == torch.sparse_coo else s).to_dense(),
+    "sampled_addmm": lambda s, x: torch.sparse.sampled_addmm(s, x, x.t()).to_dense(),
+    "masked": lambda s, x: (x @ x.t()).sparse_mask(s).to_dense(),
+    "compressed": lambda s, x: s.to_sparse_csr() @ x,
+    "twice": lambda s, x: s @ (s @ x),
+    "mean of products": lambda s, x: torch.sparse.mm(s, x, "mean"),
+    "largest product": lambda s, x: torch.sparse.mm(s, x, "amax"),
+}
+
+
+@pytest.mark.parametrize("kind", ["repeated", "coalesced", "csr"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_values_and_of_operands(name, kind):
+    """Of edge weights and features of a graph, for example."""
+
+    def program(values, features):
+        like = KINDS[kind]()
+        *indices, _ = parts_of(like)
+        if like.layout == torch.sparse_coo:
+            more = {"is_coalesced": like.is_coalesced(), "check_invariants": False}
+            sparse = torch.sparse_coo_tensor(*indices, values * 2, like.shape, **more)
+        else:
+            sparse = torch.sparse_csr_tensor(*indices, values * 2, like.shape)
+        out = GRADIENTS[name](sparse, features * 1)
+        (out * out).sum().backward()
+        return out
+
+    def make():
+        count = parts_of(KINDS[kind]())[-1].shape[0]
+        return torch.randn(count, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+
+    both(program, make, syncs=None, versions=False)
+
+
+@pytest.mark.parametrize("kind", ["coalesced", "csr"])
+@pytest.mark.parametrize(
+    "name", [*rules._ELEMENTWISE, "neg", "mm", "to_dense", "clone", "t", "strided add", "mul by a number"]
+)
+def test_these_calls_need_no_sync_point(name, kind):
+    if (name, kind) in {("strided add", "csr")}:
+        return
+    with lazyviz.lazy() as graph:
+        kept = CALLS[name](pending(kind))
+    assert not graph.sync_points and graph.pending
+    del kept
