@@ -47,7 +47,8 @@ def _put_counters_away(lane: Box) -> None:
             child.label, child.key, child.repeats = "step counters", (KEY, child.first), 1
             lines = _lines(child)
             beside = [*lane.children[max(at - 1, 0) : at], *lane.children[at + 1 : at + 2]]
-            updates = next((box for box in beside if box.is_group and not lines.isdisjoint(_lines(box))), None)
+            same = (box for box in beside if box.is_group and not lines.isdisjoint(_lines(box)))
+            updates = next(same, None)
             if updates is not None:
                 updates.children, child.parent = [*updates.children, child], updates
                 count(updates)
