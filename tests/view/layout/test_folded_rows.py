@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 
@@ -23,7 +24,7 @@ class Wide(nn.Module):
     def __init__(self):
         super().__init__()
         sizes = [8 * n for n in range(1, 13)]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.last = nn.Linear(sizes[-1], 8)
 
     def forward(self, x):
@@ -62,8 +63,8 @@ def test_a_long_chain_is_continued_below_until_it_fits_a_page(pictures):
     long, rows = pictures
     assert long.width > 4 * long.height
     assert rows.width <= RATIO * rows.height
-    assert all(0 <= frame.x and frame.x + frame.width <= rows.width + 1 for frame in rows.frames)
-    assert all(0 <= frame.y and frame.y + frame.height <= rows.height + 1 for frame in rows.frames)
+    assert all(frame.x >= 0 and frame.x + frame.width <= rows.width + 1 for frame in rows.frames)
+    assert all(frame.y >= 0 and frame.y + frame.height <= rows.height + 1 for frame in rows.frames)
 
 
 def test_each_box_is_in_one_row_and_covers_no_other(pictures):
@@ -101,9 +102,7 @@ def test_edges_arrive_at_boxes_and_leave_a_row_where_the_next_one_continues(pict
         other = next(lane for lane in lanes if lane.y <= height <= lane.y + lane.height and lane.x <= start)
         assert one.box is other.box and one is not other
         assert y - one.y == pytest.approx(height - other.y), "at the same height"
-        assert {round(x - one.x), round(start - other.x)} == {0, round(one.width)}, (
-            "from one side to the other"
-        )
+        assert {round(x - one.x), round(start - other.x)} == {0, round(one.width)}, "from side to side"
 
 
 def test_a_short_chain_stays_in_one_row():

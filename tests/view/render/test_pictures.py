@@ -224,9 +224,7 @@ def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_pat
         save(step, plan, tmp_path / "a.pdf")
 
 
-def test_cairo_gets_the_static_picture_with_halos_and_fonts_as_it_knows_them(
-    step, plan, tmp_path, monkeypatch
-):
+def test_cairo_gets_the_picture_with_halos_and_fonts_that_it_knows(step, plan, tmp_path, monkeypatch):
     given = {}
 
     def svg2pdf(bytestring, scale):
