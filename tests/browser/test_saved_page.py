@@ -102,6 +102,8 @@ def test_search_finds_there_what_python_finds(opened):
         "line 33",
         "float32",
         "1.linear",
+        "linear",
+        "layernorm",
         "addmm_1",
         "c++",
         "loss",

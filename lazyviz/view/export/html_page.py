@@ -204,6 +204,7 @@ def _search(scene: Scene) -> dict[str, Any]:
     texts: dict[str, int] = {}
     chains: dict[str, int] = {}
     above, labels, subs = [], [], []
+    classes = [texts.setdefault(name, len(texts)) for name in index.classes]
     for place in range(len(index.boxes)):
         hit = index.hit(place)
         above.append(chains.setdefault(" ".join(hit["chain"][:-1]), len(chains)))
@@ -217,6 +218,7 @@ def _search(scene: Scene) -> dict[str, Any]:
         "texts": list(texts),
         "labels": labels,
         "subs": subs,
+        "classes": classes,
         **index.as_json(),
     }
 

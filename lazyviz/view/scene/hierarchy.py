@@ -486,12 +486,9 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
     for (group, at, role), values in wanted.items():
         parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
         for part in parts:
-            label: str = (
-                part[0].name
-                or variables.get(part[0].id)
-                or full_name(part[0].storage.name)
-                or maker_of.get(part[0].storage.origin.id, role)
-            )
+            label: str = full_name(
+                part[0].name or variables.get(part[0].id) or part[0].storage.name
+            ) or maker_of.get(part[0].storage.origin.id, role)
             if group.name and role in ("parameter", "buffer"):
                 label = label.rpartition(".")[2]  # the module's own name is in the box around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
