@@ -112,7 +112,7 @@ export class Toolbar {
     const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
     // What a run took says that it has ended; the row has no room for both, and a phrase without room is out of sight.
-    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(" · ran", "\u00a0· ran").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
+    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(/ · (?=ran|\d)/, "\u00a0· ").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
