@@ -195,3 +195,12 @@ def test_the_page_lives_in_a_frame_of_another_page_and_in_what_nbconvert_writes(
         assert inside.locator("img.lazyviz-static:visible").count() == 0
         page.context.close()
     del keep
+
+
+def test_a_saved_page_fills_its_window_or_frame(opened):
+    graph, _keep = step()
+    page = opened(graph)
+    for width, height in ((700, 640), (1400, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        footer = page.locator("footer").bounding_box()
+        assert height - 50 <= footer["y"] + footer["height"] <= height

@@ -86,6 +86,7 @@ STYLE = """
 :root{color-scheme:light dark}
 body{margin:0;padding:12px;font:13px/1.5 system-ui,sans-serif;background:Canvas;color:CanvasText}
 #lazyviz>img{max-width:100%;height:auto}
+#lazyviz .lazyviz{height:min(900px,100vh - 76px)}
 footer{margin:8px 4px;opacity:.8}
 @media print{body{padding:0}.lz-button-row,.lz-zoom,footer{display:none!important}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
