@@ -177,7 +177,7 @@ def test_the_page_lives_in_a_frame_of_another_page_and_in_what_nbconvert_writes(
     graph, keep = step()
     graph.save(tmp_path / "graph.html")
     page_text = (tmp_path / "graph.html").read_text(encoding="utf-8")
-    frame = f'<iframe srcdoc="{html.escape(page_text)}" width="100%" height="700"></iframe>'
+    frame = f'<div><iframe srcdoc="{html.escape(page_text)}" width="100%" height="700"></iframe></div>'
     output = nbformat.v4.new_output("display_data", {"text/html": frame})
     cell = nbformat.v4.new_code_cell("HTML(frame)", outputs=[output])
     exported, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
