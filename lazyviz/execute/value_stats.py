@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from ..graph.ir import Node, Storage, is_dense
+from ..graph.modules import full_name
 from ..graph.value_summary import BINS, Summary
 from ..plan.batch.placement import Placement, Shard
 from ..record.storage import TrackedNode, TrackedValue
@@ -316,7 +317,7 @@ class Summaries:
             real = value.real
             written = value.storage in node.writes
             if real is not None and not written and value.storage not in self._known and _has(real, kind):
-                came = value.name or value.storage.name or "an input"
+                came = full_name(value.name or value.storage.name) or "an input"
                 break
         self.first[kind] = NonFinite(node, index, kind, summary, came)
 

@@ -86,13 +86,14 @@ class TrackedStorage(Storage):
 
     def count_held(self) -> None:
         """Count its bytes in ``held_bytes`` while only pending nodes keep it alive."""
-        held = TrackedStorage.held
+        tracked = __class__  # type: ignore[name-defined]  # at the end of the process the module has no names
+        held = tracked.held
         counts = self.external and not self.live and self.uses > 0 and self.device.type != "meta"
         if counts or held:
-            TrackedStorage.held_bytes -= held.pop(self, 0)
+            tracked.held_bytes -= held.pop(self, 0)
         if counts:
             held[self] = self.nbytes
-            TrackedStorage.held_bytes += self.nbytes
+            tracked.held_bytes += self.nbytes
 
     @property
     def has_pending_write(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from .support.bare_page import Stage, shown
@@ -83,6 +85,10 @@ def test_the_settings_offer_the_other_graphs_by_keyboard_and_axe_finds_nothing_w
     stage.settle()
     assert page.locator(PANEL).is_visible()
     assert violations(page) == []
+    dark = page.locator(".lazyviz.lz-dark").count() > 0
+    for image in page.locator(f"{PANEL} img").all():
+        text = base64.b64decode(image.get_attribute("src").partition(",")[2]).decode()
+        assert ('fill="#ffffff"' in text) != dark, "pictures have the widget's theme"
 
 
 def test_another_batch_size_is_compared_with_what_was_recorded(two):

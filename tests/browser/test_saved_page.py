@@ -102,6 +102,8 @@ def test_search_finds_there_what_python_finds(opened):
         "line 33",
         "float32",
         "1.linear",
+        "linear",
+        "layernorm",
         "addmm_1",
         "c++",
         "loss",
@@ -175,7 +177,7 @@ def test_the_page_lives_in_a_frame_of_another_page_and_in_what_nbconvert_writes(
     graph, keep = step()
     graph.save(tmp_path / "graph.html")
     page_text = (tmp_path / "graph.html").read_text(encoding="utf-8")
-    frame = f'<iframe srcdoc="{html.escape(page_text)}" width="100%" height="700"></iframe>'
+    frame = f'<div><iframe srcdoc="{html.escape(page_text)}" width="100%" height="700"></iframe></div>'
     output = nbformat.v4.new_output("display_data", {"text/html": frame})
     cell = nbformat.v4.new_code_cell("HTML(frame)", outputs=[output])
     exported, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
@@ -193,3 +195,12 @@ def test_the_page_lives_in_a_frame_of_another_page_and_in_what_nbconvert_writes(
         assert inside.locator("img.lazyviz-static:visible").count() == 0
         page.context.close()
     del keep
+
+
+def test_a_saved_page_fills_its_window_or_frame(opened):
+    graph, _keep = step()
+    page = opened(graph)
+    for width, height in ((700, 640), (1400, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        footer = page.locator("footer").bounding_box()
+        assert height - 50 <= footer["y"] + footer["height"] <= height

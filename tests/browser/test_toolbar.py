@@ -168,3 +168,37 @@ def test_the_words_about_capacity_are_not_struck_out_by_the_line_of_what_is_need
         other = page.locator(".lz-needed-text").bounding_box()
         assert other["x"] + other["width"] <= words["x"]
     page.close()
+
+
+def state_in_sight(page):
+    """The words of the state that are in sight, and whether they are within their cell."""
+    return page.evaluate("""() => {
+      const cell = document.querySelector(".lz-state-cell").getBoundingClientRect();
+      const state = document.querySelector(".lz-state");
+      if (getComputedStyle(state).opacity === "0") return ["", true];
+      const top = state.getBoundingClientRect().top;
+      const spans = [...state.children].filter((span) => span.getBoundingClientRect().top < top + 10);
+      const cut = spans.some((span) => span.scrollWidth > span.clientWidth);
+      return [spans.map((span) => span.textContent).join("").replaceAll("\\xa0", " "), !cut];
+    }""")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "words"),
+    [
+        ("gan", 1180, "not run · 193 ops"),
+        ("moe", 1180, "not run · 368 ops"),
+        ("gan", 880, "not run · 193 ops"),
+        ("gan", 720, "not run"),
+    ],
+)
+def test_the_state_is_told_in_words_where_a_narrow_toolbar_has_room(browser, name, width, words):
+    graph, _ = pictures.recorded(name)
+    page = browser.new_page(viewport={"width": width + 16, "height": 1000})
+    with Stage(page, graph, width=width):
+        text, whole = state_in_sight(page)
+        assert text == words and whole
+        assert page.locator(".lz-toolbar").bounding_box()["height"] == 44
+        verdict = page.locator(".lz-chip-words").evaluate("e => e.scrollWidth <= e.clientWidth")
+        assert verdict, "the verdict is whole, too"
+    page.close()

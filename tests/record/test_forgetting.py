@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.record import storage as storage_module
 from lazyviz.record.tape import tape
 
 TO_DLPACK = torch.utils.dlpack.to_dlpack  # as a program imports it before any block
@@ -144,3 +146,17 @@ def test_a_method_looked_up_before_the_evaluation_works_after_a_reset():
         x.sum().item()
         assert np.array(torch.ones(2) * 3).tolist() == [3, 3]  # NumPy calls `__array__` a second time
         assert export().tolist() == values() == [2, 2]
+
+
+def test_tensors_that_die_when_the_modules_of_the_process_have_been_cleared_raise_nothing(monkeypatch):
+    x = torch.randn(8)
+    with lazyviz.lazy() as graph:
+        y = x * 2
+    monkeypatch.setattr(storage_module, "TrackedStorage", None)
+    noticed = []
+    monkeypatch.setattr(sys, "unraisablehook", noticed.append)
+    del x
+    gc.collect()
+    monkeypatch.undo()
+    assert not noticed
+    assert len(graph.nodes) == 1 and y.sum().isfinite()

@@ -18,6 +18,7 @@ export interface SearchData {
   texts: string[];
   labels: number[]; // indices into `texts`
   subs: number[];
+  classes: number[]; // of modules; "" of other boxes
   names: string[];
   optimizer: number; // the position of its first box
   words: Record<string, number[]>; // positions, stored as differences
@@ -69,7 +70,8 @@ function places(data: SearchData, wanted: string): number[] {
     });
   }
   const inOrder = (places: Iterable<number>): number[] => [...places].sort((a, b) => a - b);
-  const isCalled = (at: number): boolean | undefined => at < data.optimizer && text(data, data.labels[at]).split(": ").at(-1)?.toLowerCase().includes(wanted);
+  const names = (at: number): string[] => [text(data, data.labels[at]).split(": ").at(-1) ?? "", text(data, data.classes[at])];
+  const isCalled = (at: number): boolean => at < data.optimizer && names(at).some((name) => name.toLowerCase().includes(wanted));
   const called = [...found].filter((at) => isCalled(at));
   const others = [...found].filter((at) => !isCalled(at));
   return [...inOrder(called), ...inOrder(others), ...inOrder([...inCode].filter((at) => !found.has(at)))];

@@ -38,8 +38,11 @@ export class ComparisonPanel {
       });
     }
     if (chip.matches(":hover") || (around && focused(around))) ask("graphs");
+    const compare = (token: string): void => {
+      ask("compare", root.classList.contains("lz-dark") ? `${token} dark` : token);
+    };
     on(this.#menu, "change", () => {
-      if (this.#menu.value) ask("compare", this.#menu.value);
+      if (this.#menu.value) compare(this.#menu.value);
       else {
         this.close();
         this.end();
@@ -66,7 +69,7 @@ export class ComparisonPanel {
       const token = event.dataTransfer?.getData(TYPE);
       if (!token) return;
       event.preventDefault();
-      if (token !== this.#token) ask("compare", token);
+      if (token !== this.#token) compare(token);
     });
     on(this.element, "keydown", (event) => {
       if (event.key === "Escape") this.close();

@@ -113,7 +113,7 @@ export class Toolbar {
     const stopped = failure?.stopped ? [failure.stopped] : this.#told;
     this.words = stopped.filter(Boolean).join(" · ");
     // The time of a run implies that it has ended. The row has no room for both, and text that does not fit is hidden.
-    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(" · ran", "\u00a0· ran").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
+    this.#state.replaceChildren(...this.words.replace(/^evaluated · /, "").replace(/ · (?=ran|\d)/, "\u00a0· ").split(/(?=, measured|\u00a0)/).map((text) => html("span", {}, text)));
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, Storage, Value
+from ...graph.modules import full_name
 from ..backend import Segment
 from ..value_stats import BLANK
 
@@ -145,6 +146,6 @@ def _magnitude(tensor: torch.Tensor) -> float:
 def _place(value: Value, nodes: Mapping[Value, Node]) -> str:
     node = nodes.get(value)
     if node is None:
-        return f"the write to {value.name or value.storage.name or 'an outside tensor'}"
+        return f"the write to {full_name(value.name or value.storage.name) or 'an outside tensor'}"
     line = f" at {node.source}" if node.source is not None else ""
     return f"the result of {node.name}{line}"

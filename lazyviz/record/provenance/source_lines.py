@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import sys
 import sysconfig
 from dataclasses import replace
 from types import CodeType, FrameType
@@ -45,7 +46,20 @@ def is_user_file(filename: str) -> bool:
     """Whether code of this file is the user's: not torch's, not a library's, not ours."""
     if filename.startswith("<"):
         return filename.startswith("<ipython-input")
-    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename
+    if filename.startswith(_LIBRARIES) or "site-packages" in filename:
+        return False
+    return not _is_generated(filename)
+
+
+def _is_generated(filename: str) -> bool:
+    """Whether a library has written this file for a module of its own, as torch_geometric does for layers."""
+    if "." not in os.path.basename(filename).removesuffix(".py"):
+        return False
+    modules = list(sys.modules.items())
+    name = next((name for name, module in modules if getattr(module, "__file__", None) == filename), "")
+    package, _, rest = name.partition(".")
+    file = getattr(sys.modules.get(package), "__file__", None) if rest else None
+    return file is not None and not is_user_file(file)
 
 
 @functools.lru_cache(maxsize=1000)

@@ -43,6 +43,7 @@ class Comparison(Tabular):
     after: Plan
     names: tuple[str, str] = ("before", "after")
     ops: tuple[int, int] = (0, 0)
+    theme: str = "light"  # of its pictures
     figures: Sizes = field(init=False)
     by_category: Sizes = field(init=False)
     by_module: Sizes = field(init=False)
@@ -122,10 +123,11 @@ class Comparison(Tabular):
         before, after = self.before, self.after
         first = Scene(before.ir, before)
         second = Scene(after.ir, after, drawn=first.hierarchy)
+        addresses = side_by_side(first, second, self.names, self.theme)
         images = [
             f'<img src="{address}" alt="{html.escape(f"The graph of {name}")}" '
             'style="flex:1 1 480px;min-width:0;max-width:900px">'
-            for address, name in zip(side_by_side(first, second, self.names), self.names, strict=True)
+            for address, name in zip(addresses, self.names, strict=True)
         ]
         row = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start;margin-top:8px"
         return f'<div style="{row}">{"".join(images)}</div>'

@@ -19,15 +19,15 @@ Place = tuple[Any, ...]  # what a box is compared by: its lane, the module aroun
 LANES = ("forward", "backward", "optimizer", "other")
 
 
-def side_by_side(here: Scene, there: Scene, names: tuple[str, str]) -> list[str]:
+def side_by_side(here: Scene, there: Scene, names: tuple[str, str], theme: str = "light") -> list[str]:
     """The lanes of both graphs as addresses of images; what holds more or less at the peak is colored.
 
     A box has the same height of bars in both: that of the larger peak.
     """
     most = max(here.plan.peak_bytes, there.plan.peak_bytes)
     return [
-        _picture(here, names[0], _compared(differences(here, there), most)),
-        _picture(there, names[1], _compared(differences(there, here), most, second=True)),
+        _picture(here, names[0], _compared(differences(here, there), most), theme),
+        _picture(there, names[1], _compared(differences(there, here), most, second=True), theme),
     ]
 
 
@@ -40,7 +40,7 @@ def _compared(by_box: dict[str, list[Any]], most: int, *, second: bool = False) 
     return Compared(boxes, most)
 
 
-def _picture(scene: Scene, name: str, compared: Compared | None = None) -> str:
+def _picture(scene: Scene, name: str, compared: Compared | None = None, theme: str = "light") -> str:
     if compared is not None:
         pairs = {id: pair for id, pair in compared.boxes.items() if pair[0] != pair[1]}
         scene = scene.with_asides(
@@ -49,7 +49,8 @@ def _picture(scene: Scene, name: str, compared: Compared | None = None) -> str:
                 for id, (before, after, _) in pairs.items()
             }
         )
-    figure = Figure(f"{name}, peak {format_bytes(scene.plan.peak_bytes)}", LANES, legend=False)
+    title = f"{name}, peak {format_bytes(scene.plan.peak_bytes)}"
+    figure = Figure(title, LANES, legend=False, theme=theme)
     text = render_svg(scene.graph, scene.plan, scene=scene, figure=figure, compared=compared)
     return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
 

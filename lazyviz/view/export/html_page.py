@@ -86,6 +86,7 @@ STYLE = """
 :root{color-scheme:light dark}
 body{margin:0;padding:12px;font:13px/1.5 system-ui,sans-serif;background:Canvas;color:CanvasText}
 #lazyviz>img{max-width:100%;height:auto}
+#lazyviz .lazyviz{height:min(900px,100vh - 76px)}
 footer{margin:8px 4px;opacity:.8}
 @media print{body{padding:0}.lz-button-row,.lz-zoom,footer{display:none!important}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
@@ -204,6 +205,7 @@ def _search(scene: Scene) -> dict[str, Any]:
     texts: dict[str, int] = {}
     chains: dict[str, int] = {}
     above, labels, subs = [], [], []
+    classes = [texts.setdefault(name, len(texts)) for name in index.classes]
     for place in range(len(index.boxes)):
         hit = index.hit(place)
         above.append(chains.setdefault(" ".join(hit["chain"][:-1]), len(chains)))
@@ -217,6 +219,7 @@ def _search(scene: Scene) -> dict[str, Any]:
         "texts": list(texts),
         "labels": labels,
         "subs": subs,
+        "classes": classes,
         **index.as_json(),
     }
 

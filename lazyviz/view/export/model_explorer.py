@@ -28,7 +28,7 @@ def model_explorer(graph: Graph, plan: PlanLike, *, title: str) -> dict[str, Any
         nodes.append(
             {
                 "id": writers[value.id],
-                "label": value.name or full_name(value.storage.name) or "input",
+                "label": full_name(value.name or value.storage.name) or "input",
                 "namespace": "Inputs",
                 "attrs": _attrs({"role": value.storage.role or "", **_of(value)}),
                 "incomingEdges": [],

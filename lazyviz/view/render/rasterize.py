@@ -22,6 +22,10 @@ MAC_BROWSERS = (
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
     "/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge",
 )
+_HALO = re.compile(
+    r'<text([^>]*) paint-order="stroke"((?: stroke(?:-width|-linejoin)?="[^"]*")+)([^>]*)>(.*?)</text>'
+)
+_FONTS = re.compile(r'font-family="[^"]*,\s*([\w-]+)"')
 REMEDY = "`pip install cairosvg` (with the cairo library), or install Chromium, Chrome or Graphviz"
 
 
@@ -36,9 +40,11 @@ def _by_cairo(svg: str, kind: str) -> bytes | None:
     except (ImportError, OSError):  # OSError: the package is installed, the cairo library is not
         return None
     # CairoSVG does not support `paint-order`, and would paint the halo of a text over the text.
-    plain = re.sub(r' paint-order="stroke" stroke="[^"]*" stroke-width="[^"]*"', "", svg)
+    below = _HALO.sub(r"<text\1\2\3>\4</text><text\1\3>\4</text>", svg)
+    # Of a list of fonts it tries only the first.
+    below = _FONTS.sub(r'font-family="\1"', below)
     make = cairosvg.svg2pdf if kind == "pdf" else cairosvg.svg2png
-    made: bytes = make(bytestring=plain.encode(), scale=1 if kind == "pdf" else SCALE)
+    made: bytes = make(bytestring=below.encode(), scale=1 if kind == "pdf" else SCALE)
     return made
 
 

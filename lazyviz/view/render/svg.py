@@ -19,6 +19,7 @@ from ...graph.sync_point_text import sites
 from ...plan.units import format_bytes
 from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
+from ..layout.folded_rows import folded
 from ..layout.text_width import cut
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
@@ -35,6 +36,8 @@ from .text import render_text
 
 WIDTH = 900.0
 MARGIN = 20.0
+FLATTEST = 1.9  # width of a figure that goes to the right by its height: about that of a slide
+CHART_HEIGHT = 230.0
 MIN_SCALE = 0.85  # lanes that would be scaled below this are placed in a second row
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -184,7 +187,8 @@ def _body(
         across = figure.direction == "LR"
         room = WIDTH / MIN_SCALE
         picture = arrange(scene, opened, room=room, lanes=lanes, across=across, matching=True)
-        if across:  # square
+        if across:  # not scaled
+            picture = folded(picture, FLATTEST, CHART_HEIGHT if "memory" in figure.show else 0.0)
             wide = max(WIDTH, round(picture.width + 2 * MARGIN))
         scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
         left = (wide - picture.width * scale) / 2
@@ -268,8 +272,7 @@ def _picture(picture: Arrangement, scene: Scene, numbers: ShownNumbers) -> list[
         if line.at is not None:
             parts.append(_text(*line.at, size=11, fill=_MUTED, anchor="middle", extra=_HALO))
     parts += [_frame_title(frame, scene, numbers, picture.across) for frame in opened]
-    frames = {frame.box: frame for frame in picture.frames}
-    parts += [_closed(frame, scene, frames, numbers) for frame in picture.frames if not frame.open]
+    parts += [_closed(frame, scene, picture, numbers) for frame in picture.frames if not frame.open]
     return parts
 
 
@@ -347,22 +350,36 @@ def _frame_title(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool
     return _text(*at, label, size=12.5, weight=600, beside=beside, extra=_HALO)
 
 
-def _closed(frame: Frame, scene: Scene, frames: dict[Box, Frame], numbers: ShownNumbers) -> str:
+def _sync(frame: Frame, subtitle: str, picture: Arrangement) -> str:
+    """A sync point: a barrier across its lane, after which ops run that are below it, or at its right."""
+    box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
+    parts = []
+    for lane in picture.frames:  # in several rows, there are several of one lane
+        if (
+            lane.box is box.parent
+            and lane.x <= x < lane.x + lane.width
+            and lane.y <= y < lane.y + lane.height
+        ):
+            start = (
+                f"{x + w / 2:.1f},{lane.y + 6:.1f}" if picture.across else f"{lane.x + 6:.1f},{y + h / 2:.1f}"
+            )
+            run = f"v{lane.height - 12:.1f}" if picture.across else f"h{lane.width - 12:.1f}"
+            parts.append(
+                f'<path d="M{start}{run}" stroke="#c0352b" stroke-width="2.5" stroke-dasharray="7 4"/>'
+            )
+    parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b"))
+    label = shorten(box.label, w - 20, 11.5, bold=True)
+    parts.append(_text(x + 11, y + 18, label, size=11.5, fill="#9b2c22", weight=600))
+    parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill="#9b2c22"))
+    return "".join(parts)
+
+
+def _closed(frame: Frame, scene: Scene, picture: Arrangement, numbers: ShownNumbers) -> str:
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     subtitle = scene.subtitle(box)
     parts = []
     if box.kind == "sync":
-        lane = frames.get(box.parent) if box.parent is not None else None
-        if lane is not None:  # a barrier: ops below it ran after those above
-            parts.append(
-                f'<path d="M{lane.x + 6:.1f},{y + h / 2:.1f}h{lane.width - 12:.1f}" stroke="#c0352b" '
-                'stroke-width="2.5" stroke-dasharray="7 4"/>'
-            )
-        parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#c0352b"))
-        label = shorten(box.label, w - 20, 11.5, bold=True)
-        parts.append(_text(x + 11, y + 18, label, size=11.5, fill="#9b2c22", weight=600))
-        parts.append(_text(x + 11, y + 33, shorten(subtitle, w - 20, 11), size=11, fill="#9b2c22"))
-        return "".join(parts)
+        return _sync(frame, subtitle, picture)
     if box.kind == "error":
         shapes = error_json(box, subtitle)["through"]
         parts.append(_rect(x, y, w, h, fill="#fdecea", stroke="#b42318"))

@@ -65,7 +65,9 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
         gives = gives or _last(last)
         given = shape(gives) if gives is not None else ""
         if takes is not None and first.takes_data is not None and gives is not None:
-            takes = max((takes, first.takes_data), key=lambda value: _shared(value, gives))
+            data = first.takes_data
+            more = _shared(data, gives) - _shared(takes, gives)
+            takes = data if more > 0 or (more == 0 and gives.shape) else takes
     return " → ".join(filter(None, [shape(takes) if takes is not None else "", given]))
 
 

@@ -71,7 +71,7 @@ class Box:
         self.saves: dict[int, Value] = {}  # for a forward lane: by storage, what its backward lane reads
         self.takes: Value | None = None  # the first incoming tensor, other than weights
         self.takes_data: Value | None = None  # the first input of numbers, if ``takes`` has indices
-        self.gives: Value | None = None  # the last result that is read elsewhere in its lane
+        self.gives: Value | None = None  # the last result, or largest gradient, read elsewhere in its lane
 
     @property
     def is_group(self) -> bool:

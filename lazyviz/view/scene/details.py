@@ -349,7 +349,7 @@ def _link(box: Box | None) -> dict[str, Any] | None:
 
 def _tensor(scene: Scene, value: Value) -> dict[str, Any]:
     return {
-        "name": value.name or full_name(value.storage.name),
+        "name": full_name(value.name or value.storage.name),
         "shape": shape_text(shape_of(value, scene.graph)),
         "dtype": dtype_text(value),
         "bytes": format_bytes(scene.planned(value.nbytes, value)),

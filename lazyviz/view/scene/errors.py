@@ -74,7 +74,7 @@ def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: d
     for _, source, _, maker in list(makers_of(box, graph, box_of, box_of_value)):
         if maker is not None or _maker(source, graph) is not None:
             continue
-        name = source.name or full_name(source.storage.name) or source.storage.role or "input"
+        name = full_name(source.name or source.storage.name) or source.storage.role or "input"
         if parent.name and source.storage.role in ("parameter", "buffer"):
             name = name.rpartition(".")[2]
         given = Box("input", name, box.phase, parent, source.storage.role or "input")
@@ -163,7 +163,7 @@ def _own_maker(value: Value, graph: Graph) -> Node | None:
 
 def _origin(value: Value, graph: Graph) -> str:
     """``"net.pool (line 12)"``, ``"net.fc.weight"``, ``"x"``."""
-    name = full_name(value.storage.name) or value.name
+    name = full_name(value.storage.name or value.name)
     node = _own_maker(value, graph)
     if node is None or value.storage.role in ("parameter", "buffer"):
         return name or value.storage.role or "outside"

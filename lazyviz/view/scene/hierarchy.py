@@ -488,12 +488,9 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
     for (group, at, role), values in wanted.items():
         parts = [[value] for value in values] if len(values) <= SEPARATE_INPUTS else [values]
         for part in parts:
-            label: str = (
-                part[0].name
-                or variables.get(part[0].id)
-                or full_name(part[0].storage.name)
-                or maker_of.get(part[0].storage.origin.id, role)
-            )
+            label: str = full_name(
+                part[0].name or variables.get(part[0].id) or part[0].storage.name
+            ) or maker_of.get(part[0].storage.origin.id, role)
             if group.name and role in ("parameter", "buffer"):
                 label = label.rpartition(".")[2]  # the module's own name is in the box around it
             label = label if len(part) == 1 else f"{len(part)} {_plural(role)}"
@@ -640,16 +637,17 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
     """
     if not views:
         for box in left:
-            box.gives = value
+            _give(box, value)
         for box in entered:
             _take(box, value)
         return
     paths = [module_path(view) for view in views]
     for box in left:
-        box.gives = value
+        given = value
         for view, path in zip(views, paths):
             if path == box.name or path.startswith(f"{box.name}."):
-                box.gives = view.outputs[0]
+                given = view.outputs[0]
+        _give(box, given)
     for box in entered:
         taken = value
         for view, path in zip(views, paths):
@@ -657,6 +655,21 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
                 break
             taken = view.outputs[0]
         _take(box, taken)
+
+
+def _give(box: Box, value: Value) -> None:
+    """Of what a backward pass gives the largest counts: a block's data, not what scales or shifts it."""
+    known = box.gives
+    if known is None or box.phase != "backward" or _weight(value) >= _weight(known):
+        box.gives = value
+
+
+def _weight(value: Value) -> tuple[bool, int]:
+    """The gradients of weights, such as those that several layers share, come last."""
+    forward = value.node.forward if value.node is not None else None
+    weights = [each.shape for each in forward.inputs if each.storage.role == "parameter"] if forward else []
+    of_weight = any(sorted(shape) == sorted(value.shape) for shape in weights)  # or of its transpose
+    return not of_weight and value.storage.role != "gradient", value.nbytes
 
 
 def _take(box: Box, value: Value) -> None:

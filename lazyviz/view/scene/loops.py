@@ -33,7 +33,7 @@ def name_loops(root: Box, graph: Graph) -> None:
     stack = [root]
     while stack:
         box = stack.pop()
-        if box.kind == "step" and box not in loops:
+        if (box.kind == "step" or _is_line(box)) and box not in loops:
             _name_steps(box, outside, loops)
         if box.kind == "step" and box.repeats == 1 and box.children[0].kind == "step":
             box.children = _framed(box, loops[box], loops)
@@ -146,6 +146,11 @@ def _title(loops: Sequence[Place], known: Collection[Place], most: int = MOST_CH
             return f"… › {inner}"
         inner = f"{words} › {inner}"
     return inner
+
+
+def _is_line(box: Box) -> bool:
+    """Whether it stands for several rounds of a loop that has a single line."""
+    return box.repeats > 1 and isinstance(box.key, tuple) and box.key[0] == "line"
 
 
 def _is_in_module(box: Box) -> bool:

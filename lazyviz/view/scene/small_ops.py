@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...graph.ir import Graph, Node
+from collections.abc import Iterator
+
+from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box, op_name
 from .folding import count
 
@@ -28,23 +30,52 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
         box = stack.pop()
         stack.extend(box.children)
         if box.kind == "lane" and box.phase == "optimizer":
-            for child in box.children:
-                if child.is_group and _counts_steps(child):
-                    child.label, child.key, child.repeats = "step counters", (KEY, child.first), 1
+            _put_counters_away(box)
         if box.kind in ("lane", "module") and box.repeats == 1 and len(box.children) > LEAST:
             box.children = _folded(box, largest * SMALL)
 
 
-def _counts_steps(box: Box) -> bool:
-    """Whether ``box`` only updates numbers with which an optimizer counts its steps."""
+def _put_counters_away(lane: Box) -> None:
+    """Move what only counts an optimizer's steps into the box beside it of the same line, as its last child.
+
+    Next to each other in an order in which all data flows forward, the two never make a cycle as one.
+    """
+    at = 0
+    while at < len(lane.children):
+        child = lane.children[at]
+        if child.is_group and _counts_steps(child):
+            child.label, child.key, child.repeats = "step counters", (KEY, child.first), 1
+            lines = _lines(child)
+            beside = [*lane.children[max(at - 1, 0) : at], *lane.children[at + 1 : at + 2]]
+            same = (box for box in beside if box.is_group and not lines.isdisjoint(_lines(box)))
+            updates = next(same, None)
+            if updates is not None:
+                updates.children, child.parent = [*updates.children, child], updates
+                count(updates)
+                del lane.children[at]
+                continue
+        at += 1
+
+
+def _nodes(box: Box) -> Iterator[Node]:
     stack = [box]
     while stack:
         current = stack.pop()
         stack.extend(current.children)
         if current.node is not None:
-            touched = {*current.node.writes, *current.node.made}
-            if not touched or any(storage.role != "optimizer" or storage.nbytes > 8 for storage in touched):
-                return False
+            yield current.node
+
+
+def _lines(box: Box) -> set[SourceLine]:
+    return {node.source for node in _nodes(box) if node.source is not None}
+
+
+def _counts_steps(box: Box) -> bool:
+    """Whether ``box`` only updates numbers with which an optimizer counts its steps."""
+    for node in _nodes(box):
+        touched = {*node.writes, *node.made}
+        if not touched or any(storage.role != "optimizer" or storage.nbytes > 8 for storage in touched):
+            return False
     return True
 
 

@@ -59,8 +59,12 @@ def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
     }
 
 
-def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[str, Any]:
-    """The comparison of ``widget``'s graph with another one, or the reason why there is none."""
+def comparison_json(widget: Shown, asked: str, shown: Iterable[Shown]) -> dict[str, Any]:
+    """The comparison of ``widget``'s graph with another one, or the reason why there is none.
+
+    ``asked`` is the other's token, and, for a widget in a dark host, the word ``dark``.
+    """
+    token, _, theme = asked.partition(" ")
     own, now = widget.plans
     here = there = widget.drawn
     if token == OWN:
@@ -86,5 +90,5 @@ def comparison_json(widget: Shown, token: str, shown: Iterable[Shown]) -> dict[s
         "rows": [list(row) for row in found.table().rows],
         "lines": [list(row) for row in found.lines().rows],
         "boxes": differences(here, there),
-        "pictures": side_by_side(here, there, names),
+        "pictures": side_by_side(here, there, names, theme or "light"),
     }

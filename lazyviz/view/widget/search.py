@@ -1,4 +1,4 @@
-"""Search over boxes: op, module, line, shape, dtype, and tensor names.
+"""Search over boxes: op, module, class, line, shape, dtype, and tensor names.
 
 A query is literal text, and case does not matter.  Three forms have a special meaning: ``line 12`` matches
 that line and not line 120, a shape can be written in any usual form (``8x128``, ``(8, 128)``), and
@@ -16,7 +16,7 @@ from typing import Any
 
 from ...graph.ir import Node, SourceLine, Value
 from ...graph.modules import full_name, module_path
-from ..scene.boxes import Box, around, named, op_name
+from ..scene.boxes import Box, around, module_facts, named, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text
 
 PAGE = 50  # hits per message
@@ -44,6 +44,7 @@ class Index:
             (box for box in scene.hierarchy.boxes.values() if box.kind not in ("root", "lane")),
             key=lambda box: (_rank(box), _position(box), box.depth),
         )
+        self.classes = [_class(box) for box in self.boxes]
         self._optimizer = sum(_rank(box) < 2 for box in self.boxes)  # where its boxes begin
         self._words: dict[str, list[int]] = defaultdict(list)
         self._code: dict[str, list[int]] = defaultdict(list)  # words of source lines
@@ -59,7 +60,7 @@ class Index:
             node = box.node
             words: set[str] = set()
             if node is None:
-                words |= {box.label, self._path(box)}
+                words |= {box.label, self._path(box), self.classes[at]}
                 source = box.sync.source if box.sync is not None else None
             else:
                 words |= {_op_words(node, texts), module_path(node)}
@@ -83,7 +84,7 @@ class Index:
                 shapes.add(shape_text(value.meta.shape))
             dtype = value.meta.dtype
             words.add(texts.get(dtype) or texts.setdefault(dtype, f"torch.{dtype_text(value)}"))
-            words |= {value.name, full_name(value.storage.name), *value.storage.variables}
+            words |= {full_name(value.name), full_name(value.storage.name), *value.storage.variables}
         words |= shapes
         for shape in shapes:
             self._shapes[shape.casefold()].append(at)
@@ -121,7 +122,7 @@ class Index:
         if _NODE.search(wanted):
             names = self._node_names()
             found.update(at for at, name in enumerate(names) if wanted in name)
-        called = [at for at in found if at < self._optimizer and wanted in self.boxes[at].label.casefold()]
+        called = [at for at in found if at < self._optimizer and self._is_called(at, wanted)]
         self._last = (
             wanted,
             [
@@ -131,6 +132,9 @@ class Index:
             ],
         )
         return self._last[1]
+
+    def _is_called(self, at: int, wanted: str) -> bool:
+        return wanted in self.boxes[at].label.casefold() or wanted in self.classes[at].casefold()
 
     def _node_names(self) -> list[str]:
         if self._names is None:
@@ -152,6 +156,8 @@ class Index:
         sub = self._scene.subtitle(box)
         if box.node is None and (path := _groups_above(box)):
             sub = f"{path} · {sub}"
+        if self.classes[at]:
+            sub = f"{self.classes[at]} · {sub}"
         return {**named(box), "sub": sub}
 
     def as_json(self) -> dict[str, Any]:
@@ -185,6 +191,12 @@ def _rank(box: Box) -> int:
     if box.phase == "optimizer":
         return 2
     return 0 if box.name or box.kind in ("input", "output", "sync", "step") else 1
+
+
+def _class(box: Box) -> str:
+    """The class of a module, as its card says it."""
+    facts = module_facts(box) if box.kind == "module" and box.phase != "optimizer" else None
+    return facts.kind if facts is not None else ""
 
 
 def _position(box: Box) -> int:

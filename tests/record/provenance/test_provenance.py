@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
+import sys
 
 import torch
 from torch import nn
@@ -259,3 +260,29 @@ def test_a_module_that_was_edited_and_reloaded_has_its_new_lines(tmp_path, monke
     for name in ("page.html", "picture.svg", "graph.dot"):  # the lines of the first are not in the file
         before.save(tmp_path / name)
     assert drawn and before.text()
+
+
+def test_a_file_that_a_library_writes_for_a_module_of_its_own_is_not_the_users(tmp_path):
+    name = "torch.nn.generated_layer"  # as torch_geometric writes the code of its layers
+    file = tmp_path / f"{name}_x1y2.py"
+    file.write_text("def apply(x):\n    return x.relu()\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        with lazyviz.lazy() as graph:
+            module.apply(torch.randn(4))  # the user's line
+    finally:
+        del sys.modules[name]
+    assert [node.source.file for node in graph.nodes] == [__file__] * 2
+
+
+def test_a_users_file_may_have_dots_in_its_name(tmp_path):
+    file = tmp_path / "torch.try.py"
+    file.write_text("def apply(x):\n    return x.relu()\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("my_try", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with lazyviz.lazy() as graph:
+        module.apply(torch.randn(4))
+    assert graph.nodes[-1].source.file == str(file)

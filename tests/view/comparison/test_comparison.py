@@ -118,6 +118,15 @@ def test_both_graphs_are_drawn_side_by_side_with_what_grew_in_color():
     assert len(alike) == 2 and not any(GREW in text or SHRANK in text for text in alike)
 
 
+def test_the_pictures_have_the_theme_that_is_chosen_for_notebooks():
+    small, large = recorded(32), recorded(64)
+    with lazyviz.options(theme="dark"):
+        dark = pictures_of(lazyviz.compare(small, large)._repr_html_())
+    light = pictures_of(lazyviz.compare(small, large)._repr_html_())
+    assert all('fill="#ffffff"' in text for text in light)
+    assert not any('fill="#ffffff"' in text for text in dark)
+
+
 def test_two_plans_of_one_graph_are_drawn_too_and_what_shrank_has_another_color():
     graph = recorded(4096)
     first, second = pictures_of(lazyviz.compare(graph.plan(batch_size=512), graph)._repr_html_())

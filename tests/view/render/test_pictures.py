@@ -224,7 +224,7 @@ def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_pat
         save(step, plan, tmp_path / "a.pdf")
 
 
-def test_cairo_gets_the_static_picture_without_halos(step, plan, tmp_path, monkeypatch):
+def test_cairo_gets_the_picture_with_halos_and_fonts_that_it_knows(step, plan, tmp_path, monkeypatch):
     given = {}
 
     def svg2pdf(bytestring, scale):
@@ -235,6 +235,12 @@ def test_cairo_gets_the_static_picture_without_halos(step, plan, tmp_path, monke
     save(step, plan, tmp_path / "a.pdf", title="the title")
     assert (tmp_path / "a.pdf").read_bytes() == b"%PDF-made"
     assert "the title" in given["svg"] and "paint-order" not in given["svg"]
+    assert set(re.findall(r'font-family="([^"]*)"', given["svg"])) == {"sans-serif", "monospace"}
+    with_halo = re.findall(r'<text[^>]* paint-order="stroke"[^>]*>(.*?)</text>', render_svg(step, plan))
+    below = re.findall(
+        r'<text[^>]* stroke="#[^>]*>(.*?)</text><text((?! stroke)[^>])*>\1</text>', given["svg"]
+    )
+    assert with_halo and [words for words, _ in below] == with_halo, "each is below its text"
 
 
 def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path, monkeypatch, no_cairo):

@@ -189,3 +189,72 @@ def test_a_layer_shows_the_features_that_flow_through_it_and_not_the_indices_it_
 def test_a_decoder_shows_its_tokens_and_not_what_it_is_given_beside_them():
     tokens, encoded = torch.randint(0, 40, (4, 6)), torch.randn(4, 9, 16)
     assert through_of(Decoder(40, 16), tokens, encoded) == "4×6 → 4×6×40"
+
+
+class Noisy(nn.Module):
+    """Reads the second of its inputs first, so that its gradient leaves the layer last."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Linear(4, 16), nn.Linear(16, 16)
+
+    def forward(self, x, time):
+        scale = self.scale(time)[:, None]
+        return torch.relu(self.linear(x)) + scale
+
+
+class WithTime(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.time, self.blocks = nn.Linear(4, 4), nn.ModuleList(Noisy() for _ in range(3))
+
+    def forward(self, x, time):
+        time = self.time(time)
+        for block in self.blocks:
+            x = block(x, time)
+        return x
+
+
+def backward_through(net, name, *inputs):
+    with lazyviz.lazy() as graph:
+        net(*inputs).square().mean().backward()
+    scene = Scene(graph.ir, graph.plan())
+    boxes = scene.hierarchy.boxes.values()
+    found = next(box for box in boxes if box.name == f"net.{name}" and box.phase == "backward")
+    return scene.box(found)["through"]
+
+
+def test_a_backward_pass_shows_the_gradient_of_the_data_and_not_of_what_scales_it():
+    x, time = torch.randn(8, 32, 16), torch.randn(8, 4)
+    assert backward_through(WithTime(), "blocks.1", x, time) == "8×32×16 → 8×32×16"
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(500, 16), nn.LayerNorm(16), nn.Linear(16, 500)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.words(tokens)))
+
+
+def test_a_backward_pass_shows_no_gradient_of_a_weight_that_another_layer_shares():
+    tokens = torch.randint(500, (2, 8))
+    assert backward_through(Tied(), "head", tokens) == "2×8×500 → 2×8×16"
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 7)
+
+    def forward(self, x, edges, graph_of):
+        source, target = edges * 1
+        gathered = torch.zeros(x.shape[0], 16).index_add(0, target, x[source])
+        return self.lin(torch.zeros(8, 16).index_add(0, graph_of, gathered))
+
+
+def test_a_layer_whose_result_begins_with_neither_size_shows_its_features():
+    x, edges, graph_of = torch.randn(50, 16), torch.randint(50, (2, 300)), torch.arange(50) // 7
+    assert through_of(Pooled(), x, edges, graph_of) == "50×16 → 8×7"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -315,3 +317,27 @@ def test_updates_are_called_by_their_statement_on_a_line_with_others():
         sgd.zero_grad(); loss.backward(); sgd.step()  # noqa: E702  # fmt: skip
     boxes = Scene(graph.graph, make_plan(graph.graph)).hierarchy.boxes.values()
     assert [box.label for box in boxes if box.phase == "optimizer" and box.repeats == 2] == ["sgd.step()"]
+
+
+def test_a_loop_of_a_single_line_is_called_by_its_statement_in_both_lanes():
+    w, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        state = x
+        for number in range(40):
+            state = torch.tanh(state @ w) * 0.9 + x * number
+        state.sum().backward()
+    lanes = Scene(graph.ir, graph.plan()).hierarchy.lanes()
+    folds = {lane.phase: [box for box in lane.children if box.repeats > 30] for lane in lanes}
+    assert [box.label for box in folds["forward"]] == ["for number in range(40)"]
+    assert [box.label for box in folds["backward"]] == ["for number in range(40)"]
+
+
+def test_a_line_that_repeats_without_a_loop_keeps_its_text():
+    w, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+    with lazyviz.lazy() as graph:
+        y = functools.reduce(torch.matmul, [w] * 40, x)
+        y.sum().backward()
+    lane = next(Scene(graph.ir, graph.plan()).hierarchy.lanes())
+    assert [box.label for box in lane.children if box.ops > 20] == [
+        "y = functools.reduce(torch.matmul, [w] * 40, x)"
+    ]

@@ -371,3 +371,25 @@ def test_parts_of_a_decoder_that_stand_beside_its_encoder_are_called_the_decoder
     for phase in ("forward", "backward"):
         own = {label for label in shown(graph, phase) if label.rpartition(".")[2] in ("embed", "mix", "out")}
         assert own == {"decoder.embed", "decoder.mix", "decoder.out"}, phase
+
+
+def test_a_weight_in_the_details_of_an_op_and_as_a_box_has_the_name_of_its_model(gan):
+    scene = scene_of(gan[0])
+    names = set()
+    for box in scene.hierarchy.boxes.values():
+        if box.node is not None:
+            names.update(each["name"] for each in describe(scene, box)["inputs"])
+    weights = {name for name in names if name.endswith(("weight", "bias"))}
+    assert {"G.0.weight", "D.0.weight", "G.2.bias", "D.2.bias"} <= weights
+    assert all(name.startswith(("G.", "D.")) for name in weights)
+
+
+def test_a_weight_that_is_drawn_outside_of_its_model_has_the_models_name():
+    net = nn.Sequential(nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    with lazyviz.lazy() as graph:
+        y = net(x) @ net[0].weight * 2
+    scene = scene_of(graph)
+    labels = [box.label for box in scene.hierarchy.boxes.values() if box.kind == "input"]
+    assert not {"0.weight", "0.bias"} & set(labels)
+    del y

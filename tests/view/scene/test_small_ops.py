@@ -47,13 +47,35 @@ def test_runs_of_small_ops_are_one_box_that_opens_and_large_ones_stay():
     del keep
 
 
-def test_an_optimizers_counters_are_one_box_and_its_updates_another():
-    graph, keep = recorded(step_with_small_ops)
-    lane = next(
+def optimizer_lane(graph):
+    return next(
         each for each in Scene(graph, make_plan(graph)).hierarchy.lanes() if each.phase == "optimizer"
     )
-    labels = [box.label for box in lane.children]
-    assert "step counters" in labels and "optimizer.step()" in labels
+
+
+def test_an_optimizers_counters_are_out_of_sight_among_its_updates():
+    graph, keep = recorded(step_with_small_ops)
+    lane = optimizer_lane(graph)
+    assert [box.label for box in lane.children] == ["optimizer.step()"]
+    (step,) = lane.children
+    assert (step.repeats, step.children[-1].label) == (2, "step counters")
+    assert step.ops == lane.ops == sum(node.phase == "optimizer" for node in graph.nodes)
+    del keep
+
+
+def test_the_counters_of_two_optimizers_are_each_among_their_own_updates():
+    def step_of_two():
+        nets = nn.Linear(64, 64), nn.Linear(64, 64)
+        opt_a, opt_b = (torch.optim.Adam(net.parameters()) for net in nets)
+        nets[1](nets[0](torch.randn(8, 64))).square().mean().backward()
+        opt_a.step()
+        opt_b.step()
+        return nets, opt_a, opt_b
+
+    graph, keep = recorded(step_of_two)
+    lane = optimizer_lane(graph)
+    assert [box.label for box in lane.children] == ["opt_a.step()", "opt_b.step()"]
+    assert [box.children[-1].label for box in lane.children] == ["step counters"] * 2
     del keep
 
 

@@ -100,6 +100,16 @@ def test_side_by_side_what_grew_and_what_is_in_one_alone_is_outlined_in_both():
     assert f'stroke="{ALONE}" stroke-dasharray' not in second
 
 
+def test_in_a_dark_host_the_pictures_are_dark():
+    graph, _keep = step()
+    one, other = graph.widget(), step(64)[0].widget()
+    for asked, white in ((other.token, True), (f"{other.token} dark", False), ("own dark", False)):
+        told = comparison_json(one, asked, [one, other])
+        for each in told["pictures"]:
+            text = base64.b64decode(each.partition(",")[2]).decode()
+            assert ('fill="#ffffff"' in text) == white
+
+
 def test_side_by_side_with_itself_nothing_is_outlined():
     graph, _keep = step()
     for text in pictures(graph, graph):

@@ -162,3 +162,16 @@ def test_hundred_thousand_ops_are_searched_in_a_moment(large_scene):
         took = time.perf_counter() - begin
         assert page["total"] and len(page["lit"]) <= MOST_LIT and size < 60_000
         assert took < 1.0, f"{query}: {took * 1e3:.0f} ms"  # 10 to 90 ms where nothing else runs
+
+
+def test_a_module_is_found_by_its_class_before_ops_that_are_called_alike():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    x = torch.randn(2, 3, 8, 8)
+    with lazyviz.lazy() as graph:
+        net(x).sum().backward()
+    index = Index(Scene(graph.ir, graph.plan()))
+    found = [index.boxes[at] for at in index.find("conv")]
+    assert [box.name for box in found[:4]] == ["net.0", "net.2", "net.2", "net.0"]
+    assert any(box.kind == "op" and "convolution" in box.label for box in found[4:])
+    hit = index.page("Conv2d")["hits"][0]
+    assert hit["sub"].startswith("Conv2d · ")
