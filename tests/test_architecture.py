@@ -322,6 +322,7 @@ def test_every_folder_is_on_the_map():
     rows = re.findall(r"^\| \[.*", MAP.read_text("utf-8"), re.M)
     named = set(re.findall(r"\]\(([^)]*)\)", "".join(rows)))
     assert folders_with("*.py", PACKAGE) | widget | (top - {"js"}) <= named
+    assert all((TREE / folder).is_dir() for folder in named)
 
 
 @pytest.mark.skipif(not MAP.exists(), reason="the map is not part of an installation")
