@@ -97,6 +97,7 @@ def no_calibration_of_this_machine():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_processor", lambda: "the processor of these tests")
         yield
+        assert not cpu.cache_file().exists(), "a test has calibrated this machine in the user's cache"
 
 
 class NoStack:

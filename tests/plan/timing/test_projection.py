@@ -177,7 +177,8 @@ def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "A100-40GB"])
-def test_explain_names_the_ops_that_prevent_a_projection(device):
+def test_explain_names_the_ops_that_prevent_a_projection(monkeypatch, tmp_path, device):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lazyviz.calibrate()
     with lazyviz.lazy(device=None if device == "cpu" else device) as graph:
         matrix = torch.eye(64, device="cpu" if device == "cpu" else "cuda")
