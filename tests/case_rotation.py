@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 TURNS = 8  # days in which ``--in-turn`` runs everything once
-EVERY_TEST_TURNS = 16  # the same for ``--every-test-in-turn``: tests without the compiled modules
+EVERY_TEST_TURNS = 24  # the same for ``--every-test-in-turn``: tests without the compiled modules
 CONFORMANCE_DAYS = 8  # the same for conformance tests and ``--daily``
 TAKE_LONG = ("browser", "slow", "takes_times")
 
@@ -24,7 +24,7 @@ def day_of(config: pytest.Config) -> datetime.date:
 def due(items: Sequence[pytest.Item], day: int, every_test: bool = False) -> list[pytest.Item]:
     """An eighth of what takes long, and of the cases of each other test, there at least one.
 
-    With ``every_test`` a sixteenth of all tests, whether fast or slow.
+    With ``every_test`` one in 24 of all tests, whether fast or slow.
     """
     if every_test:
         return [item for item in items if _has_its_day(item, day, EVERY_TEST_TURNS)]

@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--every-test-in-turn",
         action="store_true",
-        help="a sixteenth of all tests and their cases each day",
+        help="one in 24 of all tests and their cases each day",
     )
     group.addoption("--day", metavar="DATE", help="what is run on that day (YYYY-MM-DD), not today")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults (.md)")
@@ -97,6 +97,7 @@ def no_calibration_of_this_machine():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_processor", lambda: "the processor of these tests")
         yield
+        assert not cpu.cache_file().exists(), "a test has calibrated this machine in the user's cache"
 
 
 class NoStack:

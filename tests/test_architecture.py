@@ -295,7 +295,7 @@ def test_no_modules_of_the_widget_import_each_other():
 
 @pytest.mark.parametrize("folder", MAY_IMPORT_IN_THE_PAGE)
 @pytest.mark.skipif(not SCRIPTS, reason="the widget's sources are not part of an installation")
-def test_a_folder_of_the_widget_imports_only_what_it_builds_on(folder):
+def test_a_folder_of_the_widget_imports_only_from_earlier_folders(folder):
     for path in (WIDGET / folder).glob("*.ts"):
         text = path.read_text(encoding="utf-8")
         imported = {name.split("/")[0] for name in re.findall(r'from "\.\./([^"]+)"', text)}
@@ -323,6 +323,7 @@ def test_every_folder_is_on_the_map():
     rows = re.findall(r"^\| \[.*", MAP.read_text("utf-8"), re.M)
     named = set(re.findall(r"\]\(([^)]*)\)", "".join(rows)))
     assert folders_with("*.py", PACKAGE) | widget | (top - {"js"}) <= named
+    assert all((TREE / folder).is_dir() for folder in named)
 
 
 @pytest.mark.skipif(not MAP.exists(), reason="the map is not part of an installation")

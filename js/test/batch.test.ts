@@ -93,7 +93,7 @@ describe("the slider over the batch size", () => {
     expect(text()).toContain("Batch32");
   });
 
-  it("asks one question at a time, and then for the newest size alone", () => {
+  it("sends one request at a time, and then only for the newest size", () => {
     const { asked, slide, controls, slider, text } = start();
     for (const size of [33, 40, 64, 90]) slide(size);
     expect(asked).toEqual([["batch-size", "33"]]);
@@ -107,7 +107,7 @@ describe("the slider over the batch size", () => {
     expect(text()).toContain("Evaluate runs the 32 recorded");
   });
 
-  it("goes past the largest batch that fits, once that is known, and shows where it is", () => {
+  it("extends beyond the largest batch that fits, once it is known, and marks it", () => {
     const { controls, asked, slider, text } = start();
     controls.begin();
     expect(asked).toEqual([["shown", "0.0"], ["largest", ""]]);
@@ -124,7 +124,7 @@ describe("the slider over the batch size", () => {
     expect(slider.max).toBe("128");
   });
 
-  it("moves by keys: to the next size, to twice and half of it, and to the ends", () => {
+  it("moves by keys: to the next size, to double and half the size, and to the ends", () => {
     const { slider, controls } = start();
     const after = (key: string): string => {
       press(slider, key);
@@ -145,7 +145,7 @@ describe("the slider over the batch size", () => {
     expect(["ArrowRight", "ArrowRight", "PageUp", "End"].map(after)).toEqual(["130", "140", "280", "125000"]);
   });
 
-  it("says the plan to a screen reader once the hand rests, and nothing before it was touched", () => {
+  it("announces the plan to screen readers after a pause, and nothing before the first change", () => {
     vi.useFakeTimers();
     const { controls, slide } = start();
     const said = document.body.querySelector("[aria-live]");
@@ -161,7 +161,7 @@ describe("the slider over the batch size", () => {
     controls.stop();
   });
 
-  it("goes back to the recorded batch", () => {
+  it("returns to the recorded batch", () => {
     const { controls, slide, asked, slider } = start();
     const back = document.body.querySelector<HTMLButtonElement>('[data-action="batch-recorded"]');
     expect(back?.hidden).toBe(true);
@@ -183,7 +183,7 @@ describe("the slider over the batch size", () => {
 });
 
 describe("the menu of pieces", () => {
-  it("says what Evaluate is to do, and asks for the plan and its largest batch", () => {
+  it("sets the pieces of Evaluate, and requests the plan and its largest batch", () => {
     const { menu, asked, controls, text } = start();
     expect([...menu.options].map((option) => option.value)).toEqual(["off", "auto", "2", "4"]);
     menu.value = "4";
@@ -195,14 +195,14 @@ describe("the menu of pieces", () => {
     expect(asked.at(-1)).toEqual(["largest", ""]);
   });
 
-  it("has the number of pieces that the block was given, whatever it is", () => {
+  it("contains any number of pieces that the block was given", () => {
     const { controls, menu } = start();
     controls.show(answer({ split: "29" }));
     expect(menu.value).toBe("29");
     expect(menu.selectedOptions[0]?.textContent).toBe("29 pieces");
   });
 
-  it("rests while a run goes on, and when there is nothing left to run", () => {
+  it("is disabled during a run, and when nothing is left to run", () => {
     const { controls, menu } = start();
     for (const [state, off] of [["running", true], ["interrupted", false], ["failed", false], ["done", true]] as const) {
       controls.showState(state);
@@ -223,7 +223,7 @@ describe("the device menu", () => {
   };
   const status = (): string => document.body.querySelector(".lz-planning")?.textContent ?? "";
 
-  it("has the devices in groups, and says what the driver said", () => {
+  it("shows the devices in groups, and the driver's message", () => {
     start();
     const menu = device();
     expect([...menu.querySelectorAll("optgroup")].map((group) => group.label)).toEqual(["As the block was given", "Data center GPUs"]);
@@ -231,7 +231,7 @@ describe("the device menu", () => {
     expect(menu.title).toContain("NVIDIA: no driver");
   });
 
-  it("asks for the plan, says so meanwhile, and then for the largest batch on the device", () => {
+  it("requests the plan, says so while waiting, and then requests the largest batch on the device", () => {
     const { controls, asked, text } = start();
     const menu = device();
     choose(menu, "H100-80GB");
@@ -250,7 +250,7 @@ describe("the device menu", () => {
     expect(status()).toBe("");
   });
 
-  it("drops answers that a newer choice has overtaken", () => {
+  it("ignores answers that a newer choice has superseded", () => {
     const { controls, asked } = start();
     const menu = device();
     choose(menu, "H100-80GB");
@@ -262,7 +262,7 @@ describe("the device menu", () => {
     expect(controls.show(answer({}, { device: "T4-16GB" }))).toBe(true);
   });
 
-  it("goes back to the device of the plan that is shown where another cannot be planned for", () => {
+  it("returns to the device of the displayed plan if another cannot be planned for", () => {
     const { controls, text } = start();
     choose(device(), "T4-16GB");
     controls.show(answer({}, { note: "There is no device 'T4-16GB'" }));
@@ -278,7 +278,7 @@ describe("the device menu", () => {
   });
 });
 
-describe("nodes that forbid a split", () => {
+describe("nodes that prevent a split", () => {
   it("are named as text, with the reason, and a click goes to them", () => {
     const blocked = [
       { label: "native_batch_norm_4 (<b>bn</b>, line 3)", why: "statistics over the batch", chain: ["r", "n4"] },
@@ -311,7 +311,7 @@ describe("the sizes of the slider", () => {
     for (const size of [group, given, sizes.at(-1) ?? 0]) expect(sizeAt(sizes, shareOf(sizes, size))).toBe(size);
   });
 
-  it("are spread evenly where they are few and by proportion where they go far", () => {
+  it("are linear if there are few, and logarithmic over large ranges", () => {
     expect(shareOf(batchSizes(1, 101, []), 51)).toBeCloseTo(0.5);
     expect(shareOf(batchSizes(1, 10_000, []), 100)).toBeCloseTo(0.5);
     expect([sizeAt([1, 2, 3], -1), sizeAt([1, 2, 3], 2)]).toEqual([1, 3]);

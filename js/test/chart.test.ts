@@ -42,7 +42,7 @@ const memory = {
 describe("the plot", () => {
   const plot = new Plot(1014, 100, 200, 1000);
 
-  it("takes positions and bytes to places and back", () => {
+  it("converts positions and bytes to coordinates and back", () => {
     expect(plot.x(100)).toBe(plot.left);
     expect(plot.x(200)).toBe(plot.right);
     expect(plot.y(0)).toBe(plot.bottom);
@@ -67,20 +67,20 @@ describe("the plot", () => {
     expect([pointAt(some, start - 5), pointAt(some, stop + 5)]).toEqual([0, some.at.length - 1]);
   });
 
-  it("adds up the categories that are shown", () => {
+  it("sums the displayed categories", () => {
     const few = points(0, 3);
     expect(totals(few, [true, true])).toEqual([150, 151, 152]);
     expect(totals(few, [false, true])).toEqual([50, 50, 50]);
   });
 
-  it("leaves gaps in a line where nothing is known", () => {
+  it("leaves gaps in a line for unknown values", () => {
     const few = points(100, 104);
     expect(steps(plot, few, [null, 5, 6, null]).match(/M/g)).toHaveLength(1);
     expect(steps(plot, few, [5, null, 6, 7]).match(/M/g)).toHaveLength(2);
     expect(area(plot, few, [0, 0, 0, 0], [1, 2, 3, 4])).toMatch(/^M.*Z$/);
   });
 
-  it("stretches what it has over a part, until finer points come", () => {
+  it("stretches the known points over a range until finer ones arrive", () => {
     const part = slice(points(0, 1000), 100, 140);
     expect(part.range).toEqual([100, 140]);
     expect(part.at).toHaveLength(40);
@@ -112,7 +112,7 @@ describe("the memory chart", () => {
     chart.resizeTo(1000);
   });
 
-  it("is a picture that is described in words", () => {
+  it("is an image with a description", () => {
     expect(svg().getAttribute("role")).toBe("img");
     expect(svg().getAttribute("aria-label")).toBe(
       "Projected memory over the run of 1,000 ops: peak 1.12 KiB at h.0: mm, of that parameters 1.07 KiB, activations 50 B. Memory of small: 1.95 KiB.",
@@ -134,7 +134,7 @@ describe("the memory chart", () => {
     expect(svg().querySelector(".lz-cursor")).not.toBeNull();
   });
 
-  it("looks closer at a part taken with Shift, asks for its points, and goes back with Escape", () => {
+  it("zooms into a range selected with Shift, requests its points, and returns with Escape", () => {
     slider().focus();
     press("Home");
     for (let i = 0; i < 9; i++) press("ArrowRight", true);
@@ -153,7 +153,7 @@ describe("the memory chart", () => {
     expect(chart.showRange(fine)).toBe(false);
   });
 
-  it("shows a category alone, at its own scale and with honest totals", () => {
+  it("shows a single category at its own scale, with its own totals", () => {
     const entry = (name: string): HTMLElement => chart.element.querySelector(`[data-category="${name}"]`) as HTMLElement;
     expect(svg().querySelector(".lz-capacity")).not.toBeNull();
     entry("activations").click();
@@ -181,14 +181,14 @@ describe("the memory chart", () => {
     expect(says()).toContain("150 B in all · measured 160 B");
   });
 
-  it("says in words how far away the capacity is, where a line would be out of sight", () => {
+  it("shows the capacity as text if its line would be outside of the plot", () => {
     expect(svg().querySelector(".lz-capacity-text")?.textContent).toBe("small: 1.95 KiB");
     chart.show({ ...memory, capacity: 1149 * 40, capacityText: "44.9 KiB" });
     expect(svg().querySelector(".lz-capacity")).toBeNull();
     expect(chart.element.textContent).toContain("small has 44.9 KiB, 40 × the peak");
   });
 
-  it("draws the time of each point by what bounds it, and says how it is known", () => {
+  it("draws the time of each point by its bound, and shows the source of the estimate", () => {
     expect(svg().querySelector(".lz-time-bars")).toBeNull();
     const seconds = memory.points.at.map((_, n) => (n % 2 ? 0.001 : 0.004));
     const bounds = memory.points.at.map((_, n) => (n % 2 ? "m" : "c")).join("");
@@ -210,7 +210,7 @@ describe("the memory chart", () => {
     expect([...chart.element.querySelectorAll<HTMLElement>("[data-category]")].map((each) => each.dataset["category"])).toEqual(["activations", "parameters"]);
   });
 
-  it("keeps the part that is looked at when another plan comes, and drops it if positions moved", () => {
+  it("keeps the zoomed range for another plan, unless positions have changed", () => {
     slider().focus();
     press("Home");
     press("End", true);
@@ -229,7 +229,7 @@ describe("the memory chart", () => {
 describe("the names of pieces", () => {
   const pieces: Memory["pieces"] = [[0, "piece 1"], [250, "piece 2"], [500, "piece 3, and 5 more like it"]];
 
-  it.each([400, 700, 1014])("stand beside the flag of the peak in a chart of %d pixels", (width) => {
+  it.each([400, 700, 1014])("are beside the flag of the peak in a chart of %d pixels", (width) => {
     let named = 0;
     for (let peakAt = 0; peakAt < 1000; peakAt += 7) {
       const chart = new MemoryChart({ ...memory, peakAt, pieces }, { peak: () => undefined, moment: () => undefined, range: () => undefined, read: () => undefined, whole: () => undefined });

@@ -24,7 +24,7 @@ const frame = (data: BoxData, more: Partial<Frame> = {}): Frame => ({
 });
 
 describe("Colors", () => {
-  it("have no bar for boxes without a time, and measure by the longest", () => {
+  it("draw no bar for boxes without a time, and scale bars by the longest", () => {
     const colors = new Colors();
     const boxes = [box("a", { seconds: 1 }), box("b", { seconds: 0.25 }), box("c")];
     colors.by = "time";
@@ -46,7 +46,7 @@ describe("Colors", () => {
     expect(boxes.map((each) => colors.number(each))).toEqual(["9.76 KiB allocated", "10 B allocated"]);
   });
 
-  it("show what is held where the chart is read, with the peak pale below it", () => {
+  it("show what is held at the chart cursor, with the peak pale behind it", () => {
     const colors = new Colors();
     colors.peak = 4096;
     const held = box("a", { held: 3072, by: [["activations", 3072]] });
@@ -76,7 +76,7 @@ describe("Colors", () => {
     expect(colors.legend().ticks).toEqual(["0", "1 GFLOP", "2 GFLOP"]);
   });
 
-  it("show the user's own numbers, those below zero in another hue, measured by the largest of all", () => {
+  it("show annotations, negative ones in another hue, scaled by the largest", () => {
     const colors = new Colors();
     colors.notes = [["norm", -4, 2, "-4", "2"]];
     colors.by = "note:norm";
@@ -111,7 +111,7 @@ describe("Colors", () => {
 });
 
 describe("bandOf", () => {
-  it("never lets words get smaller than 9 pixels on screen", () => {
+  it("never draws text smaller than 9 pixels on screen", () => {
     for (let scale = 4; scale > 0.02; scale *= 0.97) {
       const band = bandOf(scale);
       const drawing = new BoxDrawing(frame(box("n1")));
@@ -122,20 +122,20 @@ describe("bandOf", () => {
     }
   });
 
-  it("gives up second lines before first ones, and writes nothing where nothing can be read", () => {
+  it("drops second lines before first ones, and draws no illegible text", () => {
     expect([1, 0.6, 0.45, 0.32, 0.2].map((scale) => bandOf(scale).lines)).toEqual([2, 2, 1, 1, 0]);
   });
 });
 
 describe("BoxDrawing", () => {
-  it("leaves out the end of what has no room and says the whole on hover", () => {
+  it("truncates text that does not fit, and shows it in full on hover", () => {
     const drawing = new BoxDrawing(frame(box("n1")));
     drawing.write(bandOf(1));
     expect(drawing.element.querySelector(".lz-label")?.textContent).toMatch(/^scaled_dot.*…$/);
     expect(drawing.element.querySelector("title")?.textContent).toContain("scaled_dot_product_attention_forward · 8×128");
   });
 
-  it("marks what failed and where a value is not a number, in words too", () => {
+  it("marks failed ops and NaN, also as text", () => {
     const data = box("n1", { state: "failed" });
     const drawing = new BoxDrawing(frame(data));
     expect(drawing.element.dataset["state"]).toBe("failed");
@@ -146,7 +146,7 @@ describe("BoxDrawing", () => {
     expect(drawing.element.querySelector("title")?.textContent).toContain("has NaN");
   });
 
-  it("draws parameters unlike ops and unlike inputs", () => {
+  it("draws parameters differently from ops and inputs", () => {
     const shapes = ["parameter", "input"].map((role) => new BoxDrawing(frame(box("g1", { kind: "input", role }))).element);
     expect(shapes.map((element) => element.querySelector(".lz-card")?.tagName)).toEqual(["path", "rect"]);
   });

@@ -11,14 +11,14 @@ describe("cutting", () => {
     expect(cut("한국어 모듈 이름", room(11), 10)).toBe("한국어 모…");
   });
 
-  it("cuts no letter in two", () => {
+  it("does not split graphemes", () => {
     const family = "👩‍👩‍👧";
     expect(cut(family.repeat(10), room(9), 10)).toBe(`${family.repeat(4)}…`);
     expect(cut("e\u0301".repeat(20), room(9), 10)).toBe(`${"e\u0301".repeat(8)}…`);
     expect(cut("🇩🇪".repeat(10), room(9), 10)).toBe("🇩🇪🇩🇪🇩🇪🇩🇪…");
   });
 
-  it("keeps right-to-left words whole where there is room", () => {
+  it("keeps right-to-left text whole if it fits", () => {
     expect(cut("طبقة.الانتباه", room(20), 10)).toBe("طبقة.الانتباه");
   });
 });

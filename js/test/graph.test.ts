@@ -52,7 +52,7 @@ describe("arrow keys", () => {
     expect(["a", "m", "e"]).toContain(walk([], "f", "Left"));
   });
 
-  it("stay where nothing lies beyond", () => {
+  it("stay at the last box", () => {
     expect(walk([], "a", "Up")).toBe("a");
     expect(walk([], "a", "Left")).toBe("a");
   });
@@ -74,7 +74,7 @@ describe("lanes without room", () => {
   ];
   const widths = (made: Scene, seen: number): number[] => made.arrange(Infinity, seen).frames.filter(({ box: { kind } }) => kind === "lane").map(({ width }) => width);
 
-  it("have the optimizer as a rail, and are narrowed to what is left", () => {
+  it("draw the optimizer as a rail, and narrow the other lanes", () => {
     const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
     const [wide = 0] = widths(made, Infinity);
     expect(widths(made, 3 * wide + 16)).toEqual([wide, wide, wide]);
@@ -86,7 +86,7 @@ describe("lanes without room", () => {
     expect(widths(made, 300).slice(0, 2)).toEqual([330, 68]);
   });
 
-  it("open a rail and close it without a change of the others", () => {
+  it("open and close a rail without changing the others", () => {
     const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
     const [forward, backward] = widths(made, 900);
     expect([made.isOpen("o"), made.closable("o"), made.visible(["r", "o", "o1"])]).toEqual([false, false, "o"]);
@@ -121,7 +121,7 @@ describe("rows", () => {
   ];
   const middles = (made: Scene): Map<string, number> => new Map(made.arrange(Infinity, 2000).frames.map(({ box: { id }, y, height }) => [id, y + height / 2]));
 
-  it("of a module and of its part in the backward lane are at one height, also in its frame", () => {
+  it("of a module and of its backward part are at one height, also inside a frame", () => {
     const at = middles(new Scene("r", groups, ["r", "F", "B", "m"]));
     expect(at.get("h")).toBeCloseTo(at.get("a") ?? 0);
     expect(at.get("g")).toBeCloseTo(at.get("b") ?? 0);
@@ -129,7 +129,7 @@ describe("rows", () => {
     expect((at.get("f") ?? 0) - (at.get("g") ?? 0)).toBeGreaterThan(44);
   });
 
-  it("are not moved for a name that is there twice, nor far", () => {
+  it("are not moved for duplicate names, nor over long distances", () => {
     const twice = groups.map((group) => (group.id === "B" ? { ...group, boxes: group.boxes.map((each) => (each.id === "d" ? { ...each, name: "m.c" } : each)) } : group));
     const usual = middles(new Scene("r", groups, ["r", "F", "B", "m"]));
     const at = middles(new Scene("r", twice, ["r", "F", "B", "m"]));
@@ -140,7 +140,7 @@ describe("rows", () => {
     expect((apart.get("e") ?? 0) - (apart.get("c") ?? 0)).toBeGreaterThan(400);
   });
 
-  it("stay as they were first drawn when something in the other lane is closed", () => {
+  it("keep their position when a box in the other lane is closed", () => {
     const made = new Scene("r", groups, ["r", "F", "B", "m"]);
     const before = middles(made);
     made.turn("m", false);
@@ -149,7 +149,7 @@ describe("rows", () => {
   });
 });
 
-describe("what is kept for backward", () => {
+describe("saved activations", () => {
   const made = scene();
   const frames = new Map(made.arrange(2000).frames.map((frame) => [frame.box.id, frame]));
   const kept = [
@@ -157,7 +157,7 @@ describe("what is kept for backward", () => {
     { from: ["r", "F", "a"], to: ["r", "B", "f"], bytes: 100, text: "100 B kept" },
   ];
 
-  it("is a band between the boxes that are drawn, as wide as its bytes, without what is small", () => {
+  it("are bands between drawn boxes, as wide as their bytes; small ones are omitted", () => {
     const bands = keptBands(kept, 2 ** 27, made, frames);
     expect(bands.map((band) => band.querySelector("title")?.textContent)).toEqual(["64.0 MiB kept for backward"]);
     const m = frames.get("m");
@@ -168,7 +168,7 @@ describe("what is kept for backward", () => {
     expect(keptBands(kept, 2 ** 40, made, frames)).toEqual([]);
   });
 
-  it("has no words where there is no room for them", () => {
+  it("have no text if it does not fit", () => {
     const words = (apart: number): number => {
       const moved = new Map([...frames].map(([id, frame]) => [id, { ...frame, x: frame.x + (frame.box.phase === "backward" ? apart : 0) }]));
       return keptBands(kept, 2 ** 27, made, moved)[0]?.querySelectorAll("text").length ?? 0;
@@ -187,7 +187,7 @@ describe("Camera", () => {
     return { made, element, content };
   };
 
-  it("keeps a box where it is on screen while the picture changes about it", () => {
+  it("keeps a box at its position on screen while the picture around it changes", () => {
     const { made } = camera();
     made.zoomBy(0.5, [0, 0]);
     const { x, k } = made.view;
@@ -204,7 +204,7 @@ describe("Camera", () => {
     expect(made.view.k).toBe(4);
   });
 
-  it("moves no further than it takes to see a box", () => {
+  it("moves no further than necessary to show a box", () => {
     const { made } = camera();
     made.reveal({ x: 10, y: 20, width: 50, height: 20 });
     expect(made.view.x).toBe(2);
@@ -233,7 +233,7 @@ describe("Camera", () => {
 });
 
 describe("relations", () => {
-  it("light up the drawn box that stands for the other end, each kind in its own way", () => {
+  it("highlight the drawn box at the other end, each kind in its own way", () => {
     const closed = scene();
     const arrangement = closed.arrange(2000);
     const frames = new Map(arrangement.frames.map((frame) => [frame.box.id, frame]));

@@ -23,7 +23,7 @@ interface LayoutCase {
 
 describe("place", () => {
   const cases = Object.entries(golden("layout") as Record<string, LayoutCase>);
-  it.each(cases)("gives %s the coordinates that Python gives it", (_, { sizes, flip, layers, paths, rails, placed }) => {
+  it.each(cases)("computes the same coordinates of %s as Python", (_, { sizes, flip, layers, paths, rails, placed }) => {
     const found = place(layers, paths, sizes, flip, rails);
     expect(found.x.map(round)).toEqual(placed.x);
     expect(found.y.map(round)).toEqual(placed.y);
@@ -58,7 +58,7 @@ describe("Scene", () => {
     expect([found.width, found.height].map(round)).toEqual(expected.size);
   });
 
-  it("shows what stands for a box that is not drawn: its innermost drawn ancestor", () => {
+  it("represents a hidden box by its innermost drawn ancestor", () => {
     const { root, groups } = golden("picture") as PictureCase;
     const lanes = groups.find((group) => group.id === root)?.boxes.map((box) => box.id) ?? [];
     const scene = new Scene(root, groups, [root, ...lanes]);
@@ -83,7 +83,7 @@ describe("Scene", () => {
 });
 
 describe("edges", () => {
-  it("are straight where they can be", () => {
+  it("are straight if possible", () => {
     expect(curve([[0, 0], [0, 10]])).toBe("M0.0,0.0L0.0,10.0");
     expect(curve([[0, 0], [8, 10]])).toBe("M0.0,0.0C0.0,5.0 8.0,5.0 8.0,10.0");
   });

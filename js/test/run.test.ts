@@ -23,7 +23,7 @@ function made(): { controls: RunControls; ask: ReturnType<typeof vi.fn>; go: Ret
 const box: BoxData = { id: "n3", kind: "op", label: "mm", sub: "", phase: "forward" };
 
 describe("the controls of a run", () => {
-  it("evaluate, resume what stopped, and rest when all is done", () => {
+  it("evaluate, resume a stopped run, and are disabled when everything has run", () => {
     const { controls, ask, find } = made();
     find("evaluate").click();
     expect(ask).toHaveBeenCalledWith("evaluate");
@@ -54,7 +54,7 @@ describe("the controls of a run", () => {
     }
   });
 
-  it("keep the focus when the focused button goes", () => {
+  it("keep the focus when the focused button disappears", () => {
     const { controls, find } = made();
     find("evaluate").focus();
     controls.showState("running");
@@ -75,7 +75,7 @@ describe("the controls of a run", () => {
     expect(ask).toHaveBeenLastCalledWith("cancel");
   });
 
-  it("offer backends, with the reason why one cannot be, and say why a choice was refused", () => {
+  it("offer backends, with the reason if one is unavailable, and say why a choice was refused", () => {
     const { controls, ask, find } = made();
     controls.showChoices({ backend: "eager", backends: [["eager", ""], ["mine", ""], ["<ray>", "needs ray"]], summaries: true, begun: false });
     const menu = document.querySelector("select");
@@ -96,7 +96,7 @@ describe("the controls of a run", () => {
     expect(controls.note.textContent).toContain("cannot be");
   });
 
-  it("tell ops, time left, memory and piece", () => {
+  it("show ops, time left, memory and piece", () => {
     const { controls } = made();
     controls.showState("running");
     expect(controls.progress.textContent).toBe("running");
@@ -105,7 +105,7 @@ describe("the controls of a run", () => {
     expect(controls.progress.querySelector("progress")?.value).toBe(5);
   });
 
-  it("show where values went wrong, with the way there", () => {
+  it("list the first NaN and infinity, with a link to the box", () => {
     const { controls, go } = made();
     controls.showFindings([{ kind: "nan", text: "log_3 at line 2", chain: ["g1", "n3"] }]);
     expect(controls.findings.textContent).toContain("log_3 at line 2");

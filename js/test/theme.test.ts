@@ -19,7 +19,7 @@ afterEach(() => {
 });
 
 describe("the host's theme", () => {
-  it("is JupyterLab's word before any other", () => {
+  it("follows JupyterLab's attribute first", () => {
     body.dataset["jpThemeLight"] = "false";
     body.className = "vscode-light";
     expect(looked()).toEqual(["jupyter", true]);
@@ -48,7 +48,7 @@ describe("the host's theme", () => {
     expect(looked()).toEqual(["colab", true]);
   });
 
-  it("is the page's background where nothing is said", () => {
+  it("is decided by the page's background if no attribute is set", () => {
     expect(looked()).toEqual(["", false]);
     leave();
     body.style.backgroundColor = "rgb(20, 20, 20)";

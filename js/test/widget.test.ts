@@ -129,7 +129,7 @@ beforeEach(() => {
 });
 
 describe("the widget", () => {
-  it("lists equal sync points as one line, and nothing where there is none", () => {
+  it("lists equal sync points as one line, and has no list if there are none", () => {
     const lines = ["item, train.py:4, x 300 (ran 900 ops in 0.1 s): <b>", "tolist, cell [7], line 3 (ran 1 op in 0.1 s)"];
     const { root } = start(null, { title: "301 sync points", lines });
     const list = root.querySelector('[data-panel="syncs"]');
@@ -160,7 +160,7 @@ describe("the widget", () => {
     }
   });
 
-  it("takes whatever Python sends as text", () => {
+  it("treats everything that Python sends as text", () => {
     const { root, model } = start();
     expect(root.querySelector("h2")?.textContent).toBe("<b>step</b>");
     expect(root.querySelector("h2 b")).toBeNull();
@@ -169,7 +169,7 @@ describe("the widget", () => {
     expect(root.querySelector('[role="alert"]')?.textContent).toContain("<img");
   });
 
-  it("asks for a group when it is opened, draws it in place, and closes it by itself", () => {
+  it("requests a group when it is opened, draws it in place, and closes it without a request", () => {
     const { root, model } = start();
     const fold = root.querySelector<SVGGElement>('[data-kind="module"][data-phase="backward"]');
     const id = fold?.getAttribute("data-node") ?? "";
@@ -204,7 +204,7 @@ describe("the widget", () => {
     }
   });
 
-  it("shows running with progress and Cancel, then what was measured", () => {
+  it("shows progress and Cancel during a run, then the measurements", () => {
     const { root, model } = start();
     const button = (action: string): HTMLButtonElement | null => root.querySelector(`button[data-action="${action}"]`);
     expect(button("cancel")?.hidden).toBe(true);
@@ -253,7 +253,7 @@ describe("the widget", () => {
     expect(panel?.textContent).not.toContain("late answer");
   });
 
-  it("lights up what is alive when the peak is clicked", () => {
+  it("highlights what is alive when the peak is clicked", () => {
     const lanes = groupsOf([picture.root]).flatMap((group) => group.boxes);
     const target = groupsOf([lanes[0]?.id ?? ""])[0]?.boxes.find((box) => box.kind === "op");
     const alive = memory.alive[0];
@@ -263,7 +263,7 @@ describe("the widget", () => {
     expect(node(root, target?.id ?? "")?.classList.contains("lz-lit")).toBe(true);
   });
 
-  it("asks what is alive at any point of the chart, and shows the answer to the last question", () => {
+  it("requests what is alive at any point of the chart, and shows the answer to the last request", () => {
     const { root, model } = start();
     const chart = root.querySelector('[data-chart="memory"]');
     const width = 1000 - 74 - 14; // of the plot: three points
@@ -301,7 +301,7 @@ describe("the widget", () => {
     expect(panel?.textContent).toContain("Alive at the peak");
   });
 
-  it("follows another plan everywhere: verdict, chart, what is alive, and the pieces", () => {
+  it("shows another plan everywhere: verdict, chart, live storages, and pieces", () => {
     const batch: Batch = {
       size: 8,
       recorded: 8,
@@ -357,7 +357,7 @@ describe("the widget", () => {
     expect(root.textContent).toContain("piece 2 of 2 · op 50 of 100");
   });
 
-  it("hides the picture before it while it lives, and leaves nothing behind", () => {
+  it("hides the static picture before it while it is alive, and leaves nothing behind", () => {
     const { model, root, stop } = start();
     stop();
     expect(root.isConnected).toBe(false);
@@ -379,8 +379,8 @@ describe("the widget", () => {
   });
 });
 
-describe("words", () => {
-  it("are cut at their end", () => {
+describe("text", () => {
+  it("is truncated at its end", () => {
     expect(cut("transformer.h.0.attn.c_attn", 80, 12)).toMatch(/^transf.*…$/);
     expect(cut("relu", 80, 12)).toBe("relu");
   });

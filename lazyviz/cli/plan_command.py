@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.runtime.gpu_comparison import GpuTable, on_gpus, read_prices
+from ..plan.runtime.gpu_comparison import GpuTable, compare_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup import INTERRUPTED
 from ..process.streams import StandardStreams
@@ -83,7 +83,7 @@ def on_each_gpu(script: Script, *, device: str, price: str | None, assume: Mappi
     streams = StandardStreams()
 
     def timed(graph: LazyGraph, *_: Any) -> GpuTable | None:
-        return on_gpus(graph.plan(device=device), prices=prices) if graph.nodes else None
+        return compare_gpus(graph.plan(device=device), prices=prices) if graph.nodes else None
 
     try:
         recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))

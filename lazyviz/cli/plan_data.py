@@ -12,7 +12,7 @@ from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
 from ..graph.sync_point_text import listed
 from ..plan.devices.devices import DeviceLike
-from ..plan.explain import keeper, of_release, time_of_a_step, what
+from ..plan.explain import allocation_text, keeper, release_lines, time_of_a_step
 from ..plan.formatting import where
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
@@ -45,7 +45,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "format": FORMAT,
         "torch": str(torch.__version__),
         "torch_version": plan.torch_version,
-        "release": of_release(plan),
+        "release": release_lines(plan),
         "device": plan.device,
         "capacity_bytes": plan.capacity_bytes,
         "ops": len(graph.nodes),
@@ -66,7 +66,12 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "by_category": {category: size for category, size in plan.by_category.items() if size},
         "by_line": _lines(moment.by_line) if moment is not None else [],
         "largest": [
-            {"bytes": each.nbytes, "what": what(each), "kept_by": keeper(each), "line": _line(each.source)}
+            {
+                "bytes": each.nbytes,
+                "what": allocation_text(each),
+                "kept_by": keeper(each),
+                "line": _line(each.source),
+            }
             for each in plan.alive_at_peak[:MOST_TENSORS]
         ],
         "remedies": [

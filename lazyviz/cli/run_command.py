@@ -31,7 +31,7 @@ _MOST_SITES = 5
 
 
 @dataclass
-class Account:
+class RunCounts:
     """Counts of what has been recorded and run so far."""
 
     begin: float = field(default_factory=time.perf_counter)
@@ -86,7 +86,7 @@ class Account:
         return lines
 
 
-class Blocks:
+class StepBlocks:
     """A sequence of lazy blocks, each of which ends with an optimizer step and is then evaluated.
 
     There is no block as long as steps of a known program run in eager mode.
@@ -99,7 +99,7 @@ class Blocks:
         self._repetition: Repetition | None = None
         self._known: Program | None = None  # of the steps that are not recorded
         self._nodes: Sequence[Node] = ()  # of the last recorded step, if they are not
-        self.account = Account()
+        self.account = RunCounts()
         self._process = os.getpid()
 
     def begin(self) -> None:
@@ -151,7 +151,7 @@ def run(script: Script, *, backend: str | None, recompute: str | None, quiet: bo
     if not loaded(script):
         return FAILED
     streams = StandardStreams()
-    blocks = Blocks({"backend": backend, "recompute": recompute or "off"})
+    blocks = StepBlocks({"backend": backend, "recompute": recompute or "off"})
     try:
         blocks.begin()
     except ValueError as error:

@@ -94,11 +94,11 @@ def run(
             if node.grad_mode != torch.is_grad_enabled():
                 torch.set_grad_enabled(node.grad_mode)
             memory.step(node)
-            start = time.perf_counter() - spent_on(seen) if timed else 0.0
+            start = time.perf_counter() - seconds_of_statistics(seen) if timed else 0.0
             begin = _cuda_event() if marks is not None else None
             run_node(node, memory, seen)
             if timed:
-                node.measured_seconds = time.perf_counter() - spent_on(seen) - start
+                node.measured_seconds = time.perf_counter() - seconds_of_statistics(seen) - start
             if marks is not None:
                 marks.append((node, begin, _cuda_event()))
             if around is not None:
@@ -110,7 +110,7 @@ def run(
                 report_progress(arrived, progress, done, total, node)
 
 
-def spent_on(seen: Summaries | None) -> float:
+def seconds_of_statistics(seen: Summaries | None) -> float:
     """The seconds that were spent on computing value statistics."""
     return seen.seconds if seen is not None else 0.0
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Container
 from types import FrameType
 
-from ..process.signals import ENDING, Arrived, deferring
+from ..process.signals import ENDING, ArrivedSignals, deferring
 from ..torch_internals import dynamo
 
 SECONDS = 60.0
@@ -30,7 +30,7 @@ _main = threading.main_thread().ident
 _threads: weakref.WeakSet[threading.Thread] = (
     weakref.WeakSet()
 )  # other than the main one, that have used lazyviz
-_runs: dict[int, list[Arrived]] = {}  # by thread: the signals of its runs, the outermost first
+_runs: dict[int, list[ArrivedSignals]] = {}  # by thread: the signals of its runs, the outermost first
 _ends = False
 
 
@@ -45,7 +45,7 @@ def uses() -> None:
             raise SystemExit
 
 
-def enter(arrived: Arrived) -> None:
+def enter(arrived: ArrivedSignals) -> None:
     """A run begins on this thread; an entry in ``arrived`` stops it. Raises like :func:`uses`."""
     if (thread := threading.get_ident()) != _main:
         _threads.add(threading.current_thread())
@@ -54,7 +54,7 @@ def enter(arrived: Arrived) -> None:
             raise SystemExit
 
 
-def leave(arrived: Arrived) -> None:
+def leave(arrived: ArrivedSignals) -> None:
     """The run that called ``enter`` has ended."""
     if (levels := _runs.get(threading.get_ident())) is not None:
         levels[:] = [each for each in levels if each is not arrived]

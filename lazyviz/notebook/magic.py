@@ -39,7 +39,7 @@ from IPython.display import display
 
 from ..execute.failures import STAYS
 from ..plan.explain import summary
-from ..plan.runtime.gpu_comparison import on_gpus, read_prices
+from ..plan.runtime.gpu_comparison import compare_gpus, read_prices
 from ..process.gc_pause import paused
 from ..process.signals import deferred
 from ..process.tracebacks import shortened
@@ -52,7 +52,7 @@ from ..session.asynchronous.steps import Rounds
 from ..session.block import LazyBlock
 from ..session.block_error import note_raised
 from ..session.diagnostics import status_of, status_of_all, unmet_options
-from ..session.evaluate_all import REFUSED, evaluate_graphs, failures, left_to_run, run_all
+from ..session.evaluate_all import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes
 from . import list_tables
 from .cell import compile_cell, text_below_magics, without_own_frames
 from .magic_options import OPTIONS as OPTIONS
@@ -400,7 +400,7 @@ class LazyMagics(Magics):
             raise UsageError(f"%lazy devices --time: {missing}")
         try:
             prices = read_prices(unquoted(options.price)) if options.price else None
-            print(on_gpus(target.plan(), None, prices, options.epoch).table().text())
+            print(compare_gpus(target.plan(), None, prices, options.epoch).table().text())
         except (OSError, ValueError) as error:
             raise UsageError(f"%lazy devices --time: {error}") from None
 
@@ -575,7 +575,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     try:
         _evaluate_before_unloading()
     except Exception as error:
-        if left_to_run():  # it is not the error of an op
+        if runnable_nodes():  # it is not the error of an op
             raise
         if error.args and isinstance(error.args[0], str):
             message = error.args[0].replace(f"\n{STAYS}", "")

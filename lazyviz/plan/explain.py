@@ -54,7 +54,7 @@ def explain(plan: Plan) -> str:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
     lines += _remedies(plan)
     lines.append(verdict(plan))
-    lines += of_batch(plan)
+    lines += batch_text(plan)
     if (time := plan.time) is not None and time.ops:
         lines += _limits(plan, time, plan._nodes)
     elif time is None:
@@ -93,7 +93,7 @@ def explain(plan: Plan) -> str:
             "would take "
             "another amount of memory, usually less, which the ranges above do not include."
         )
-    lines += of_release(plan)
+    lines += release_lines(plan)
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
     if plan.borrowed:
         lines.append(
@@ -104,7 +104,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def of_release(plan: Plan) -> list[str]:
+def release_lines(plan: Plan) -> list[str]:
     """Known differences of the planned PyTorch release, if it is not the installed one."""
     if plan._graph.torch_release is None:
         return []
@@ -112,7 +112,7 @@ def of_release(plan: Plan) -> list[str]:
     return [f"Differences in PyTorch {plan.torch_version}: {differences}."]
 
 
-def of_batch(plan: Plan) -> list[str]:
+def batch_text(plan: Plan) -> list[str]:
     """The batch: its size, its pieces or what prevents a split, and the largest batch that fits."""
     if plan.batch_size is None:
         return []
@@ -247,7 +247,7 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     for allocation in moment.alive:
         place = full_name(allocation.module) or "(outside of modules)"
         by_module[place] = by_module.get(place, 0) + allocation.nbytes
-    lines += table(fold(by_module), total, MODULES)
+    lines += table(folded_modules(by_module), total, MODULES)
     if by_line := moment.by_line:
         lines.append("by line that allocated it:")
         lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
@@ -257,7 +257,7 @@ def of_moment(moment: Moment, when: str) -> list[str]:
 def _largest(alive: Sequence[Allocation]) -> list[str]:
     lines = []
     for allocation in alive[:LARGEST]:
-        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {what(allocation)}")
+        lines.append(f"  {format_bytes(allocation.nbytes):>10}  {allocation_text(allocation)}")
         if reason := keeper(allocation):
             lines.append(f"              {reason}")
     return lines
@@ -294,7 +294,7 @@ def verdict(plan: Plan) -> str:
     need, reservation = plan.needed_bytes, plan._reservation
     probably = needs = ""
     if plan.straddles(plan.capacity_bytes):
-        probably, needs = "probably ", f", where {needed(plan)} would be needed"
+        probably, needs = "probably ", f", where {needed_text(plan)} would be needed"
     if plan.fits:
         if reservation is not None and reservation.retries:
             needs += (
@@ -312,7 +312,7 @@ def verdict(plan: Plan) -> str:
     return f"{text}. {_both(plan)}{counted}"
 
 
-def needed(plan: Plan) -> str:
+def needed_text(plan: Plan) -> str:
     """The memory that must fit, as estimate and range: ``"11.0 GiB (7.70 to 23.2 GiB)"``."""
     low, high = plan.needed_range
     text = format_bytes(plan.needed_bytes)
@@ -362,7 +362,7 @@ def _between(ends: tuple[int, int]) -> str:
     return "" if looks_exact(low, high) else f"between {format_bytes(low)} and {format_bytes(high)}"
 
 
-def what(allocation: Allocation) -> str:
+def allocation_text(allocation: Allocation) -> str:
     """``"activations, from gelu_14 in net.h.0.mlp (forward) at line 3"``."""
     parts: list[str] = [allocation.category]
     if allocation.name:
@@ -374,7 +374,7 @@ def what(allocation: Allocation) -> str:
     return ", ".join(parts)
 
 
-def fold(by_module: dict[str, int]) -> dict[str, int]:
+def folded_modules(by_module: dict[str, int]) -> dict[str, int]:
     """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
     families: dict[str, list[str]] = {}
     for module in by_module:

@@ -27,7 +27,7 @@ _PATIENCE = 50  # factor for the number of new objects before the collector trav
 _MOST = 2**31 - 1  # maximum of a threshold
 
 
-class Patience:
+class FewerCollections:
     """The garbage collector runs less often while ops are recorded.
 
     A record creates a dozen objects per operator that are kept, while eager PyTorch creates one or two: with
@@ -57,4 +57,4 @@ class Patience:
         return self._usual is not None and gc.get_threshold() == self._raised
 
 
-patience = Patience()
+patience = FewerCollections()

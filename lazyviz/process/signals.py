@@ -35,13 +35,13 @@ Handler = Callable[[int, "FrameType | None"], Any]
 Level = Callable[[], AbstractContextManager[Any]]
 
 
-class Arrived(list[int]):
+class ArrivedSignals(list[int]):
     """The numbers of signals that have arrived and are waiting."""
 
     __slots__ = ()
 
 
-class Deferred(Arrived):
+class Deferred(ArrivedSignals):
     """A context that collects signals with Python handlers; its items are those that have arrived.
 
     Inside another one of the same thread, it returns that one. ``level`` creates the context in which

@@ -17,7 +17,7 @@ from .lazy_tensor import LazyTensor, refusal
 _READS = (
     *("tolist", "numpy", "__array__", "__format__", "new_tensor", "new", "apply_", "map_", "map2_"),
     *("untyped_storage", "storage", "_typed_storage", "set_", "resize_", "share_memory_", "is_shared"),
-    *("__dlpack__", "as_subclass", "is_pinned", "pin_memory"),
+    *("__dlpack__", "as_subclass", "is_pinned", "pin_memory", "data_ptr"),
 )
 """Methods that read or exchange memory, or ask for it, before the dispatcher is called."""
 

@@ -171,7 +171,7 @@ class LazyBlock(Transaction, Generic[G]):
             if Unreachable.possible and tape.pending:
                 tape.pending_ops.forget_lost()
             if tape.pending_ops.overdue:
-                evaluation.catch_up()
+                evaluation.run_writes_of_known_values()
             release_unreferenced()
         self._take(graph)
         self.named = named

@@ -20,7 +20,7 @@ def connect() -> None:
     lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
     lazy_tensor.detach = recorder.detach
     tape.runs.evaluator = run_for_sync
-    tape.pending_ops.reachable = evaluation.reachable
+    tape.pending_ops.reachable = evaluation.live_graphs
     Node.count_work = staticmethod(_count_work)
     Node.project_time = staticmethod(_project_time)
     Unreachable.drop = tape.pending_ops.forget_lost

@@ -33,12 +33,12 @@ def failed_nodes(nodes: Iterable[TrackedNode] | None = None) -> list[TrackedNode
 
 
 def failures(nodes: Iterable[TrackedNode] | None = None) -> list[str]:
-    """:func:`what_failed` for all failed nodes among ``nodes``, or among all pending nodes."""
+    """:func:`failure_text` for all failed nodes among ``nodes``, or among all pending nodes."""
     found = list(tape.pending) if nodes is None else nodes
-    return [what_failed(node) for node in found if node.state == "failed"]
+    return [failure_text(node) for node in found if node.state == "failed"]
 
 
-def what_failed(node: TrackedNode) -> str:
+def failure_text(node: TrackedNode) -> str:
     """``"index_3 at cell [8], line 4: b = a[i]: index 6 is out of bounds"``."""
     if is_partial_write(node) and node.error is not None:
         return node.error  # names the op and its line
@@ -46,7 +46,7 @@ def what_failed(node: TrackedNode) -> str:
     return f"{node.name}{where}: {(node.error or 'failed').partition(chr(10))[0]}"
 
 
-def left_to_run() -> list[TrackedNode]:
+def runnable_nodes() -> list[TrackedNode]:
     """The pending nodes that could still run here: the others have failed, or depend on failed ones."""
     return _runnable({node for node in list(tape.pending) if node.state == "failed"})
 
@@ -81,7 +81,7 @@ def run_all(cause: str, apart: Iterable[TrackedNode] = ()) -> Report:
             lazy.runs.changed("failed")
     if error is not None:
         raise error
-    return merged(reports, tuple(what_failed(node) for node in failed))
+    return merged(reports, tuple(failure_text(node) for node in failed))
 
 
 def pending_graphs() -> list[RecordedGraph]:
@@ -150,7 +150,7 @@ def evaluate_everything(cause: str) -> Report:
         if not isinstance(reason, AbsentDeviceError):
             raise reason
     reports = [report for _, report in found]
-    left = tuple(what_failed(node) for node in failed_nodes())
+    left = tuple(failure_text(node) for node in failed_nodes())
     return merged(reports, left) if reports else replace(run_all(cause), left=left)
 
 

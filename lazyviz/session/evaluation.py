@@ -108,7 +108,7 @@ class ActiveRun:
         self._signals.__exit__()
 
 
-def looking(
+def reads_recording(
     method: Callable[Concatenate[Looked, Parameters], Result],
 ) -> Callable[Concatenate[Looked, Parameters], Result]:
     """``method`` of a graph, which reads all of it: another thread that records in it waits meanwhile."""
@@ -151,7 +151,7 @@ def run(
         nodes = node_passes.unfinished(nodes)
         if not nodes and isinstance(background, AsyncEvaluation) and background.report is not None:
             return background.report
-    if begun := begun_split(nodes):
+    if begun := interrupted_split(nodes):
         nodes = closure({*nodes, *(node for node in begun.nodes if node.state != "done")})
     context = ActiveRun(nodes)
     try:
@@ -204,7 +204,7 @@ def start(
     shutdown.uses()
     tape.runs.finish_background()
     wanted, context = RunOptions(**options), ActiveRun(nodes)
-    begun = begun_split(nodes)
+    begun = interrupted_split(nodes)
     try:
         with context as arrived:
             strategy = None if begun else _chosen(nodes, wanted, graph, None)
@@ -493,7 +493,7 @@ def _must_start_over(split: SplitRun) -> bool:
     return split.has_begun_no_pass and any(node.state == "failed" for node in split.nodes)
 
 
-def begun_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
+def interrupted_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
     """The interrupted split run of some of ``nodes``, if any."""
     for runs in list(RunHistory.with_split_runs):
         split = runs.split_run
@@ -517,18 +517,18 @@ def _measured(
     return peak, projected.nbytes, difference(projected, held, peak)
 
 
-def called(what: str) -> str:
+def cause_at_line(what: str) -> str:
     """``what``, with the user's line that requested it."""
     line, _ = tape.scopes.sources.find(sys._getframe(2))
     return f"{what} at {line}" if line is not None else what
 
 
-def reachable() -> list[Graph]:
+def live_graphs() -> list[Graph]:
     """The graphs that can be evaluated, without those that are marked as being deleted."""
     return [graph.ir for graph in graphs.values() if not graph.ir.lost]
 
 
-def catch_up() -> None:
+def run_writes_of_known_values() -> None:
     """Run pending writes of known values, each of which would keep its whole graph alive."""
     with tape.runs.lock:
         nodes, tape.pending_ops.overdue = tape.pending_ops.overdue, []

@@ -257,7 +257,7 @@ class LazyGraph(Unpicklable):
 
     # --- planning -----------------------------------------------------------------
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def plan(
         self,
         device: DeviceLike | None = None,
@@ -404,7 +404,7 @@ class LazyGraph(Unpicklable):
                 targets = self.unfinished()
             # All pending nodes: they depend on no others.
             everything = not tensors and nodes is None and targets == list(tape.pending)
-            cause = evaluation.called("evaluate()")
+            cause = evaluation.cause_at_line("evaluate()")
             done = (evaluation.run if wait else evaluation.start)(
                 targets if everything else run_with_options(closure(targets), cause, apart=self),
                 cause,
@@ -425,29 +425,29 @@ class LazyGraph(Unpicklable):
 
     # --- pictures -----------------------------------------------------------------
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def scene(self) -> Scene:
         """The data that all pictures of the graph are drawn from; its boxes are reused, its plan is new."""
         return self._pictures.scene(self)
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def text(self) -> str:
         """The graph and its plan as text."""
         return DisplayedText(self._pictures.text(self))
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def to_dot(self) -> graphviz.Digraph:
         from ..view.render.dot import to_dot
 
         return to_dot(self.ir)
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def to_fx(self) -> torch.fx.GraphModule:
         from ..graph.fx import to_fx
 
         return to_fx(self.ir)
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def save(
         self,
         path: str | Path,
@@ -527,7 +527,7 @@ class LazyGraph(Unpicklable):
             self.drawing = replace(self.drawing, by="")
         self.runs.notify()
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def show(self) -> Path:
         """Write the interactive page to a temporary file, open it in the browser, and return its path.
 
@@ -535,12 +535,12 @@ class LazyGraph(Unpicklable):
         """
         return self._pictures.show(self)
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def widget(self, scene: Scene | None = None) -> Any:
         """The interactive widget; the same one each time, until it is closed."""
         return self._pictures.widget(self, scene)
 
-    @evaluation.looking
+    @evaluation.reads_recording
     def static_bundle(self, scene: Scene | None = None) -> dict[str, str]:
         """The picture for saved notebooks: MIME type -> data."""
         return self._pictures.static_bundle(self, scene)
@@ -670,7 +670,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
     """
     check_tensors("lazyviz.evaluate", tensors)
     with tape.runs.lock:
-        cause = evaluation.called("lazyviz.evaluate()")
+        cause = evaluation.cause_at_line("lazyviz.evaluate()")
         if tensors:
             reports: list[Report] = []
             needed = run_with_options(closure(evaluation.needed(tensors)), cause, reports=reports)

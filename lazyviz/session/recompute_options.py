@@ -38,7 +38,7 @@ def split_and_recompute(
     return split, recompute
 
 
-def instead_of_split(graph: RecordedGraph) -> bool:
+def needs_recompute(graph: RecordedGraph) -> bool:
     """Whether no split makes the run fit, so that activations must be recomputed."""
     return graph.plan(split="auto", recompute="auto").recompute.budget_bytes is not None
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..graph.nested_blocks import flattened
 from ..plan.devices.devices import Device, DeviceLike, DeviceProfile, planned
-from ..plan.explain import essence, needed
+from ..plan.explain import essence, needed_text
 from ..plan.plan import Plan, Run
 from ..plan.planner import make_plan
 from ..plan.units import format_bytes, parse_bytes
@@ -172,7 +172,7 @@ def assert_peak_below(
 def _exceeded(plan: Plan, nbytes: int) -> str:
     need = plan.needed_bytes
     would = (
-        f"would probably need {needed(plan)}"
+        f"would probably need {needed_text(plan)}"
         if plan.straddles(nbytes)
         else f"would need {format_bytes(need)}"
     )

@@ -36,9 +36,8 @@ from .private_api import kernels_only
 is_available: Callable[[], bool] = dist.is_available
 """Whether this PyTorch has ``torch.distributed``; if not, nothing else here may be called."""
 FAKE = "fake"
-_rebuild_buckets: Callable[[Any], bool] | None = (
-    dist.Reducer._rebuild_buckets if dist.is_available() else None  # type: ignore[attr-defined]
-)
+_REDUCER: Any = getattr(dist, "Reducer", None)
+_rebuild_buckets: Any = getattr(_REDUCER, "_rebuild_buckets", None)
 PIPELINE_SCHEDULES = "torch.distributed.pipelining.schedules"
 PIPELINE_STAGES = "torch.distributed.pipelining.stage"
 PIPELINE_SCHEDULE = "_PipelineSchedule"
@@ -146,7 +145,7 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
     yield module.BackendConfig, "get_device_backend_map", backends
     yield module, "_use_torchcomms_enabled", lambda: False
     yield sys.modules["torch.distributed.c10d_logger"], "_get_msg_dict", _no_log_entry
-    yield dist.Reducer, "_rebuild_buckets", _rebuild_buckets_in_memory  # type: ignore[attr-defined]
+    yield _REDUCER, "_rebuild_buckets", _rebuild_buckets_in_memory
     if not isinstance(module.default_pg_nccl_timeout, timedelta):
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 
@@ -166,7 +165,6 @@ class _WithHostMemory(TorchDispatchMode):
 
 
 def _rebuild_buckets_in_memory(reducer: Any) -> bool:
-    assert _rebuild_buckets is not None
     with _WithHostMemory():
         return _rebuild_buckets(reducer)
 

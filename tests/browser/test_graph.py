@@ -181,7 +181,7 @@ def test_the_legend_of_lines_leaves_room_for_the_zoom_of_a_narrow_widget(page, s
     assert cut == [True, 0]
 
 
-def test_a_module_s_class_stands_beside_its_name_where_there_is_room(page, show):
+def test_the_class_of_a_module_is_beside_its_name_if_it_fits(page, show):
     block = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(64, 4)})
     x = torch.randn(16, 4, 64)
     with lazyviz.lazy("cpu:1GiB") as graph:
@@ -708,7 +708,7 @@ def test_what_the_lines_at_a_selected_box_mean_is_in_sight_at_any_width(browser,
     del keep
 
 
-def test_a_relations_line_does_not_strike_out_what_is_kept(page, show):
+def test_labels_are_drawn_above_the_lines_of_relations(page, show):
     graph, _keep = pictures.mlp()
     show("mlp", graph)
     assert page.evaluate(

@@ -99,7 +99,7 @@ def test_pointing_at_the_chart_reads_position_op_line_and_bytes_by_category(page
     assert "at the peak" in readout.inner_text()
 
 
-def test_a_click_selects_the_op_in_the_graph_and_lights_what_is_alive(page, staged):
+def test_a_click_selects_the_op_in_the_graph_and_highlights_what_is_alive(page, staged):
     stage = staged()
     page.mouse.click(*place(page, 0.25))
     stage.settle()

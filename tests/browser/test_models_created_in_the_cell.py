@@ -162,7 +162,7 @@ def test_titles_of_open_groups_stand_over_lines_and_the_peak_s_flag_over_no_word
     assert not hit
 
 
-def test_an_error_tells_where_its_sizes_are_from_and_cuts_no_number(drawn):
+def test_an_error_says_where_its_sizes_are_from_and_cuts_no_number(drawn):
     page, stage = drawn(lambda: pictures.recorded("shapes"), 1320)
     page.locator(".lz-verdict").hover()
     stage.settle()

@@ -119,7 +119,7 @@ def test_search_finds_there_what_python_finds(opened):
             assert page.locator(".lz-hit").count() == 0, query
 
 
-def test_a_click_on_the_chart_tells_what_is_alive_there(opened):
+def test_a_click_on_the_chart_shows_what_is_alive_there(opened):
     graph, _keep = step()
     page = opened(graph)
     areas = page.locator('[data-chart="memory"] .lz-area, .lz-chart .lz-area')

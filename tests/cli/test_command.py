@@ -51,7 +51,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_plan_tells_peak_lines_and_remedies_and_stops_after_the_steps(write, tmp_path):
+def test_a_plan_shows_peak_lines_and_remedies_and_stops_after_the_steps(write, tmp_path):
     done = lazyviz_command("plan", write(TRAINING), "--steps", "3", "--json", "plan.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line[:2] for line in done.stdout.splitlines()[:3]] == ["0 ", "1 ", "tr"]  # two losses: it stopped
@@ -176,7 +176,7 @@ def test_a_budget_decides_the_exit_code_and_github_shows_it_at_the_line(write, t
     assert "::notice file=train.py,line=15" in done.stdout
 
 
-def test_a_gpu_that_is_not_there_is_planned_up_to_what_only_it_could_tell(write, tmp_path):
+def test_an_absent_gpu_is_planned_up_to_the_first_value_that_only_it_could_compute(write, tmp_path):
     script = write(TRAINING)
     done = lazyviz_command("plan", script, "--device", "A100-80GB", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -759,7 +759,7 @@ def test_output_without_a_reader_is_not_an_error(write, tmp_path):
     assert done.stdout.strip() == "", done.stdout
 
 
-def test_a_plan_for_a_gpu_tells_the_time_of_a_step_and_what_limits_it(write, tmp_path):
+def test_a_plan_for_a_gpu_shows_the_time_of_a_step_and_what_limits_it(write, tmp_path):
     arguments = ("--device", "A100-80GB", "--assume", "*=0.5", "--json", "plan.json")
     done = lazyviz_command("plan", write(TRAINING), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

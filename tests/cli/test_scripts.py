@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lazyviz.record import native_recorder
+
 from .process import BITS, SCRIPTS, lazyviz_command, python
 
 pytestmark = pytest.mark.slow
@@ -70,6 +72,8 @@ def results(text: str) -> list[str]:
 
 def test_a_script_prints_the_same_when_it_is_run_lazily(program, tmp_path):
     script, arguments, env = program
+    if "torchrun" in script and native_recorder._dispatcher is None:
+        pytest.skip("DDP reads parameters in C++, which Python alone cannot intercept: see docs/limits.md")
     env = {**env, "PYTHONPATH": str(BITS)}
     plain = python(script, *arguments, env=env, cwd=tmp_path)
     lazily = lazyviz_command("run", script, "--", *arguments, env=env, cwd=tmp_path)

@@ -58,7 +58,7 @@ def test_nothing_is_summarized_of_what_has_no_numbers():
     assert (lost.nan_share, lost.mean, lost.histogram) == (1.0, None, ())
 
 
-def test_a_large_histogram_is_of_values_taken_evenly():
+def test_the_histogram_of_a_large_tensor_samples_it_evenly():
     torch.manual_seed(0)
     summary = summarize(torch.rand(1000, 1000))
     total = sum(summary.histogram)

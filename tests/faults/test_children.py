@@ -145,7 +145,7 @@ def test_a_dataset_that_refers_to_its_trainer_does_not_evaluate_the_model():
     assert not graph.sync_points and lazyviz.is_lazy(loop.model.weight)
 
 
-def test_another_child_is_told_what_to_do_and_the_parent_goes_on(state):
+def test_reads_in_other_children_are_errors_with_a_remedy_and_the_parent_continues(state):
     with lazyviz.lazy():
         value = torch.ones(2) + 1
     for read in (value.tolist, lambda: value + 1, lambda: torch.cat([value, value])):

@@ -105,7 +105,7 @@ def test_lists_of_allocations_and_sync_points_are_a_short_line_each(show):
     assert "128 B, parameters, net.weight>" in repr(weight)
 
 
-def test_allocations_are_told_by_the_variables_of_their_models():
+def test_allocations_are_named_by_the_variables_of_their_models():
     G, D = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 4)
     with lazyviz.lazy() as graph:
         D(G(torch.ones(4, 8))).sum().backward()

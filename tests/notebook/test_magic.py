@@ -298,7 +298,7 @@ def test_an_error_of_a_kernel_in_a_round_ends_the_loop(run):
         ("--device A100-40GB", "not on this machine"),
     ],
 )
-def test_a_loop_says_what_it_cannot_be_done_with(run, options, text):
+def test_a_loop_refuses_options_that_it_does_not_support(run, options, text):
     run("import torch\nx = torch.ones(2)")
     run(f"%%lazy --loop {options}\nfor _ in range(2):\n    y = x * 2")
     assert text in run.output

@@ -393,7 +393,7 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("default", [False, True])
-def test_a_method_that_tells_the_state_tells_eagers(name, inside, default):
+def test_methods_that_report_state_report_that_of_eager_mode(name, inside, default):
     def program(generator, lazily):
         generator.manual_seed(4)
         with lazily() as graph:

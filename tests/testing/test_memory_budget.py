@@ -113,7 +113,7 @@ def test_a_limit_within_the_range_of_the_need_is_reported_as_such():
     assert "probably" not in str(caught.value).splitlines()[0]
 
 
-def test_a_profile_of_one_s_own_is_a_device(model):
+def test_a_user_defined_profile_is_a_device(model):
     with pytest.raises(AssertionError, match="^mine would need"):
         with lazyviz.assert_peak_below(1000, device=DeviceProfile("mine", 10**9)):
             step(model, torch.randn(32, 64))
@@ -481,7 +481,7 @@ def test_a_class_method_may_be_budgeted_below_or_above_its_own_decorator():
         Step.large()
 
 
-def test_a_testcase_that_is_expected_to_fail_tells_the_peak_that_it_failed_by(project):
+def test_a_testcase_that_is_expected_to_fail_reports_the_peak(project):
     project.makepyfile(
         """
         import unittest

@@ -422,7 +422,7 @@ def memory_of(tensor):
     return storage_owners.memory_of(storage_owners.storage_address(tensor))
 
 
-def test_a_storage_tells_how_its_memory_will_be_freed(tmp_path):
+def test_the_deleter_of_a_storage_is_recognized(tmp_path):
     file = tmp_path / "numbers"
     file.write_bytes(bytes(64))
     array, buffer = np.zeros(4), bytearray(16)

@@ -99,7 +99,7 @@ def test_a_box_says_its_bytes_its_share_of_the_peak_its_dtype_and_its_module(ste
     assert sum(size for _, size in fold["by"]) == fold["held"]
 
 
-def test_a_group_of_one_floating_dtype_and_integers_is_of_that_dtype_and_of_two_is_mixed():
+def test_a_group_with_one_floating_dtype_has_that_dtype_and_with_two_is_mixed():
     net = nn.Linear(4, 4)
     with lazyviz.lazy() as graph:
         x = torch.randn(2, 4)

@@ -34,7 +34,7 @@ from ..eager import (
     recorded_modes,
     report_progress,
     run_node,
-    spent_on,
+    seconds_of_statistics,
 )
 from ..failures import name_line
 from ..memory_tracker import ResidentMemory
@@ -162,10 +162,12 @@ class SplitRun:
                 if node.draws is not None:
                     self.draws.begin(node)
                     node.draws.state = self.draws.state(node)
-                spent, start = spent_on(self.seen), time.perf_counter()
+                spent, start = seconds_of_statistics(self.seen), time.perf_counter()
                 run_node(node, self._memory, self.seen)
                 if self._timed:
-                    node.measured_seconds = time.perf_counter() - start - spent_on(self.seen) + spent
+                    node.measured_seconds = (
+                        time.perf_counter() - start - seconds_of_statistics(self.seen) + spent
+                    )
                 if node.draws is not None:
                     self.draws.end(node)
                 self.tape.pending_ops.finished(node)
@@ -391,7 +393,7 @@ class _PieceHere(PieceRun):
     def run(self, number: int, step: Step) -> None:
         node = self._nodes[number]
         seen = self._split.seen
-        spent, start = spent_on(seen), time.perf_counter()
+        spent, start = seconds_of_statistics(seen), time.perf_counter()
         try:
             super().run(number, step)
         except Exception as error:
@@ -400,7 +402,7 @@ class _PieceHere(PieceRun):
                 name_line(error, node)
             raise
         if self._split._timed:
-            own = time.perf_counter() - start - spent_on(seen) + spent
+            own = time.perf_counter() - start - seconds_of_statistics(seen) + spent
             node.measured_seconds = (node.measured_seconds or 0.0) + own
 
     def whole(self, key: int) -> torch.Tensor:

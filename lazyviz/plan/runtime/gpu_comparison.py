@@ -16,7 +16,7 @@ from .training_steps import last_step
 
 
 @dataclass(frozen=True, slots=True)
-class OnGpu:
+class GpuRow:
     """One GPU: its name, whether the graph fits, the projected time of a step, and the price per hour."""
 
     name: str
@@ -37,7 +37,7 @@ class GpuTable(Tabular):
     named; ``epoch``: samples per epoch, if the cost of an epoch is requested.
     """
 
-    gpus: Sequence[OnGpu]
+    gpus: Sequence[GpuRow]
     samples: int | None = None
     epoch: int | None = None
 
@@ -81,7 +81,7 @@ def amount(cost: float) -> str:
     return f"{cost:.{1 - math.floor(math.log10(cost))}f}"
 
 
-def on_gpus(
+def compare_gpus(
     plan: Plan,
     names: Sequence[str] | None = None,
     prices: Mapping[str, float] | None = None,
@@ -101,7 +101,7 @@ def on_gpus(
     for name in names if names is not None else PROFILES:
         there = plan.replan(batch_size=plan.batch_size, device=name)
         time = there.time_of(step)
-        found.append(OnGpu(there.device, there.fits, time, by_name.get(there.device)))
+        found.append(GpuRow(there.device, there.fits, time, by_name.get(there.device)))
     found.sort(key=lambda each: (each.fits is False, each.time.seconds if each.time is not None else 1e30))
     return GpuTable(found, plan.batch_size, epoch)
 

@@ -23,7 +23,7 @@ from .work import is_view
 
 
 @dataclass(slots=True)
-class Sent:
+class CollectiveInFlight:
     """A collective that occupies the links for ``seconds``, until ``ends``.
 
     ``exposed``: seconds that kernels wait for it; ``hidden``: seconds that overlap with kernels.
@@ -48,8 +48,8 @@ class Streams:
     _groups: dict[str, float] = field(default_factory=dict)
     _there: dict[Storage, float] = field(default_factory=dict)  # when the last write is complete
     # Storages whose last write is by a collective.
-    _brought: dict[Storage, Sent] = field(default_factory=dict)
-    _sent: list[Sent] = field(default_factory=list)
+    _brought: dict[Storage, CollectiveInFlight] = field(default_factory=dict)
+    _sent: list[CollectiveInFlight] = field(default_factory=list)
 
     def run(self, node: Node, seconds: float, issued: float) -> float:
         """Add a kernel of ``seconds`` that Python has issued by ``issued``; returns how long the GPU waits
@@ -70,11 +70,11 @@ class Streams:
                     self._there[storage], self._brought[storage] = late.ends, late
         return begin - ready
 
-    def send(self, node: Node, seconds: float, issued: float, group: str) -> Sent:
+    def send(self, node: Node, seconds: float, issued: float, group: str) -> CollectiveInFlight:
         """Add a collective that takes ``seconds`` on the links of the group, or a copy into its input."""
         inputs = max((self._there.get(each, 0.0) for each in _storages(node.inputs)), default=0.0)
         begin = max(issued, self._groups.get(group, 0.0), inputs)
-        sent = Sent(group, seconds, begin + seconds)
+        sent = CollectiveInFlight(group, seconds, begin + seconds)
         self._groups[group] = sent.ends
         self._sent.append(sent)
         self._write(node, sent.ends, sent)
@@ -87,7 +87,7 @@ class Streams:
             self._wait(last)
         return self.kernels
 
-    def _wait(self, late: Sent) -> None:
+    def _wait(self, late: CollectiveInFlight) -> None:
         """Let kernels wait until ``late`` ends; the time counts for the collectives of its group in turn."""
         left = late.ends
         for each in reversed(self._sent):
@@ -103,14 +103,14 @@ class Streams:
         late.exposed += max(left - self.kernels, 0.0)
         self.kernels = max(self.kernels, late.ends)
 
-    def _latest(self, values: Iterable[Value]) -> Sent | None:
+    def _latest(self, values: Iterable[Value]) -> CollectiveInFlight | None:
         """Of the collectives that bring ``values`` the last to end."""
         if not self._sent:
             return None
         found = [self._brought[each] for each in _storages(values) if each in self._brought]
         return max(found, key=lambda each: each.ends, default=None)
 
-    def _write(self, node: Node, time: float, sent: Sent | None) -> None:
+    def _write(self, node: Node, time: float, sent: CollectiveInFlight | None) -> None:
         if not self.has_collectives:
             return
         for storage in {*_storages(node.outputs), *node.writes}:

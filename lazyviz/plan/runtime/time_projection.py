@@ -20,7 +20,7 @@ from ..tables import Table, Tabular
 from ..units import format_bytes, format_flops
 from .flop_rules import least_flops
 from .kernels import CALIBRATED, Gpu, Kernel, kernel_time, times_on
-from .streams import Sent, Streams, gpus_among, nodes_on_other_streams
+from .streams import CollectiveInFlight, Streams, gpus_among, nodes_on_other_streams
 from .work import NOTHING, Work, added, is_view, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
@@ -217,7 +217,7 @@ def project(nodes: Sequence[Node], gpu: Gpu) -> Projection | None:
     streams = Streams(has_collectives=bool(beside))
     unknown: list[Node] = []
     ops: list[OpTime] = []
-    sent: dict[int, Sent] = {}  # by position in `ops`
+    sent: dict[int, CollectiveInFlight] = {}  # by position in `ops`
     by_unit: dict[Known, float] = {}
     for node in nodes:
         kernel = kernel_time(node, gpu, times)

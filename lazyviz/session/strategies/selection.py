@@ -74,7 +74,7 @@ def _split_or_recompute(
     if cluster is not None and split == "off":
         split = "auto"  # this backend runs pieces
     if split_run is None and split != "off":
-        if recompute == "off" or not recompute_options.instead_of_split(owner):
+        if recompute == "off" or not recompute_options.needs_recompute(owner):
             split_run = split_options.split_run(tape, owner, nodes, split, cluster)
         if split_run is not None:
             owner.runs.split_run = split_run

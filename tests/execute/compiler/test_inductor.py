@@ -424,7 +424,7 @@ def test_where_inputs_begin_in_memory_that_they_share_is_structure(inductor):
         assert torch.equal(y, result) and torch.equal(data, expected)
 
 
-def test_a_reduction_of_nothing_is_what_it_is_eagerly(inductor):
+def test_a_reduction_of_an_empty_tensor_falls_back_to_eager_kernels(inductor):
     nothing = torch.ones(0, 3)
     with lazyviz.lazy(backend="inductor") as graph:
         mean, total = (nothing * 2).mean(0), (nothing * 2).sum()
@@ -576,7 +576,7 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(inductor)
     assert len(compiled) == 4  # 2, 3, 4, and 3 once more
 
 
-def test_code_that_refuses_what_it_is_given_leaves_it_to_the_recorded_ops(inductor, monkeypatch):
+def test_if_compiled_code_refuses_its_inputs_the_recorded_ops_run(inductor, monkeypatch):
     x = torch.ones(4)
 
     def run():

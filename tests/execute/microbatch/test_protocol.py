@@ -139,7 +139,7 @@ def test_bytes_are_referred_to_once():
     refused(message({"PassWork": [[], packed, {"dict": []}, {"dict": []}]}, b"xy"), "unreferenced bytes")
 
 
-def test_a_message_says_what_is_due():
+def test_a_message_of_another_kind_than_expected_is_refused():
     data = protocol.dumps(Failed(None, ValueError("x"), False))
     refused(data, "unexpected contents: expected PassWork, got Failed")
     assert isinstance(protocol.answer(data, Done), Failed)
@@ -213,7 +213,7 @@ def operators(namespace):
      View(0, (2,), (1, 1), 0), View(0, (-1,), (1,), 0), View(0, (2,), (-1,), 1), View(0, (2**70,), (1,), 0),
      View(0, (2,), (2**70,), 0), View(0, (0,), (1,), 4), View(0, (), (), -1)],
 )  # fmt: skip
-def test_a_view_lies_in_what_was_sent(view):
+def test_a_view_beyond_its_buffer_is_rejected(view):
     packed = Packed([(bytearray(12), torch.float32, torch.device("cpu"))], {0: view})
     with pytest.raises(MessageError, match="extends beyond"):
         unpack(packed, lambda device: device)

@@ -80,7 +80,7 @@ def weight(program, nbytes, place):
     return value
 
 
-def test_a_tensor_that_is_there_counts_once_and_what_is_cached_serves(program, plan):
+def test_existing_tensors_count_once_and_cached_blocks_are_reused(program, plan):
     w = weight(program, 40 * MIB, 2**30)
     program.op([w], 16 * MIB)
     found = plan(program, segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE)))
@@ -101,7 +101,7 @@ def test_free_blocks_that_are_too_small_are_not_reused(program, plan):
     assert plan(program, held, free=30 * MIB).fits
 
 
-def test_a_tensor_whose_place_is_not_known_is_taken_for_a_block_of_its_size(program, plan):
+def test_a_tensor_with_an_unknown_address_counts_as_a_block_of_its_size(program, plan):
     a, b = program.outside(40 * MIB), weight(program, 40 * MIB, 2**31)
     program.op([a, b], 30 * MIB)
     found = plan(program, segment(2**30, (40 * MIB, TAKEN)), segment(2**31, (40 * MIB, TAKEN)))
@@ -163,7 +163,7 @@ def test_the_range_and_eager_pytorch_start_from_it_too(program, plan):
     assert found.eager_reserved_bytes == 60 * MIB
 
 
-def test_a_remedy_frees_what_is_there_and_fits_by_what_is_held(program, plan):
+def test_a_remedy_fits_if_the_memory_that_it_frees_is_reused(program, plan):
     w = weight(program, 40 * MIB, 2**30)
     kept = program.op([w], 40 * MIB)
     kept.storage.variables = ("kept",)

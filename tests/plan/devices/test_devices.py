@@ -318,7 +318,7 @@ def test_profiles_name_a_plausible_size_and_its_source():
     assert len(PROFILES) >= 25
 
 
-def test_a_profile_is_found_whatever_its_case():
+def test_device_profiles_are_found_regardless_of_case():
     assert lookup("a100-40gb") is PROFILES["A100-40GB"]
     assert resolve("RTX-4090") is PROFILES["RTX-4090"]
     assert resolve("NVIDIA GeForce RTX 4090") is PROFILES["RTX-4090"]

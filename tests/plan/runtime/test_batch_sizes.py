@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime.gpu_comparison import amount, on_gpus
+from lazyviz.plan.runtime.gpu_comparison import amount, compare_gpus
 
 
 def _sum(model, x, y):
@@ -66,7 +66,7 @@ def test_a_planned_batch_takes_as_long_as_a_recorded_one(name, batch):
 def test_gpus_are_compared_with_the_batch_of_the_plan():
     graph, _keep = _recorded("classes", 16)
     large = graph.plan(batch_size=1 << 16)
-    (gpu,) = on_gpus(large, ["A100-40GB"]).gpus
+    (gpu,) = compare_gpus(large, ["A100-40GB"]).gpus
     assert gpu.time.seconds == pytest.approx(graph.plan("A100-40GB", batch_size=1 << 16).seconds)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.runtime.bottlenecks import changes
-from lazyviz.plan.runtime.gpu_comparison import on_gpus, read_prices
+from lazyviz.plan.runtime.gpu_comparison import compare_gpus, read_prices
 from lazyviz.plan.runtime.training_steps import last_step
 
 
@@ -51,7 +51,7 @@ def test_the_last_of_several_steps_is_distinguished():
 
 
 def test_every_gpu_is_in_the_table_the_fastest_that_fits_first():
-    table = on_gpus(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
+    table = compare_gpus(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
     assert {each.name for each in table.gpus} == set(PROFILES)
     fitting = [each.time.seconds for each in table.gpus if each.fits]
     assert fitting == sorted(fitting)
@@ -67,7 +67,7 @@ def test_a_graph_in_which_no_kernel_runs_has_no_seconds_and_no_samples_per_secon
         x = torch.ones(8, 3, device="cuda")
     with lazyviz.lazy(device="A100-40GB", batch=[x]) as graph:
         x.t()
-    text = on_gpus(graph.plan(), ["A100-40GB", "L4-24GB"], {"L4-24GB": 1.0}).table().text()
+    text = compare_gpus(graph.plan(), ["A100-40GB", "L4-24GB"], {"L4-24GB": 1.0}).table().text()
     assert text.count("no kernel runs") == 2 and " ns" not in text
 
 
@@ -90,9 +90,9 @@ def test_what_autocast_leaves_in_float32_is_named_as_the_rest():
 
 def test_unanswerable_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="needs a batch"):
-        on_gpus(_record().plan(), ["L4-24GB"], epoch=10)
+        compare_gpus(_record().plan(), ["L4-24GB"], epoch=10)
     with pytest.raises(ValueError, match="did you mean"):
-        on_gpus(_record().plan(), ["A100-41GB"])
+        compare_gpus(_record().plan(), ["A100-41GB"])
     file = tmp_path / "prices.csv"
     file.write_text("GPU,price\nL4-24GB,0.71\n# spot\n\nA100-40GB , 3.67\n")
     assert read_prices(file) == {"L4-24GB": 0.71, "A100-40GB": 3.67}

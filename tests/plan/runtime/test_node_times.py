@@ -68,7 +68,7 @@ def test_before_the_run_the_cpu_has_times_once_it_is_calibrated(monkeypatch, tmp
     assert product.seconds == product.measured_seconds > 0
 
 
-def test_a_profile_of_ones_own_has_no_times():
+def test_a_user_defined_profile_has_no_times():
     mine = lazyviz.DeviceProfile("my GPU", total_bytes=10 * 2**30)
     with lazyviz.lazy(device=mine) as graph:
         torch.ones(8, device="cuda") + 1

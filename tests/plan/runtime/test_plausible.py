@@ -163,7 +163,7 @@ def test_a_graph_without_kernels_is_explained(device):
     assert "What limits" not in graph.plan(device=GPU).explain()
 
 
-def test_a_program_in_bfloat16_is_not_told_to_use_it():
+def test_bfloat16_is_no_remedy_for_a_program_that_uses_it():
     with lazyviz.lazy(device=GPU) as graph:
         layer = nn.Linear(4096, 4096).cuda().bfloat16()  # copied from the host in float32
         layer(torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)).sum().backward()

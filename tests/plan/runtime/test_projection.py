@@ -70,7 +70,7 @@ def test_many_tiny_ops_wait_for_the_host():
     assert math.isclose(sum(each.seconds for each in time.ops), time.seconds)
 
 
-def test_a_gpu_of_one_s_own_without_rates_gives_no_time():
+def test_a_user_defined_gpu_without_rates_has_no_projected_time():
     gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 0))
     with lazyviz.lazy(device=gpu) as graph:
         _product(64)()
@@ -81,7 +81,7 @@ def test_a_gpu_of_one_s_own_without_rates_gives_no_time():
     assert "takes" not in plan.explain()
 
 
-def test_a_gpu_of_one_s_own_with_rates_does():
+def test_a_user_defined_gpu_with_rates_has_a_projected_time():
     rates = Rates(10, 0, 0, 500, 40, 200, 8, "GDDR6")
     gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 6), rates=rates)
     assert _projected(gpu, _product(2048)).known == "rule"
@@ -177,7 +177,8 @@ def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "A100-40GB"])
-def test_explain_names_the_ops_that_prevent_a_projection(device):
+def test_explain_names_the_ops_that_prevent_a_projection(monkeypatch, tmp_path, device):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lazyviz.calibrate()
     with lazyviz.lazy(device=None if device == "cpu" else device) as graph:
         matrix = torch.eye(64, device="cpu" if device == "cpu" else "cuda")

@@ -214,7 +214,7 @@ def test_sums_and_intensity():
     assert Work(5).intensity is None
 
 
-def test_a_node_tells_its_work():
+def test_a_node_has_its_flops_and_bytes():
     x, w = torch.ones(4, 8), torch.ones(8, 16)
     with lazyviz.lazy() as graph:
         (x @ w).t()

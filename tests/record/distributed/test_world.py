@@ -57,7 +57,7 @@ def test_another_rank_has_another_gpu():
         assert torch.ones(2, device="cuda").device == torch.device("cuda", 3)
 
 
-def test_a_program_may_initialize_what_is_initialized():
+def test_a_program_may_call_init_process_group_in_a_block():
     with lazyviz.lazy(device=GPU, mesh=(8,), rank=2):
         init_process_group("nccl")
         dist.init_process_group("cpu:gloo,cuda:nccl", rank=2, world_size=8)
@@ -185,7 +185,7 @@ def test_what_other_ranks_would_send_is_not_invented():
     assert torch.equal(y, x * 2)
 
 
-def test_a_sampler_has_this_rank_s_part():
+def test_a_distributed_sampler_has_the_part_of_this_rank():
     with lazyviz.lazy(device="cpu", mesh=(4,), rank=3):
         data = TensorDataset(torch.arange(32))
         loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))

@@ -66,7 +66,7 @@ def test_a_copy_on_the_gpu_is_its_own_memory_when_it_is_read():
     assert x.tolist() == [1, 1, 1]
 
 
-def test_a_copy_holds_what_was_copied_whatever_is_written_later():
+def test_a_copy_to_the_gpu_keeps_its_values_when_the_original_is_written_later():
     x = torch.ones(3)
     with lazyviz.lazy(device="H100-80GB"):
         x.add_(1)

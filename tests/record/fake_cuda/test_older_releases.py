@@ -91,7 +91,7 @@ def test_2_0_held_the_square_roots_twice(optimizer):
     assert plan_of(trained(optimizer), "2.1").peak_bytes == now.peak_bytes
 
 
-def test_a_plan_says_which_release_it_is_of_and_what_differs():
+def test_a_plan_for_an_older_release_names_it_and_the_differences():
     plan = plan_of(softmaxes, "1.10")
     assert plan.torch_version == "1.10"
     text = plan.explain()
@@ -99,7 +99,7 @@ def test_a_plan_says_which_release_it_is_of_and_what_differs():
     assert "Differences in PyTorch" not in plan_of(softmaxes).explain()
 
 
-def test_after_the_block_pytorch_is_what_is_installed():
+def test_after_the_block_pytorch_is_the_installed_release():
     before = torch.optim.Optimizer.zero_grad, torch._foreach_add_
     plan_of(trained(), "2.0")
     assert (torch.optim.Optimizer.zero_grad, torch._foreach_add_) == before

@@ -93,7 +93,7 @@ def test_nothing_is_set_where_one_of_several_has_changed(classes):
     assert "name" not in vars(derived)
 
 
-def test_a_call_that_python_has_specialised_sees_what_was_put_there(classes):
+def test_a_call_that_python_has_specialized_sees_the_replaced_function(classes):
     base, derived = classes
     one, patches = derived(), Patches()
 

@@ -103,7 +103,7 @@ def test_a_dark_figure_says_the_same_in_other_colors(graph, tmp_path):
     assert saved(graph, tmp_path / "usual.svg", title="x") == light
 
 
-def test_a_figure_tells_nothing_of_this_machine_or_of_a_run(graph, tmp_path):
+def test_a_figure_has_no_details_of_this_machine_or_of_a_run(graph, tmp_path):
     figure = saved(graph, tmp_path / "before.svg", title="x", theme="light")
     assert "1.00 GiB" not in figure and "cpu" not in figure
     graph.evaluate()

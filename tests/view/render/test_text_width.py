@@ -27,7 +27,7 @@ def test_what_a_text_takes(text, columns):
     assert "".join(letters(text)) == text
 
 
-def test_a_cut_text_keeps_to_its_room_whatever_its_script():
+def test_truncated_text_fits_its_width_in_every_script():
     for text in ("transformer_layer_attention", "変換器の層の注意機構の重み", "attention層の重みof変換器"):
         for fits in range(3, 30):
             short = cut(text, fits)

@@ -78,7 +78,7 @@ def test_a_node_has_its_own_number_and_groups_tell_the_least_and_the_most(step):
     assert spans[lane] == (0.25, 4.0)
 
 
-def test_a_view_that_is_not_drawn_tells_its_number_where_it_is_read(step):
+def test_the_index_of_a_hidden_view_is_shown_at_its_reader(step):
     graph, _ = step
     scene = graph.scene()
     reader, views = next(iter(scene.hierarchy.behind.items()))

@@ -186,7 +186,7 @@ def test_a_layer_shows_the_features_that_flow_through_it_and_not_the_indices_it_
     assert through_of(Convolutions(), x, edges) == "50×16 → 50×4"
 
 
-def test_a_decoder_shows_its_tokens_and_not_what_it_is_given_beside_them():
+def test_a_decoder_shows_the_shape_of_its_tokens_and_not_of_its_other_inputs():
     tokens, encoded = torch.randint(0, 40, (4, 6)), torch.randn(4, 9, 16)
     assert through_of(Decoder(40, 16), tokens, encoded) == "4×6 → 4×6×40"
 

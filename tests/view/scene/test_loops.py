@@ -253,7 +253,7 @@ def test_a_loop_around_the_block_names_no_steps_in_it(trained):
     assert shown_steps(graph, 1) == [(1, "step 1–3", 3)]
 
 
-def test_a_step_does_not_tell_the_shape_of_what_it_updates_last(trained):
+def test_a_step_does_not_show_the_shape_of_the_parameter_that_it_updates_last(trained):
     with lazyviz.lazy() as graph:
         for _ in range(3):
             step(*trained)

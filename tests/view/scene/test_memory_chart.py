@@ -33,7 +33,7 @@ def test_points_tell_what_runs_there_and_add_up_to_the_timeline(long):
     assert points(long, 100, 160)["at"] == list(range(100, 160)), "a part has a point for each op"
 
 
-def test_a_part_of_the_run_lists_what_is_made_there_with_its_share(long):
+def test_a_part_of_the_run_lists_its_allocations_with_their_shares(long):
     part = range_json(long, 100, 160)
     json.dumps(part)
     made = [

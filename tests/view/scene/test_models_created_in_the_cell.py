@@ -188,7 +188,7 @@ def test_ops_of_the_model_itself_do_not_repeat_its_name_in_the_list():
     assert labels == ["encoder.down", "model"]
 
 
-def test_a_layer_through_which_no_gradient_flows_on_tells_those_of_its_weights(made):
+def test_a_layer_without_an_input_gradient_shows_the_gradients_of_its_weights(made):
     graph, _ = made
     scene = Scene(graph.ir, graph.plan())
     backward = next(lane for lane in scene.hierarchy.lanes() if lane.phase == "backward")

@@ -166,7 +166,7 @@ def test_a_group_is_sent_when_it_is_opened(made):
     assert [box["label"] for box in message["groups"][0]["boxes"]] == ["h.0", "h.1", "h.2"]
 
 
-def test_a_point_of_the_chart_tells_what_is_alive_there_and_why(made):
+def test_a_point_of_the_chart_shows_what_is_alive_there_and_why(made):
     plan = make_plan(made.graph)
     position = 4  # in the forward pass
     say(made, "moment", str(position))
@@ -184,7 +184,7 @@ def test_a_point_of_the_chart_tells_what_is_alive_there_and_why(made):
     assert moment["source"]["text"]
 
 
-def test_boxes_tell_what_they_hold_at_a_point_of_the_chart(made):
+def test_boxes_show_what_they_hold_at_a_point_of_the_chart(made):
     plan = make_plan(made.graph)
     hierarchy = made.widget._answers.scene.hierarchy
 
@@ -221,7 +221,7 @@ def test_a_point_that_is_not_there_is_ignored(made, action, id):
     assert made.sent == []
 
 
-def test_a_click_tells_op_line_shapes_producers_and_readers(made):
+def test_a_click_shows_op_line_shapes_producers_and_readers(made):
     say(made, "select", "n1")
     details = made.sent[0]["details"]
     facts = dict(details["facts"])
@@ -552,7 +552,7 @@ def test_a_size_or_cut_that_is_none_is_ignored(batched, id):
     assert made.graph.split == "off"
 
 
-def test_another_batch_tells_what_boxes_hold_at_its_peak(batched):
+def test_another_batch_size_shows_what_boxes_hold_at_its_peak(batched):
     made = batched()
     say(made, "batch-size", "300")
     message = next(each for each in reversed(made.sent) if each["kind"] == "plan")
