@@ -101,6 +101,8 @@ def _part(op: OpOverload, tensor: torch.Tensor, name: str) -> Any:
 
 def _kernel(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = _in_order(op, args, kwargs)
+    if any(isinstance(item, torch.Tensor) and item.device.type != "cpu" for item in arguments):
+        return NotImplemented  # the rules are those of the CPU's kernels
     forms = {at: Form.of(item) for at, item in enumerate(arguments) if is_sparse(item)}
     outcome = apply_rule(op, [forms.get(at, item) for at, item in enumerate(arguments)])
     if outcome is None:

@@ -160,6 +160,8 @@ def add(self: Any, other: Any, alpha: Any = 1) -> Outcome:
         return None
     if other.layout not in (_COO, torch.sparse_csr) or not _may_scale(self, other, alpha):
         return None
+    if self.dtype != other.dtype and not (self.dtype.is_floating_point and other.dtype.is_floating_point):
+        return None
     return New(other.shape, torch.promote_types(self.dtype, other.dtype), self.device)
 
 
@@ -364,6 +366,7 @@ def sparse_mask(self: Any, mask: Any) -> Outcome:
         return None
     if isinstance(self, Form):
         same = self.layout == mask.layout == _COO and self.sparse_dims == mask.sparse_dims
+        same = same and self.dtype == mask.dtype
         return _copy(mask, self.dtype) if same and self.values.numel() else None
     return _copy(mask, self.dtype) if mask.layout in (_COO, torch.sparse_csr, torch.sparse_csc) else None
 

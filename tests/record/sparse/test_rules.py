@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -267,3 +269,104 @@ def test_these_calls_need_no_sync_point(name, kind):
         kept = CALLS[name](pending(kind))
     assert not graph.sync_points and graph.pending
     del kept
+
+
+def empty():
+    return torch.sparse_coo_tensor(size=(3, 3))
+
+
+def integers():
+    indices = torch.tensor([[0, 1], [2, 0]])
+    return torch.sparse_coo_tensor(indices, torch.tensor([3, -4]), (3, 3), is_coalesced=True)
+
+
+def complexes():
+    indices = torch.tensor([[0, 1], [2, 0]])
+    return torch.sparse_coo_tensor(indices, torch.randn(2, dtype=torch.cfloat), (3, 3), is_coalesced=True)
+
+
+def doubles():
+    return coalesced().double()
+
+
+def narrow():
+    return torch.sparse_coo_tensor(torch.tensor([[0, 4]]), torch.randn(2), (5,))
+
+
+OTHER_KINDS = {each.__name__: each for each in (empty, integers, complexes, doubles, narrow)}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("name", [name for name in CALLS if "a double" not in name])
+def test_calls_of_other_dtypes_and_sizes(name, kind):
+    both(lambda sparse: called(name, sparse), OTHER_KINDS[kind], syncs=None)
+
+
+INTEGER_CALLS = {
+    "add": lambda s: torch.ones(3, 3, dtype=torch.int64) + s,
+    "add to floats": lambda s: torch.ones(3, 3) + s,
+    "add with a factor": lambda s: torch.add(torch.ones(3, 3, dtype=torch.int64), s, alpha=2),
+    "mul by a float": lambda s: s * 0.5,
+    "mul by a bool": lambda s: s * True,
+    "mul": lambda s: s * 3,
+    "div": lambda s: s / 2,
+    "product": lambda s: s @ torch.ones(3, 2, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER_CALLS)
+def test_calls_of_integers(name):
+    both(lambda sparse: INTEGER_CALLS[name](sparse), integers, syncs=None)
+
+
+@pytest.mark.parametrize("kind", ["repeated", "coalesced", "csr"])
+def test_in_inference_mode_and_without_gradients(kind):
+    for mode in (torch.inference_mode, torch.no_grad):
+
+        def program(mode=mode):
+            with mode():
+                sparse = pending(kind)
+                return sparse @ torch.randn(3, 4), (sparse * 2).to_dense(), parts_of(sparse)[-1] + 0
+
+        both(program, syncs=None)
+
+
+def test_a_pending_sparse_tensor_tells_that_it_is_pending():
+    with lazyviz.lazy() as graph:
+        sparse, compressed = pending("coalesced"), pending("csr")
+        assert repr(sparse) == "lazy[3, 3] float32 cpu, sparse_coo, nnz=3, pending"
+        assert repr([compressed]) == "[lazy[3, 3] float32 cpu, sparse_csr, nnz=3, pending]"
+        assert lazyviz.is_lazy(sparse) and lazyviz.is_lazy(compressed)
+        recorded = len(graph.nodes)
+    assert lazyviz.is_lazy(sparse) and len(graph.nodes) == recorded and not graph.sync_points
+    lazyviz.evaluate(sparse)
+    assert not lazyviz.is_lazy(sparse) and lazyviz.is_lazy(compressed)
+    assert "nnz=3, layout=torch.sparse_coo" in repr(sparse)
+    assert compressed.to_dense().equal(sparse.to_dense()) and not graph.pending
+
+
+def test_deepcopy_of_a_pending_sparse_tensor_is_recorded():
+    def program():
+        sparse = pending("repeated")
+        copied = copy.deepcopy(sparse)
+        return sparse, copied, copied.is_coalesced()
+
+    both(program)
+
+
+def test_training_a_graph_network_is_one_run():
+    def make():
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList([torch.nn.Embedding(3, 4, sparse=True), torch.nn.Linear(4, 2)])
+        return layers, coalesced()
+
+    def program(layers, edges):
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = torch.sparse.mm(edges, layers[1](edges @ layers[0](torch.arange(3))))
+            out.pow(2).sum().backward()
+            optimizer.step()
+        return out
+
+    both(program, make, versions=False)
