@@ -21,7 +21,7 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
-from . import ctc_loss, cudnn_rnn, kernel_probes, known_shapes, stride_rules
+from . import ctc_loss, cudnn_rnn, gpu_dtypes, kernel_probes, known_shapes, stride_rules
 from .kernel_probes import DataDependent as DataDependent
 from .metadata_table import MetadataTable
 from .op_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
@@ -183,6 +183,8 @@ class ShapeCache:
             raise DataDependent(f"{op} (its sparse result cannot be deferred)", sparse=True)
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} creates a quantized tensor")
+        if kernel_probes.on_absent_gpu(inputs, kwargs):
+            gpu_dtypes.refuse(op, inputs)
         known = known_shapes.find(self.metadata, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
