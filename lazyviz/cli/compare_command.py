@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..plan.formatting import category_text
 from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
 from .output import console, table
@@ -80,7 +81,7 @@ def compare(first: str, second: str) -> int:
     to = console()
     to.print(Text(f"{_name(a, first)} -> {_name(b, second)}", style="bold"))
     _figures(a, b, to)
-    _sizes("Alive at the peak", "what", a["by_category"], b["by_category"], to)
+    _sizes("Alive at the peak", "what", *map(_by_category, (a, b)), to)
     _sizes("Lines that allocated it", "line", _by_line(a), _by_line(b), to)
     if a["verdict"] != b["verdict"]:
         to.print()
@@ -102,6 +103,10 @@ def _figures(a: Data, b: Data, to: Console) -> None:
         show = format_bytes if key != "ops" else "{:,}".format
         rows.append((show(before), show(after), format_change(before, after, show), name))
     to.print(table("", ("before", "after", "change", "what"), rows, 3))
+
+
+def _by_category(data: Data) -> dict[str, int]:
+    return {category_text(name): size for name, size in data["by_category"].items()}
 
 
 def _sizes(title: str, what: str, a: dict[str, int], b: dict[str, int], to: Console) -> None:

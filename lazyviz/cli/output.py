@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..plan.formatting import category_text
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.streams import StandardStreams, is_terminal
 from .plan_data import HERE, Data, place_of
@@ -61,7 +62,10 @@ def show_plan(data: Data, to: Console) -> None:
     to.print(data["verdict"])
     total = sum(data["by_category"].values())
     rows: list[Sequence[str]]
-    rows = [(format_bytes(size), _share(size, total), name) for name, size in _largest(data["by_category"])]
+    rows = [
+        (format_bytes(size), _share(size, total), category_text(name))
+        for name, size in _largest(data["by_category"])
+    ]
     _print(to, table("Alive at the peak", ("bytes", "share", "what"), rows, 2))
     rows = [
         (format_bytes(line["bytes"]), _share(line["bytes"], total), place_of(line), line["text"])

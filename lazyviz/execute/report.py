@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..graph.ir import Graph, Node, SourceLine, Value
 from ..graph.value_summary import Summary, share_text
-from ..plan.formatting import line_text
+from ..plan.formatting import category_text, line_text
 from ..plan.liveness.live_set import CATEGORIES
 from ..plan.peak_projection import ByCategory, Peak
 from ..plan.tables import Table, Tabular
@@ -248,7 +248,9 @@ class Report(Tabular):
         text = f"projected {format_bytes(self.projected_bytes)}, {format_deviation(self.error)}{with_scratch}"
         parts = sorted(self.difference.items(), key=lambda item: -abs(item[1]))
         named = [
-            f"{name} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in parts[:3] if size
+            f"{category_text(name)} {'+' if size > 0 else '-'}{format_bytes(abs(size))}"
+            for name, size in parts[:3]
+            if size
         ]
         return f"{text}: {', '.join(named)}"
 

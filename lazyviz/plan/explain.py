@@ -8,7 +8,7 @@ from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
 from ..graph.sync_point_text import listed
 from .communication import communication_lines
-from .formatting import family, line_text, line_with_text, where
+from .formatting import category_text, family, line_text, line_with_text, where
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
@@ -241,7 +241,9 @@ def of_moment(moment: Moment, when: str) -> list[str]:
     """The live set at one moment: by category, module, and line, and the largest allocations."""
     total = moment.nbytes
     lines = [f"Alive {when}, by category:"]
-    lines += table({str(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES))
+    lines += table(
+        {category_text(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES)
+    )
     lines.append("by module:")
     by_module: dict[str, int] = {}
     for allocation in moment.alive:
@@ -364,7 +366,7 @@ def _between(ends: tuple[int, int]) -> str:
 
 def allocation_text(allocation: Allocation) -> str:
     """``"activations, from gelu_14 in net.h.0.mlp (forward) at line 3"``."""
-    parts: list[str] = [allocation.category]
+    parts = [category_text(allocation.category)]
     if allocation.name:
         parts.append(full_name(allocation.name))
     if allocation.node is not None:

@@ -28,6 +28,11 @@ def line_with_text(source: SourceLine) -> str:
     return f"{line_text(source)}: {text}" if text else line_text(source)
 
 
+def category_text(name: object) -> str:
+    """What texts and pictures call a category: ``"KV cache"`` for ``"kv_cache"``."""
+    return "KV cache" if str(name) == "kv_cache" else str(name)
+
+
 def family(module: str) -> str:
     """The path with every number as ``*``: ``"h.3.attn"`` -> ``"h.*.attn"``."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))

@@ -24,6 +24,7 @@ from .communication import sent
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
 from .devices.devices import CONTEXT_BYTES, Device, DeviceLike, DeviceProfile
+from .formatting import category_text
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
 from .liveness.live_set import CATEGORIES as CATEGORIES
@@ -175,7 +176,7 @@ class Plan(Tabular, Unpicklable):
     def table(self) -> Table:
         """The peak, the verdict, and what is alive at the peak."""
         title = f"Projected peak on {self.device}: {format_bytes(self.peak_bytes)}. {self.verdict()}"
-        named = {str(category): size for category, size in self.by_category.items()}
+        named = {category_text(category): size for category, size in self.by_category.items()}
         return Table(title, ("bytes", "share", "alive at the peak"), sizes(named), 2)
 
     def lifetime(self, what: Storage | Value | Node) -> range:

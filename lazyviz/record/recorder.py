@@ -260,13 +260,7 @@ class Recorder:
         except Placeholder:
             return None, unrecorded_ops.dispatch(self._tape, op, args, kwargs)
         except ZeroTensor:
-            if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
-                return None, op(*args, **kwargs)
-            return None, self.record(
-                op,
-                unrecorded_ops.replaced(args, unrecorded_ops.with_memory),
-                unrecorded_ops.replaced(kwargs, unrecorded_ops.with_memory),
-            )
+            return None, self._with_memory(op, args, kwargs)
         if info.checks_content and (
             refused := constant_folding.refusal(shapes, op, new_args, new_kwargs, values)
         ):
@@ -521,6 +515,16 @@ class Recorder:
             return answer
         cause = f"{info.name} of a sparse tensor cannot be deferred"
         return self.run_now(op, info, args, kwargs, cause, of_sparse=True)
+
+    def _with_memory(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call with zero tensors, which have no memory: recorded if others are pending."""
+        if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
+            return op(*args, **kwargs)
+        return self.record(
+            op,
+            unrecorded_ops.replaced(args, unrecorded_ops.with_memory),
+            unrecorded_ops.replaced(kwargs, unrecorded_ops.with_memory),
+        )
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
         """The kernel will change the metadata of the computed value, but other tensors must keep theirs."""

@@ -12,7 +12,7 @@ from ..graph.ir import Graph
 from ..process.transaction import Transaction
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
-from .fake_cuda.gpu import Card
+from .fake_cuda.gpu import Gpu
 from .lazy_tensor import is_lazy
 from .storage import TensorRef, TrackedNode, TrackedStorage
 
@@ -27,11 +27,11 @@ class Assumed(Protocol):
     def value(self) -> Any: ...
 
 
-class PlannedCards(Protocol):
+class PlannedGpus(Protocol):
     """The GPUs that a cell is planned for and that are not in this machine."""
 
     @property
-    def card(self) -> Card: ...
+    def gpu(self) -> Gpu: ...
     def remove(self) -> None: ...
     def record(self, mode: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def answer(self, needed: Sequence[TrackedNode]) -> Assumed | None: ...
@@ -81,7 +81,7 @@ class RecordingState:
         self.batch: Callable[[torch.Tensor], int | None] | None = None  # the dimension with a batch's samples
         self.summing: Any = None  # the mark of the autograd node whose results the engine adds to others now
         self.held_bytes_limit = HELD_BYTES_LIMIT
-        self.absent: PlannedCards | None = None  # the planned card, if it is not in this machine
+        self.absent: PlannedGpus | None = None  # the planned GPU, if it is not in this machine
         self.world: OneRank | None = None  # the recorded rank, if several ranks are planned
         self.communicating = False  # a functional collective, or a part of one, is being recorded
 

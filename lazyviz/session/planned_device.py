@@ -18,7 +18,7 @@ from ..record.dependencies import closure
 from ..record.distributed.world import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
 from ..record.fake_cuda.host_values import give_back
-from ..record.fake_cuda.torch_cuda import AbsentCards, Card
+from ..record.fake_cuda.torch_cuda import AbsentGpus, Gpu
 from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
@@ -30,7 +30,7 @@ ASSUMED_CAPABILITY = (8, 0)
 
 def resolved(
     device: Any, size: int = 1, rank: int = 0, torch_version: str | None = None
-) -> tuple[Any, Card | None]:
+) -> tuple[Any, Gpu | None]:
     """The device that a block for ``device`` is planned for, and the GPU that it sees if this process has no
     CUDA.
 
@@ -52,7 +52,7 @@ def resolved(
     return target, gpu
 
 
-def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
+def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Gpu | None]:
     if device is None:
         return None, None
     try:
@@ -62,13 +62,13 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
         if number is None or number >= torch_cuda.MOST_DEVICES or torch_cuda.cuda_is_present():
             raise
         target = unknown_gpu(number, cuda_devices()[1])
-        return target, Card("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
+        return target, Gpu("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     names_gpu = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
     if not names_gpu or torch_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     here = local_world_size(size)
-    return device, Card(
+    return device, Gpu(
         name,
         target.total_bytes,
         target.compute_capability or ASSUMED_CAPABILITY,
@@ -79,7 +79,7 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Card | None]:
 
 
 def one_of_many(
-    tape: Tape, size: int, rank: int, gpu: Card | None, graph: Graph, device: Any
+    tape: Tape, size: int, rank: int, gpu: Gpu | None, graph: Graph, device: Any
 ) -> OneOfMany | None:
     """The context in which this process is ``rank`` of ``size``; ``None`` if no mesh is given (0 ranks), or
     the process already is this rank.
@@ -106,7 +106,7 @@ def one_of_many(
 
 
 def gpus(
-    tape: Tape, gpu: Card | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
+    tape: Tape, gpu: Gpu | None, graph: Graph, assume: Mapping[int | str, Any] | None, device: Any
 ) -> Transaction | None:
     """The context in which ``torch.cuda`` describes ``gpu``, which ``device`` names.
 
@@ -116,9 +116,9 @@ def gpus(
         RuntimeError: an outer block is for another GPU.
     """
     absent = tape.recording.absent
-    if gpu is not None and absent is not None and gpu != absent.card:
+    if gpu is not None and absent is not None and gpu != absent.gpu:
         raise RuntimeError(
-            f"a block for {gpu.planned} inside one for {absent.card.planned}: only one absent GPU at a time"
+            f"a block for {gpu.planned} inside one for {absent.gpu.planned}: only one absent GPU at a time"
         )
     return None if gpu is None or absent is not None else _Gpus(tape, gpu, graph, assume, device)
 
@@ -127,7 +127,7 @@ class _Gpus(Transaction):
     """The :func:`gpus` of the outermost block that has any."""
 
     def __init__(
-        self, tape: Tape, gpu: Card, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
+        self, tape: Tape, gpu: Gpu, graph: Graph, assume: Mapping[int | str, Any] | None, target: Any
     ) -> None:
         def memory(device: torch.device, since: int) -> tuple[int, int]:
             """Current and maximum bytes of eager PyTorch's tensors on ``device``, the latter since node
@@ -153,7 +153,7 @@ class _Gpus(Transaction):
                 each.words for each in older_releases.DIFFERENCES if each.holds(gpu.release)
             )
         self._tape = tape
-        self._gpus = AbsentCards(tape, gpu, memory, reserved, assume or {})
+        self._gpus = AbsentGpus(tape, gpu, memory, reserved, assume or {})
 
     def begin(self) -> None:
         self.undo_by(self._gpus.remove)

@@ -96,11 +96,6 @@ DARK = {
 _PAINT = re.compile(r' (fill|stroke)="(#[0-9a-f]{6})"')
 
 
-def category_text(name: object) -> str:
-    """What a category is called in pictures: ``"KV cache"``."""
-    return "KV cache" if str(name) == "kv_cache" else str(name)
-
-
 def darkened(svg: str) -> str:
     """A light picture in the colors of a dark page.  Words have no quotes, which are escaped in them."""
     return _PAINT.sub(lambda found: f' {found[1]}="{DARK[found[2]]}"', svg)

@@ -681,6 +681,19 @@ def test_plans_are_compared(write, tmp_path):
     assert "Alive at the peak: no change." in done.stdout
 
 
+def test_tables_call_a_kv_cache_what_the_picture_calls_it(write, tmp_path):
+    cached = (
+        "import lazyviz, torch\nkeys = torch.zeros(64, 64)\nlazyviz.mark_kv_cache(keys)\nprint(keys + 1)\n"
+    )
+    script, without = write(cached), write(cached.replace("lazyviz.mark", "# lazyviz.mark"), "without.py")
+    planned = lazyviz_command("plan", script, "--json", "with.json", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert lazyviz_command("plan", without, "--json", "without.json", cwd=tmp_path).returncode == 0
+    compared = lazyviz_command("compare", "without.json", "with.json", cwd=tmp_path)
+    for done in (planned, compared):
+        assert "KV cache" in done.stdout and "kv_cache" not in done.stdout
+
+
 def test_a_plan_that_is_not_complete_is_one_sentence(write, tmp_path):
     assert lazyviz_command("plan", write(TRAINING), "--json", "plan.json", cwd=tmp_path).returncode == 0
     whole = json.loads((tmp_path / "plan.json").read_text())

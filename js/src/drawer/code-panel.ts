@@ -1,7 +1,7 @@
 // The user's code beside the graph: each line with its allocations, its share of the peak and its time.
 
 import { group, html, on, plainButton } from "../page/dom";
-import { bytesText, seconds } from "../page/format";
+import { bytesText, categoryText, seconds } from "../page/format";
 import { whenLoaded } from "../page/deferred-part";
 import { roving } from "../page/roving-tabindex";
 import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";
@@ -75,7 +75,7 @@ export class CodePanel {
       return html(
         "li",
         {},
-        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: category }), name, html("b", {}, bytes)),
+        html("div", {}, html("span", { class: `lz-swatch lz-cat-${category}`, title: categoryText(category) }), name, html("b", {}, bytes)),
         html("div", "lz-muted lz-layer-sub", html("span", "lz-layer-class", cls), ...[through, line].filter(Boolean).flatMap((text, n) => [cls || n ? " · " : "", html("span", "lz-layer-part", text)])),
         html("i", { class: `lz-cat-${category}`, "aria-hidden": "true", style: `width:${(100 * Math.min(share, 1)).toFixed(1)}%` }),
       );

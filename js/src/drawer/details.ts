@@ -1,7 +1,7 @@
 // The content of the details: of a box, of a point or a part of the chart, of an error. In the widget's deferred part.
 
 import { html, on, plainButton } from "../page/dom";
-import { grouped } from "../page/format";
+import { categoryText, grouped } from "../page/format";
 import type { Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
 import { valuesBlock } from "./values";
 
@@ -29,7 +29,7 @@ export class Writer {
       html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
+        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: categoryText(alive.category) }),
         this.#link({ label: alive.label, chain: alive.chain }),
         html("span", "lz-number", alive.bytes),
       ),
@@ -50,7 +50,7 @@ export class Writer {
       const item = html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: alive.category.replace("kv_cache", "KV cache") }),
+        html("span", { class: `lz-swatch lz-cat-${alive.category}`, title: categoryText(alive.category) }),
         this.#link({ label: alive.label, chain: alive.chain }),
         html("span", "lz-number", alive.bytes),
       );
@@ -58,7 +58,7 @@ export class Writer {
       return why ? [item, html("li", "lz-muted lz-why", why)] : [item];
     });
     const categories = html("dl", {});
-    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, name.replace("kv_cache", "KV cache")), html("dd", {}, bytes));
+    for (const [name, bytes] of moment.categories) categories.append(html("dt", {}, categoryText(name)), html("dd", {}, bytes));
     const more = moment.aliveCount - rows.length;
     this.element.replaceChildren(
       html("h3", {}, `Alive at op ${grouped(moment.position + 1)}`),
@@ -78,7 +78,7 @@ export class Writer {
       html(
         "li",
         {},
-        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: made.category.replace("kv_cache", "KV cache") }),
+        html("span", { class: `lz-swatch lz-cat-${made.category}`, title: categoryText(made.category) }),
         this.#link({ label: made.label, chain: made.chain }),
         html("span", "lz-number", `${made.bytes} · ${(100 * made.share).toFixed(made.share < 0.1 ? 1 : 0)} %`),
       ),

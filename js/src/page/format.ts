@@ -20,6 +20,9 @@ export function seconds(value: number): string {
   return value < 120 ? `${value.toPrecision(3)} s` : `${Math.round(value / 60)} min`;
 }
 
+/** What texts call a category: "KV cache" for "kv_cache". */
+export const categoryText = (name: string): string => name.replace("kv_cache", "KV cache");
+
 /** A number with thousands separators, as in 1,924. */
 export function grouped(value: number): string {
   return value.toLocaleString("en");

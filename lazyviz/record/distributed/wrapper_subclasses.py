@@ -29,7 +29,7 @@ def install(patches: Patches, tape: Tape) -> None:
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
-    """DTensor calls PyTorch's shape rules on fake tensors of the planned card, which need the same patches as
+    """DTensor calls PyTorch's shape rules on fake tensors of the planned GPU, which need the same patches as
     ours.
     """
     cls = process_groups.sharding_propagator()

@@ -47,7 +47,7 @@ class Call:
 
 
 def choose(call: Call, capability: tuple[int, int]) -> int:
-    """The kernel that PyTorch selects for ``call`` on a card of this compute capability.
+    """The kernel that PyTorch selects for ``call`` on a GPU of this compute capability.
 
     Raises:
         RuntimeError: none of those the user allows takes it.

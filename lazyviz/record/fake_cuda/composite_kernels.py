@@ -19,7 +19,7 @@ from ..lazy_tensor import is_pending
 from . import older_releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
 from .attention import MATH, Call, choose, fused
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 _aten = torch.ops.aten
 
@@ -27,8 +27,8 @@ _aten = torch.ops.aten
 class CudaKernels:
     """Registers and removes the kernels."""
 
-    def __init__(self, cards: Cards) -> None:
-        self._cards = cards
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
         self._undo: list[Callable[[], object]] = []
         self.of: dict[Any, Callable[..., Any]] = {}  # by operator
 
@@ -48,9 +48,9 @@ class CudaKernels:
             "softmax.int": self._softmax,
             "log_softmax.int": self._log_softmax,
             "embedding_sparse_backward": sparse_gradients.embedding_backward(
-                self._cards.tape, original("embedding_sparse_backward")
+                self._gpus.tape, original("embedding_sparse_backward")
             ),
-            **fake_cuda_rnn.kernels(self._cards),
+            **fake_cuda_rnn.kernels(self._gpus),
         }
         self.of = {torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
         torch_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
@@ -64,13 +64,13 @@ class CudaKernels:
     def _to_dtype_layout(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         device = kwargs.get("device")
         if device is not None:
-            kwargs["device"] = self._cards.below(torch.device(device))
+            kwargs["device"] = self._gpus.below(torch.device(device))
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return self._to_layout(tensor, **kwargs)
 
     def _to_device_dtype(self, tensor: torch.Tensor, device: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._to_device(tensor, self._cards.below(torch.device(device)), *args, **kwargs)
+        return self._to_device(tensor, self._gpus.below(torch.device(device)), *args, **kwargs)
 
     # --- dropout ---------------------------------------------------------------------
 
@@ -84,14 +84,14 @@ class CudaKernels:
 
     def _softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Half precision is converted to float in the kernel itself (ATen's SoftMax.cpp)."""
-        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._gpus.gpu.release):
             return older_releases.softmax(tensor, dim, dtype, log=False)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._softmax.default(tensor, dim, True)
         return self._softmax_cpu(tensor, dim, dtype)
 
     def _log_softmax(self, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._cards.card.release):
+        if tensor.is_cuda and older_releases.SOFTMAX_KEEPS_INPUT.holds(self._gpus.gpu.release):
             return older_releases.softmax(tensor, dim, dtype, log=True)
         if tensor.is_cuda and tensor.dtype == torch.float16 and dtype == torch.float32:
             return _aten._log_softmax.default(tensor, dim, True)
@@ -113,7 +113,7 @@ class CudaKernels:
     ) -> torch.Tensor:
         if is_pending(query) and query.is_cuda:
             call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-            kernel = choose(call, self._cards.card.capability)
+            kernel = choose(call, self._gpus.gpu.capability)
             if kernel != MATH:
                 return fused(call, kernel, scale)
         return self._attention_cpu(

@@ -20,7 +20,7 @@ from ..tape import Tape
 from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
-_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned card's tensors for
+_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned GPU's tensors for
 _OF_A_GPU = ("stream", "dl_device")  # arguments of DLPack's methods that the CPU does not have
 Call = Callable[..., Any]
 
@@ -139,7 +139,7 @@ def meshgrid(original: Call) -> Call:
 
 
 def with_cuda_messages(original: Call) -> Call:
-    """``original`` with errors that name a planned card's tensors like Python does."""
+    """``original`` with errors that name a planned GPU's tensors like Python does."""
 
     def renamed_call(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -18,35 +18,35 @@ from torch.nn.parallel import comm
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_lazy
 from ..sync_points import AbsentDeviceError
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 _HOST = torch.device("cpu")
 
 
-def install(cards: Cards) -> None:
-    channels = _Channels(cards)
-    cards.patches.set(torch_cuda.SCATTER, "forward", staticmethod(channels.scatter_batch))
+def install(gpus: Gpus) -> None:
+    channels = _Channels(gpus)
+    gpus.patches.set(torch_cuda.SCATTER, "forward", staticmethod(channels.scatter_batch))
     for name in ("broadcast", "broadcast_coalesced", "scatter", "gather"):
-        cards.replace(comm, name, getattr(channels, name))
-    cards.replace(nccl, "is_available", _on_cards_of_their_own)
-    cards.replace(nccl, "reduce", _reduce)
+        gpus.replace(comm, name, getattr(channels, name))
+    gpus.replace(nccl, "is_available", _on_gpus_of_their_own)
+    gpus.replace(nccl, "reduce", _reduce)
     for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
-        cards.replace(nccl, name, _refusal(f"torch.cuda.nccl.{name}"))
-    cards.patches.set(*torch_cuda.THREADS_OF_REPLICAS, _InTurn)
+        gpus.replace(nccl, name, _refusal(f"torch.cuda.nccl.{name}"))
+    gpus.patches.set(*torch_cuda.THREADS_OF_REPLICAS, _InTurn)
 
 
 class _Channels:
     """Communication between GPUs of one process: scatter, gather, and broadcast."""
 
-    def __init__(self, cards: Cards) -> None:
-        self._cards = cards
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
 
     def _places(self, devices: Sequence[Any]) -> list[torch.device]:
-        return [torch.device("cuda", self._cards.index(device)) for device in devices]
+        return [torch.device("cuda", self._gpus.index(device)) for device in devices]
 
     def _handed_out(self, parts: Sequence[torch.Tensor], count: int) -> None:
         """Note that a batch of any size is cut into one part for each of ``count`` GPUs."""
-        graph, first = self._cards.tape.recording.graph, parts[0]
+        graph, first = self._gpus.tape.recording.graph, parts[0]
         if count > 1 and graph is not None and is_lazy(first) and first._lazyviz.node is not None:
             graph.handed_out[first._lazyviz.node] = count
 
@@ -155,7 +155,7 @@ def _buffers(tensors: Sequence[torch.Tensor], most: int) -> list[list[int]]:
 # --- NCCL ------------------------------------------------------------------------------
 
 
-def _on_cards_of_their_own(tensors: Sequence[torch.Tensor]) -> bool:
+def _on_gpus_of_their_own(tensors: Sequence[torch.Tensor]) -> bool:
     """``torch.cuda.nccl.is_available`` of a build with NCCL."""
     if not all(
         tensor.layout == torch.strided and tensor.is_contiguous() and tensor.is_cuda for tensor in tensors

@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from ...torch_internals import cuda as torch_cuda
 from ..sync_points import AbsentDeviceError
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 _WITHOUT_EFFECT = (
     (torch.cuda.profiler, "start"),
@@ -48,33 +48,33 @@ _GRAPHS = "Plan the step without it."
 _SNAPSHOTS = 'After the block, graph.save("memory.pickle") writes a snapshot of the plan.'
 
 
-def install(cards: Cards) -> None:
+def install(gpus: Gpus) -> None:
     for owner, name in _WITHOUT_EFFECT:
-        cards.replace(owner, name, lambda *args, **kwargs: None)
-    cards.patches.set(*torch_cuda.NVTX, _Marks())
-    cards.replace(torch.cuda, "get_sync_debug_mode", lambda: 0)
+        gpus.replace(owner, name, lambda *args, **kwargs: None)
+    gpus.patches.set(*torch_cuda.NVTX, _Marks())
+    gpus.replace(torch.cuda, "get_sync_debug_mode", lambda: 0)
     for name in _OF_SENSORS:
-        _refuse(cards, torch.cuda, name, "")
+        _refuse(gpus, torch.cuda, name, "")
     for owner in (torch.cuda, torch.cuda.memory):
-        cards.replace(owner, "get_allocator_backend", lambda: "native")
+        gpus.replace(owner, "get_allocator_backend", lambda: "native")
         for name in _OF_HANDLES:
-            _refuse(cards, owner, name, "")
+            _refuse(gpus, owner, name, "")
         for name in _OF_SNAPSHOTS:
-            _refuse(cards, owner, name, _SNAPSHOTS)
-        _refuse(cards, owner, "use_mem_pool", "")
+            _refuse(gpus, owner, name, _SNAPSHOTS)
+        _refuse(gpus, owner, "use_mem_pool", "")
         for name in _CLASSES:
             if hasattr(owner, name):
-                cards.patches.set(owner, name, _refused_class(f"torch.cuda.{name}"))
+                gpus.patches.set(owner, name, _refused_class(f"torch.cuda.{name}"))
     for owner in (torch.cuda, torch.cuda.graphs):
-        cards.patches.set(owner, "CUDAGraph", _refused_class("torch.cuda.CUDAGraph", _GRAPHS))
-        _refuse(cards, owner, "graph_pool_handle", _GRAPHS)
-        _refuse(cards, owner, "make_graphed_callables", _GRAPHS)
+        gpus.patches.set(owner, "CUDAGraph", _refused_class("torch.cuda.CUDAGraph", _GRAPHS))
+        _refuse(gpus, owner, "graph_pool_handle", _GRAPHS)
+        _refuse(gpus, owner, "make_graphed_callables", _GRAPHS)
     for name in _OF_TUNING:
-        _refuse(cards, torch.cuda.tunable, name, "")
-    _refuse(cards, torch.cuda, "get_stream_from_external", "")
-    cards.patches.set(torch.backends.cuda, "cufft_plan_cache", _PlanCache())
-    _refuse(cards, torch.cuda.jiterator, "_create_jit_fn", "")
-    _refuse(cards, torch.cuda.jiterator, "_create_multi_output_jit_fn", "")
+        _refuse(gpus, torch.cuda.tunable, name, "")
+    _refuse(gpus, torch.cuda, "get_stream_from_external", "")
+    gpus.patches.set(torch.backends.cuda, "cufft_plan_cache", _PlanCache())
+    _refuse(gpus, torch.cuda.jiterator, "_create_jit_fn", "")
+    _refuse(gpus, torch.cuda.jiterator, "_create_multi_output_jit_fn", "")
 
 
 def refusal(what: str, instead: str = "") -> AbsentDeviceError:
@@ -82,11 +82,11 @@ def refusal(what: str, instead: str = "") -> AbsentDeviceError:
     return AbsentDeviceError(f"{text} {instead}".rstrip())
 
 
-def _refuse(cards: Cards, owner: Any, name: str, instead: str) -> None:
+def _refuse(gpus: Gpus, owner: Any, name: str, instead: str) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise refusal(f"{owner.__name__}.{name}", instead)
 
-    cards.replace(owner, name, refuse)
+    gpus.replace(owner, name, refuse)
 
 
 def _refused_class(what: str, instead: str = "") -> type:

@@ -18,18 +18,18 @@ import torch
 
 from ...torch_internals.dynamo import FLEX_CALLED, FLEX_FUNCTION, FLEX_OPERATOR
 from ..interception import late_imports
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 
-def install(cards: Cards) -> None:
+def install(gpus: Gpus) -> None:
     def patch_operator(module: ModuleType) -> None:
         if hasattr(module, "create_fw_bw_graph"):
-            cards.patches.set(module, "create_fw_bw_graph", _function_and_gradients)
+            gpus.patches.set(module, "create_fw_bw_graph", _function_and_gradients)
 
     def patch_function(module: ModuleType) -> None:
         operator = getattr(module, FLEX_CALLED, None)
         if operator is not None:
-            cards.patches.set(module, FLEX_CALLED, _with_captured(operator))
+            gpus.patches.set(module, FLEX_CALLED, _with_captured(operator))
 
     late_imports.when_imported(FLEX_OPERATOR, patch_operator)
     late_imports.when_imported(FLEX_FUNCTION, patch_function)

@@ -18,7 +18,7 @@ from .. import constant_folding
 from ..interception import late_imports
 from ..lazy_tensor import is_lazy
 from ..storage import TrackedNode
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 """The assumption, as the option that sets it words it."""
@@ -35,8 +35,8 @@ _TEXT = "generate() stops only at the maximum length (max_new_tokens)"
 class Generation:
     """The assumed answers for ``generate``, and the patches that give them."""
 
-    def __init__(self, cards: Cards) -> None:
-        self._cards = cards
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
         self._actions: dict[str, Callable[[ModuleType], None]] = {
             "transformers.generation.stopping_criteria": self._patch_criteria,
             "transformers.generation.utils": self._patch_beams,
@@ -73,7 +73,7 @@ class Generation:
         return None
 
     def _say(self, what: str) -> None:
-        graph = self._cards.tape.recording.graph
+        graph = self._gpus.tape.recording.graph
         if graph is not None:
             graph.assumed.add(what)
 
@@ -87,7 +87,7 @@ class Generation:
         def any_is_met(criteria: Any, *args: Any, **kwargs: Any) -> Any:
             return original([self._unmet(criterion) for criterion in criteria], *args, **kwargs)
 
-        self._cards.patches.set(all_of_them, "__call__", any_is_met)
+        self._gpus.patches.set(all_of_them, "__call__", any_is_met)
 
     def _unmet(self, criterion: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``criterion`` so that it returns False if its result depends on a token."""
@@ -114,24 +114,24 @@ class Generation:
             self._assume(answer, met is None or not bool(met.all()))
             return answer
 
-        self._cards.patches.set(mixin, name, staticmethod(has_unfinished))
+        self._gpus.patches.set(mixin, name, staticmethod(has_unfinished))
 
     def _content(self, tensor: Any) -> torch.Tensor | None:
         """The content of a pending tensor, if it is known."""
         if not is_lazy(tensor):
             return tensor if isinstance(tensor, torch.Tensor) else None
         value = tensor._lazyviz
-        known = constant_folding.known(self._cards.tape.shapes, [value])
+        known = constant_folding.known(self._gpus.tape.shapes, [value])
         return None if known is None else known[value]
 
     def _assume(self, answer: Any, content: bool) -> None:
         """Assume ``content`` for the unknown elements of ``answer``, unless the user says what reads
         return.
         """
-        tape = self._cards.tape
+        tape = self._gpus.tape
         if not is_lazy(answer) or answer.dtype != torch.bool or self._content(answer) is not None:
             return
-        if self._cards.assumes_each_read():
+        if self._gpus.assumes_each_read():
             return
         graph = tape.recording.graph
         if graph is not None and constant_folding.assume(answer._lazyviz, content):

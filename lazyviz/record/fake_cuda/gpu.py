@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """The properties of the planned card that a cell may query.
+class Gpu:
+    """The properties of the planned GPU that a cell may query.
 
-    ``capability`` is its CUDA compute capability, ``count`` the number of such cards; ``total_bytes`` is the
+    ``capability`` is its CUDA compute capability, ``count`` the number of such GPUs; ``total_bytes`` is the
     memory of one, ``None`` if unknown; ``planned`` is its name in plans; ``current`` is the number of the
-    current device at first. A cell may also use other cards by number. ``release`` is the planned PyTorch
+    current device at first. A cell may also use other GPUs by number. ``release`` is the planned PyTorch
     release, if it is not the installed one.
     """
 

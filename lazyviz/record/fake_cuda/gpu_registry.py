@@ -9,7 +9,7 @@ import torch
 
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-from .gpu import Card
+from .gpu import Gpu
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""
@@ -17,10 +17,10 @@ Reserved = Callable[[torch.device], int]
 """Bytes that the caching allocator of a device would hold, in eager PyTorch."""
 
 
-class Cards(Protocol):
-    """The interface that the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentCards` use."""
+class Gpus(Protocol):
+    """The interface that the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentGpus` use."""
 
-    card: Card
+    gpu: Gpu
     memory: Memory
     reserved: Reserved
     reset_at: int

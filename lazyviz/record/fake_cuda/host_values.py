@@ -33,7 +33,7 @@ _COPIES = {
 
 
 def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
-    """The content of a tensor on an absent card, on the CPU, if the host can compute it; otherwise ``None``.
+    """The content of a tensor on an absent GPU, on the CPU, if the host can compute it; otherwise ``None``.
 
     It may evaluate ops that the host has to run for it.
     """
@@ -75,7 +75,7 @@ def on_host(tape: Tape, items: Any) -> Any:
 
 
 def give_back(tape: Tape) -> None:
-    """Before the plan is forgotten: tensors that were moved to the card become host tensors again."""
+    """Before the plan is forgotten: tensors that were moved to the GPU become host tensors again."""
     if not torch_cuda.STAND_INS:
         return
     moved: dict[TrackedValue, list[torch.Tensor]] = {}

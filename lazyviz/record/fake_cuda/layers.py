@@ -15,13 +15,13 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dispatch_level, private_api
 from . import rnn as fake_cuda_rnn
 from .driver_calls import refusal
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 
-def install(cards: Cards) -> None:
-    _install_packing(cards)
-    fake_cuda_rnn.install(cards)
-    cards.replace(torch, "cond", _cond(torch.cond))
+def install(gpus: Gpus) -> None:
+    _install_packing(gpus)
+    fake_cuda_rnn.install(gpus)
+    gpus.replace(torch, "cond", _cond(torch.cond))
 
 
 def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def _ranges(batches: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(first, last, batches[first]) for first, last in zip([0, *ends], ends)]
 
 
-def _install_packing(cards: Cards) -> None:
+def _install_packing(gpus: Gpus) -> None:
     """The lengths determine the shapes: ATen's own kernels compute them, for host sequences with one
     feature.
     """
@@ -87,7 +87,7 @@ def _install_packing(cards: Cards) -> None:
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} Long tensor"
             )
-        with cards.tape.recording.paused(), dispatch_level.no_grad():
+        with gpus.tape.recording.paused(), dispatch_level.no_grad():
             like = torch.zeros(1, device="cpu").expand(*padded.shape[:2], 1)
             sizes = pack_here(like, lengths, batch_first)[1]
             batches = sizes.tolist()
@@ -98,7 +98,7 @@ def _install_packing(cards: Cards) -> None:
     ) -> Any:
         if data.device not in torch_cuda.STAND_INS:
             return pad_here(data, sizes, batch_first, padding_value, total_length)
-        with cards.tape.recording.paused(), dispatch_level.no_grad():
+        with gpus.tape.recording.paused(), dispatch_level.no_grad():
             like = torch.zeros(1, device="cpu").expand(data.shape[0], 1)
             padded, lengths = pad_here(like, sizes, False, padding_value, total_length)
             batches = sizes.tolist()
@@ -111,5 +111,5 @@ def _install_packing(cards: Cards) -> None:
             offset += count
         return result.transpose(0, 1) if batch_first else result, lengths
 
-    cards.replace(private_api.VF, "_pack_padded_sequence", pack)
-    cards.replace(private_api.VF, "_pad_packed_sequence", pad)
+    gpus.replace(private_api.VF, "_pack_padded_sequence", pack)
+    gpus.replace(private_api.VF, "_pad_packed_sequence", pad)

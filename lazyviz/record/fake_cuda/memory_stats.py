@@ -7,46 +7,46 @@ from typing import Any
 import torch
 
 from ..sync_points import AbsentDeviceError
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 
-def install(cards: Cards) -> None:
-    _install_counters(cards)
-    _install_pinning(cards)
+def install(gpus: Gpus) -> None:
+    _install_counters(gpus)
+    _install_pinning(gpus)
 
 
-def _install_counters(cards: Cards) -> None:
+def _install_counters(gpus: Gpus) -> None:
     """The memory of eager PyTorch's tensors, and of the simulated allocator, at this line."""
-    cuda, replace = torch.cuda, cards.replace
+    cuda, replace = torch.cuda, gpus.replace
 
     def counted(device: Any = None) -> tuple[int, int]:
-        return cards.memory(torch.device("cuda", cards.index(device)), cards.reset_at)
+        return gpus.memory(torch.device("cuda", gpus.index(device)), gpus.reset_at)
 
     def reserved(device: Any = None) -> int:
-        return cards.reserved(torch.device("cuda", cards.index(device)))
+        return gpus.reserved(torch.device("cuda", gpus.index(device)))
 
     def free_and_total(device: Any = None) -> tuple[int, int]:
-        total = cards.properties(device).total_memory
+        total = gpus.properties(device).total_memory
         return total - counted(device)[0], total
 
     def summary(device: Any = None, abbreviated: bool = False) -> str:
         now, peak = counted(device)
         return (
-            f"Projected for {cards.card.planned}, which is not on this machine, in bytes: "
+            f"Projected for {gpus.gpu.planned}, which is not on this machine, in bytes: "
             f"allocated {now:,}, at most {peak:,}; held by the allocator {reserved(device):,}"
         )
 
     def reset(device: Any = None) -> None:
-        graph = cards.tape.recording.graph
-        cards.reset_at = len(graph.nodes) if graph is not None else 0
+        graph = gpus.tape.recording.graph
+        gpus.reset_at = len(graph.nodes) if graph is not None else 0
 
     fraction_of: dict[int, float] = {}
 
     def set_fraction(fraction: float, device: Any = None) -> None:
-        fraction_of[cards.index(device)] = fraction
+        fraction_of[gpus.index(device)] = fraction
 
     def fraction(device: Any = None) -> float:
-        return fraction_of.get(cards.index(device), 1.0)
+        return fraction_of.get(gpus.index(device), 1.0)
 
     for owner in (cuda, cuda.memory, torch.accelerator, torch.accelerator.memory):
         replace(owner, "memory_allocated", lambda device=None: counted(device)[0])
@@ -86,7 +86,7 @@ def _unknown(what: str) -> Any:
     return refuse
 
 
-def _install_pinning(cards: Cards) -> None:
+def _install_pinning(gpus: Gpus) -> None:
     """Only a driver can pin host memory; pinning makes a copy, and so does this."""
     asked = torch.Tensor.is_pinned
 
@@ -101,5 +101,5 @@ def _install_pinning(cards: Cards) -> None:
         attributes = vars(tensor)
         return "_lazyviz_pinned" in attributes or ("_lazyviz" not in attributes and asked(tensor))
 
-    cards.replace(torch.Tensor, "pin_memory", pin)
-    cards.replace(torch.Tensor, "is_pinned", is_pinned)
+    gpus.replace(torch.Tensor, "pin_memory", pin)
+    gpus.replace(torch.Tensor, "is_pinned", is_pinned)

@@ -159,7 +159,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None, *, log: bool) -> torch.Tensor:
-    """``softmax`` or ``log_softmax`` on a card, as in releases that keep the input."""
+    """``softmax`` or ``log_softmax`` on a GPU, as in releases that keep the input."""
     widen = tensor.dtype == torch.float16 and dtype == torch.float32
     if dtype is not None and not widen:
         tensor = tensor.to(dtype)

@@ -16,7 +16,7 @@ import torch
 from ...torch_internals import composite_ops, cudnn_sizes, dispatch_level
 from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float16, torch.float32, torch.float64)  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
@@ -34,8 +34,8 @@ _MODE_OF = {
 }
 
 
-def install(cards: Cards) -> None:
-    cards.replace(torch.backends.cudnn, "is_acceptable", acceptable)
+def install(gpus: Gpus) -> None:
+    gpus.replace(torch.backends.cudnn, "is_acceptable", acceptable)
     before = torch.nn.RNNBase.flatten_parameters
 
     def flatten_parameters(layer: torch.nn.RNNBase) -> None:
@@ -45,14 +45,14 @@ def install(cards: Cards) -> None:
         else:
             before(layer)
 
-    cards.replace(torch.nn.RNNBase, "flatten_parameters", flatten_parameters)
+    gpus.replace(torch.nn.RNNBase, "flatten_parameters", flatten_parameters)
 
 
-def kernels(cards: Cards) -> dict[str, Callable[..., Any]]:
+def kernels(gpus: Gpus) -> dict[str, Callable[..., Any]]:
     """Replaces ATen's kernels with these names."""
-    states: dict[torch.device, torch.Tensor] = {}  # dropout states: one for each card, created on first use
+    states: dict[torch.device, torch.Tensor] = {}  # dropout states: one for each GPU, created on first use
     return {
-        f"{name}.{overload}": _kernel(cards, name, packed=overload == "data", states=states)
+        f"{name}.{overload}": _kernel(gpus, name, packed=overload == "data", states=states)
         for name in _MODES
         for overload in ("input", "data")
     }
@@ -116,7 +116,7 @@ def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parame
 
 
 def _kernel(
-    cards: Cards, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
+    gpus: Gpus, name: str, *, packed: bool, states: dict[torch.device, torch.Tensor]
 ) -> Callable[..., Any]:
     original = composite_ops.composite_kernel(f"{name}.{'data' if packed else 'input'}")
     mode, layer = _MODES[name]
@@ -125,7 +125,7 @@ def _kernel(
         if not _is_planned(source):
             return original(source, *args)
         if not acceptable(source):
-            graph = cards.tape.recording.graph
+            graph = gpus.tape.recording.graph
             if graph is not None and layer != "RNN":  # its cells are also ops on a GPU
                 graph.in_parts.add(layer)
             return original(source, *args)
@@ -158,7 +158,7 @@ def _kernel(
 def _dropout_state(
     states: dict[torch.device, torch.Tensor], dropout: float, train: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """``get_dropout_state``: created once for each card, and kept."""
+    """``get_dropout_state``: created once for each GPU, and kept."""
     if train and dropout > 0 and device not in states:
         states[device] = _aten._cudnn_init_dropout_state.default(
             dropout, train, 0, dtype=torch.uint8, device=device

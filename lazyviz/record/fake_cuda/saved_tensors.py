@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 
-def install(cards: Cards) -> None:
+def install(gpus: Gpus) -> None:
     module, of_tensor, of_memory = private_api.SAVED_TENSOR_KEYS
-    find = cards.tape.tensors.value_of
+    find = gpus.tape.tensors.value_of
 
     def place(tensor: torch.Tensor) -> tuple[Any, int] | None:
         value = find(tensor) if tensor.device.type == "cuda" else None
@@ -32,5 +32,5 @@ def install(cards: Cards) -> None:
 
     original_key: Callable[..., Any] = getattr(module, of_tensor)
     original_memory: Callable[..., Any] = getattr(module, of_memory)
-    cards.replace(module, of_tensor, key_of_tensor)
-    cards.replace(module, of_memory, key_of_memory)
+    gpus.replace(module, of_tensor, key_of_tensor)
+    gpus.replace(module, of_memory, key_of_memory)

@@ -14,7 +14,7 @@ import torch
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dispatch_level
 from .driver_calls import refusal
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 _TYPES: dict[str, torch.dtype] = {
     "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,
@@ -29,21 +29,21 @@ _PARTS = {
 }  # fmt: skip
 
 
-def install(cards: Cards) -> None:
-    _install_numbers(cards)
-    _install_types(cards)
-    _install_sparse(cards)
-    _Storages(cards).install()
+def install(gpus: Gpus) -> None:
+    _install_numbers(gpus)
+    _install_types(gpus)
+    _install_sparse(gpus)
+    _Storages(gpus).install()
 
 
 # --- numbers ---------------------------------------------------------------------------
 
 
-def _install_numbers(cards: Cards) -> None:
+def _install_numbers(gpus: Gpus) -> None:
     """``torch.device("cuda", 1)`` for a device given as ``1``."""
 
     def device(item: Any) -> Any:
-        return torch.device("cuda", cards.index(item)) if type(item) is int else item
+        return torch.device("cuda", gpus.index(item)) if type(item) is int else item
 
     def numbered(original: Callable[..., Any], by_position: bool) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -57,9 +57,9 @@ def _install_numbers(cards: Cards) -> None:
         return function
 
     for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), torch_cuda.PARSE_TO):
-        cards.patches.set(owner, name, numbered(getattr(owner, name), True))
+        gpus.patches.set(owner, name, numbered(getattr(owner, name), True))
     for owner, name in torch_cuda.FACTORIES:
-        cards.patches.set(owner, name, numbered(getattr(owner, name), False))
+        gpus.patches.set(owner, name, numbered(getattr(owner, name), False))
 
 
 # --- types -----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class _Type(type):
         return torch.empty(*(args or (0,)), dtype=cls.dtype, device="cuda")
 
 
-def _install_types(cards: Cards) -> None:
+def _install_types(gpus: Gpus) -> None:
     known: dict[Any, torch.dtype] = {}
     for name, dtype in _TYPES.items():
         before = getattr(torch.cuda, name, None)
@@ -87,34 +87,34 @@ def _install_types(cards: Cards) -> None:
         known |= {kind: dtype, f"torch.cuda.{name}": dtype}
         if before is not None:
             known[before] = dtype  # held by a module that imported it
-            cards.patches.set(torch.cuda, name, kind)
+            gpus.patches.set(torch.cuda, name, kind)
     original = torch.Tensor.type
 
     @functools.wraps(original)
     def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         found = known.get(dtype) if isinstance(dtype, (str, type)) else None
         if found is not None:
-            there = tensor.device if tensor.is_cuda else cards.device(torch.device("cuda"))
+            there = tensor.device if tensor.is_cuda else gpus.device(torch.device("cuda"))
             return tensor.to(there, found, non_blocking)
         if dtype is None:
             return original(tensor)
         return original(tensor, dtype, non_blocking, **kwargs)
 
-    cards.patches.set(torch.Tensor, "type", convert)
+    gpus.patches.set(torch.Tensor, "type", convert)
 
 
 # --- sparse tensors --------------------------------------------------------------------
 
 
-def _install_sparse(cards: Cards) -> None:
-    """Constructors that would copy indices and values to the card in C++."""
+def _install_sparse(gpus: Gpus) -> None:
+    """Constructors that would copy indices and values to the GPU in C++."""
 
     def placed(original: Callable[..., Any], parts: int) -> Callable[..., Any]:
         @functools.wraps(original)
         def function(*args: Any, device: Any = None, **kwargs: Any) -> Any:
             if device is None or torch.device(device).type != "cuda":
                 return original(*args, device=device, **kwargs)
-            there = cards.device(torch.device(device))
+            there = gpus.device(torch.device(device))
             moved = [torch.as_tensor(part, device=there) for part in args[:parts]]
             for name in kwargs.keys() & _PARTS:
                 kwargs[name] = torch.as_tensor(kwargs[name], device=there)
@@ -122,10 +122,10 @@ def _install_sparse(cards: Cards) -> None:
 
         return function
 
-    cards.patches.set(torch, "sparse_coo_tensor", placed(torch.sparse_coo_tensor, 2))
+    gpus.patches.set(torch, "sparse_coo_tensor", placed(torch.sparse_coo_tensor, 2))
     for layout in ("csr", "csc", "bsr", "bsc", "compressed"):
         name = f"sparse_{layout}_tensor"
-        cards.patches.set(torch, name, placed(getattr(torch, name), 3))
+        gpus.patches.set(torch, name, placed(getattr(torch, name), 3))
     nested = torch.nested.nested_tensor
 
     @functools.wraps(nested)
@@ -135,24 +135,24 @@ def _install_sparse(cards: Cards) -> None:
             raise refusal("torch.nested.nested_tensor", "With layout=torch.jagged it is planned.")
         return nested(*args, **kwargs)
 
-    cards.patches.set(torch.nested, "nested_tensor", nested_tensor)
+    gpus.patches.set(torch.nested, "nested_tensor", nested_tensor)
 
 
 # --- torch.load ------------------------------------------------------------------------
 
 
 class _Storages:
-    """Storages that ``torch.load`` places on a card: read on the host, and copied there when tensors are
+    """Storages that ``torch.load`` places on a GPU: read on the host, and copied there when tensors are
     created.
 
-    Such a storage reports its card; tensors that share it also share its copy on the card.
+    Such a storage reports its GPU; tensors that share it also share its copy on the GPU.
     """
 
-    def __init__(self, cards: Cards) -> None:
-        self._cards = cards
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
 
     def install(self) -> None:
-        cards = self._cards
+        gpus = self._gpus
         owner, name = torch_cuda.RESTORE_LOCATION
         restore = getattr(owner, name)
 
@@ -161,17 +161,17 @@ class _Storages:
                 return self._put(storage, torch.device(location))
             return restore(storage, location)
 
-        cards.replace(owner, name, restore_location)
+        gpus.replace(owner, name, restore_location)
 
         def cuda(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:
-            return self._put(storage, torch.device("cuda", cards.index(device)))
+            return self._put(storage, torch.device("cuda", gpus.index(device)))
 
-        cards.patches.set(torch.UntypedStorage, "cuda", cuda)
+        gpus.patches.set(torch.UntypedStorage, "cuda", cuda)
         self._install_rebuilding()
 
     def _install_rebuilding(self) -> None:
         """Functions that create tensors from storages that were read from a file."""
-        cards = self._cards
+        gpus = self._gpus
         owner, name = torch_cuda.REBUILD_TENSOR
         rebuild = getattr(owner, name)
 
@@ -182,7 +182,7 @@ class _Storages:
             read = functools.partial(rebuild, storage)
             return _placed(storage, (offset, size, stride), storage.dtype, there, read)
 
-        cards.replace(owner, name, rebuild_tensor)
+        gpus.replace(owner, name, rebuild_tensor)
         owner, name = torch_cuda.REBUILD_TENSOR_OF_DTYPE
         rebuild_of_dtype = getattr(owner, name)
 
@@ -199,14 +199,14 @@ class _Storages:
             made._backward_hooks = hooks
             return made.requires_grad_(requires_grad)
 
-        cards.replace(owner, name, rebuild_tensor_of_dtype)
+        gpus.replace(owner, name, rebuild_tensor_of_dtype)
         unpickler, name = torch_cuda.ALLOWED_WHEN_LOADING
         allowed = getattr(unpickler, name)
         rebuilt = f"{owner.__name__}.{rebuild_of_dtype.__name__}"
-        cards.replace(unpickler, name, lambda: {**allowed(), rebuilt: rebuild_tensor_of_dtype})
+        gpus.replace(unpickler, name, lambda: {**allowed(), rebuilt: rebuild_tensor_of_dtype})
 
     def _put(self, storage: Any, device: torch.device) -> Any:
-        storage._lazyviz_device = self._cards.device(device)
+        storage._lazyviz_device = self._gpus.device(device)
         return storage
 
 

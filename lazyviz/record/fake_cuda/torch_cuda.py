@@ -44,7 +44,7 @@ from .autocast import AutocastKernels
 from .composite_kernels import CudaKernels
 from .driver_calls import refusal
 from .generation import Generation
-from .gpu import Card as Card
+from .gpu import Gpu as Gpu
 from .gpu_registry import Memory, Reserved
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ class Answer:
     value: Any
 
 
-class AbsentCards:
-    """While installed, PyTorch answers for ``card``."""
+class AbsentGpus:
+    """While installed, PyTorch answers for ``gpu``."""
 
     def __init__(
-        self, tape: Tape, card: Card, memory: Memory, reserved: Reserved, assume: Mapping[int | str, Any]
+        self, tape: Tape, gpu: Gpu, memory: Memory, reserved: Reserved, assume: Mapping[int | str, Any]
     ) -> None:
-        self.card = card
-        self.current = card.current
+        self.gpu = gpu
+        self.current = gpu.current
         self.tape = tape
         self.memory = memory
         self.reserved = reserved
@@ -126,7 +126,7 @@ class AbsentCards:
         self._autocast.install(self.patches)
         self._generation.install()
         flex_attention.install(self)
-        older_releases.install(self.patches, self.card.release)
+        older_releases.install(self.patches, self.gpu.release)
 
     def remove(self) -> None:
         self._generation.remove()
@@ -208,8 +208,8 @@ class AbsentCards:
         return value is not None and value.storage in world.alike
 
     def make_sparse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a constructor of sparse tensors on the card; ``None`` if its tensors are not on the
-        card.
+        """The result of a constructor of sparse tensors on the GPU; ``None`` if its tensors are not on the
+        GPU.
         """
         return sparse_gradients.made_of(self.tape, name, args, kwargs)
 
@@ -248,26 +248,26 @@ class AbsentCards:
 
     def _patch_functions(self) -> None:
         cuda, replace = torch.cuda, self.replace
-        tape, card = self.tape, self.card
+        tape, gpu = self.tape, self.gpu
         replace(cuda, "_lazy_init", lambda: None)
         replace(cuda, "init", lambda: None)
-        # torch's own shape rules must not find a card that they could use
+        # torch's own shape rules must not find a GPU that they could use
         replace(cuda, "is_available", lambda: not tape.shapes.inferring)
-        replace(cuda, "device_count", lambda: card.count)
+        replace(cuda, "device_count", lambda: gpu.count)
         replace(cuda, "current_device", lambda: self.current)
         replace(cuda, "set_device", self._set_device)
         replace(cuda, "_exchange_device", self._exchange_device)
         replace(cuda, "_maybe_exchange_device", self._exchange_device)
         replace(cuda, "get_device_name", lambda device=None: self.properties(device).name)
-        replace(cuda, "get_device_capability", lambda device=None: (self.index(device), card.capability)[1])
+        replace(cuda, "get_device_capability", lambda device=None: (self.index(device), gpu.capability)[1])
         replace(cuda, "get_device_properties", self.properties)
         # torch.cuda.is_bf16_supported: from compute capability 8 on, or emulated
         replace(
             cuda,
             "is_bf16_supported",
-            lambda including_emulation=True: card.capability >= (8, 0) or including_emulation,
+            lambda including_emulation=True: gpu.capability >= (8, 0) or including_emulation,
         )
-        replace(cuda, "is_tf32_supported", lambda: card.capability >= (8, 0))
+        replace(cuda, "is_tf32_supported", lambda: gpu.capability >= (8, 0))
         replace(
             cuda,
             "can_device_access_peer",
@@ -285,7 +285,7 @@ class AbsentCards:
         replace(torch.backends.cuda, "is_built", lambda: True)
         accelerator = torch.accelerator
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
-        replace(accelerator, "device_count", lambda: card.count)
+        replace(accelerator, "device_count", lambda: gpu.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
         replace(*torch_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
@@ -298,7 +298,7 @@ class AbsentCards:
         replace(accelerator, "current_stream", lambda device=None: _Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        # its cards are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
+        # its GPUs are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
         replace(*torch_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
@@ -332,7 +332,7 @@ class AbsentCards:
 
     def properties(self, device: Any = None) -> _Properties:
         self.index(device)
-        return _Properties(self.card)
+        return _Properties(self.gpu)
 
     # --- random numbers ---------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class AbsentCards:
             for name in ("seed", "seed_all"):
                 replace(owner, name, lambda: None)
             replace(owner, "get_rng_state", lambda device="cuda": copy_of(state))
-            replace(owner, "get_rng_state_all", lambda: [copy_of(state)] * self.card.count)
+            replace(owner, "get_rng_state_all", lambda: [copy_of(state)] * self.gpu.count)
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
@@ -376,19 +376,19 @@ class AbsentCards:
                 return tensor.copy_(result)
 
         replace(*torch_cuda.TRUNC_NORMAL, trunc_normal)
-        cards = self
+        gpus = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
             """Replaces ``torch.Generator``: it also creates generators of planned devices."""
 
             def __new__(cls, device: Any = "cpu") -> Any:
-                place = cards.device(torch.device(device))
+                place = gpus.device(torch.device(device))
                 return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
 
         self.patches.set(torch, "Generator", Generator)
         self.patches.set(torch, "Stream", _planned_or(torch.Stream, _Stream))
         self.patches.set(torch, "Event", _planned_or(torch.Event, _Event))
-        defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.card.count))
+        defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.gpu.count))
         self.patches.set(cuda, "default_generators", defaults)
 
 
@@ -443,11 +443,11 @@ value.
 class _Properties:
     """The known part of ``torch.cuda.get_device_properties`` of a GPU."""
 
-    def __init__(self, card: Card) -> None:
-        self.name = card.name
-        self.major, self.minor = card.capability
-        if card.total_bytes is not None:
-            self.total_memory = card.total_bytes
+    def __init__(self, gpu: Gpu) -> None:
+        self.name = gpu.name
+        self.major, self.minor = gpu.capability
+        if gpu.total_bytes is not None:
+            self.total_memory = gpu.total_bytes
 
     def __repr__(self) -> str:
         known = f"name='{self.name}', major={self.major}, minor={self.minor}"

@@ -15,11 +15,11 @@ from ...torch_internals import dynamo
 from ..fallback import evaluate_before_tracing
 from ..interception import late_imports
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access
-from .gpu_registry import Cards
+from .gpu_registry import Gpus
 
 
-def install(cards: Cards) -> None:
-    tape = cards.tape
+def install(gpus: Gpus) -> None:
+    tape = gpus.tape
     owner, name = dynamo.MAKE_FAKE
     make_fake = getattr(owner, name)
 
@@ -28,7 +28,7 @@ def install(cards: Cards) -> None:
             tape.runs.sync("tracing a program", nodes_before_access(tape, tensor, write=False))
         return make_fake(converter, mode, tensor, *args, **kwargs)
 
-    cards.replace(owner, name, of_values)
+    gpus.replace(owner, name, of_values)
 
     def patch_pipelines(module: ModuleType) -> None:
         """Whatever an export raises is said to be due to the model."""
@@ -41,7 +41,7 @@ def install(cards: Cards) -> None:
             evaluate_before_tracing(tape, "torch.export", (*given, *named.values()))
             return trace(*given, **named)
 
-        cards.patches.set(owner, dynamo.TRACE_PIPELINE, staticmethod(checked))
+        gpus.patches.set(owner, dynamo.TRACE_PIPELINE, staticmethod(checked))
 
     def patch_backward(module: ModuleType) -> None:
         """It compiles what the engine is about to run, with the tensors that are saved for it."""
@@ -53,7 +53,7 @@ def install(cards: Cards) -> None:
             yield
 
         if hasattr(module, dynamo.ENABLE_COMPILED_BACKWARD):
-            cards.patches.set(module, dynamo.ENABLE_COMPILED_BACKWARD, as_eager)
+            gpus.patches.set(module, dynamo.ENABLE_COMPILED_BACKWARD, as_eager)
 
     late_imports.when_imported(dynamo.PIPELINES, patch_pipelines)
     late_imports.when_imported(dynamo.COMPILED_BACKWARD, patch_backward)

@@ -48,7 +48,7 @@ def install(patches: Patches) -> None:
 
 
 def report_planned_device(patches: Patches, cls: type) -> None:
-    """Let tensors of a class report that they are on the planned card; the class's own answer has
+    """Let tensors of a class report that they are on the planned GPU; the class's own answer has
     precedence.
     """
     _seen.add(cls)

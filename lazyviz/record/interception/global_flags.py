@@ -82,7 +82,7 @@ class SettingsPatches:
         Raises:
             Exception: the first new error, after all others have run; the setting is not changed then.
         """
-        if not nodes or needs_absent(nodes):  # results of an absent card are only planned
+        if not nodes or needs_absent(nodes):  # results of an absent GPU are only planned
             return
         error: Exception | None = None
         with self._tape.runs.lock:

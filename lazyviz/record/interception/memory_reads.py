@@ -586,7 +586,7 @@ class SyncPatches:
         return function
 
     def _lengths(self, lengths: list[Any], log_probs: torch.Tensor, targets: Any) -> list[list[int] | None]:
-        """Both lengths of ``ctc_loss``; the maximum if only a planned card could compute them."""
+        """Both lengths of ``ctc_loss``; the maximum if only a planned GPU could compute them."""
         known: list[list[int] | None] = []
         for name, each in zip(ctc_shapes.LENGTHS, lengths):
             try:

@@ -140,7 +140,7 @@ def before_access(tape: Tape, storage: torch.UntypedStorage) -> None:
 
 
 def _run_accesses(tape: Tape, tracked: TrackedStorage, nbytes: int) -> None:
-    # Readers on an absent card never run.
+    # Readers on an absent GPU never run.
     readers = [node for node in tracked.readers if not needs_absent(closure([node]))]
     with tape.runs.lock:
         needed = [node for node in (tracked.writer, *readers) if node is not None and node.state != "done"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
+from ...plan.formatting import category_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
 from ...plan.runtime.time_projection import duration
@@ -86,7 +87,7 @@ class Comparison(Tabular):
         """What differs, totals first, then categories and modules by how much."""
         rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
         rows += self._of_devices()
-        rows += [_row(name, pair, True) for name, pair in changed(self.by_category)]
+        rows += [_row(category_text(name), pair, True) for name, pair in changed(self.by_category)]
         model = _model(self.before, self.after)
         for name, pair in changed(self.by_module):
             outside = not model or name.startswith("(") or name == model

@@ -9,9 +9,8 @@ from wcwidth import wcswidth
 
 from ...graph.ir import Graph
 from ...graph.sync_point_text import listed
-from ...plan.formatting import line_text, line_with_text
+from ...plan.formatting import category_text, line_text, line_with_text
 from ...plan.units import format_bytes
-from ..colors import category_text
 from ..layout.text_width import letters
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines

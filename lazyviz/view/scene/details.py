@@ -85,7 +85,35 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
         result |= _of_group(scene, box)
     for name, span in scene.numbers.notes_of(box).items():
         result["facts"].append([name, span_text(span)])
+    result["flows"] = _told_apart(scene.hierarchy, result["flows"])
+    for row in result["outputs"]:
+        if row.get("readers"):
+            row["readers"] = _told_apart(scene.hierarchy, row["readers"])
     return result
+
+
+def _told_apart(hierarchy: Hierarchy, links: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``links`` with one name for each box: if several boxes have the same, followed by the phase and, within
+    a phase, by a number in the order of the program.
+    """
+    alike: dict[str, set[str]] = {}
+    for link in links:
+        if link["chain"]:
+            alike.setdefault(link["label"], set()).add(link["chain"][-1])
+    if all(len(ids) == 1 for ids in alike.values()):
+        return list(links)
+    order = {id: place for place, id in enumerate(hierarchy.boxes)}
+    name_of: dict[str, str] = {}
+    for label, ids in alike.items():
+        phases: dict[str, list[str]] = {}
+        for id in sorted(ids, key=lambda id: order[id]):
+            phases.setdefault(LANE_TITLES[hierarchy.boxes[id].phase].lower(), []).append(id)
+        for phase, same in phases.items():
+            for number, id in enumerate(same, 1):
+                parts = [phase] if len(phases) > 1 and not label.startswith(f"{phase}: ") else []
+                parts += [f"{number} of {len(same)}"] if len(same) > 1 else []
+                name_of[id] = f"{label} ({', '.join(parts)})" if parts else label
+    return [{**link, "label": name_of[link["chain"][-1]]} if link["chain"] else link for link in links]
 
 
 def describe_moment(scene: Scene, position: int) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 from ...graph.ir import Node
 from ...graph.modules import full_name, known_path
 from ...plan.batch.split import SHOWN, SplitPlan
-from ...plan.formatting import line_text
+from ...plan.formatting import category_text, line_text
 from ...plan.units import format_bytes, format_range, format_share, looks_exact
-from ..colors import category_text
 from .boxes import chain, op_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
@@ -344,4 +343,4 @@ def _label(allocation: AllocationLike) -> str:
         parts.append(op_name(allocation.node))
     elif allocation.source is not None:
         parts.append(line_text(allocation.source))
-    return " · ".join(parts) or str(allocation.category)
+    return " · ".join(parts) or category_text(allocation.category)

@@ -103,7 +103,8 @@ def test_the_kv_cache_is_what_the_formula_says():
     plan = graph.plan()
     assert plan.at(at_first).by_category["kv_cache"] == cache_nbytes(PROMPT)
     assert plan.at(len(graph.nodes) - 1).by_category["kv_cache"] == cache_nbytes(PROMPT + 4)
-    assert "kv_cache" in plan.explain() and "kv_cache" in plan.table().text()
+    for text in (plan.explain(), plan.table().text()):
+        assert "KV cache" in text and "kv_cache" not in text
 
 
 def test_a_cache_from_before_the_block_is_one():
@@ -146,10 +147,15 @@ def test_objects_that_refer_to_each_other_are_looked_through_once():
 
     cache, owner = Cache(), Cache()
     cache.owner, owner.cache, cache.keys = owner, cache, torch.zeros(16)
+    with lazyviz.lazy() as without:
+        torch.zeros(16) + 1
     with lazyviz.lazy() as graph:
         cache.keys + 1
         lazyviz.mark_kv_cache(cache)
     assert graph.plan().by_category["kv_cache"] == cache.keys.nbytes
+    compared = lazyviz.compare(without, graph)
+    for text in (graph.plan().explain(), graph.plan().table().text(), compared.table().text()):
+        assert "KV cache" in text and "kv_cache" not in text
     with pytest.raises(TypeError, match="holds none"):
         lazyviz.mark_kv_cache(Cache())
 
