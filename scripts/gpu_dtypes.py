@@ -70,7 +70,7 @@ def operand_dtype(node: Node) -> torch.dtype | None:
 
 def recorded(info: Any, dtype: torch.dtype) -> list[list[Node]]:
     """For each sample that recording accepts: the nodes that compute something."""
-    found = []
+    found: list[list[Node]] = []
     for sample in samples_of(info, dtype):
         try:
             with lazyviz.lazy(device="A100-40GB") as graph:
