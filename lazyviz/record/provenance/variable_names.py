@@ -16,6 +16,7 @@ import torch
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api, storage_owners
 from ..interception.optimizer_hooks import ValueFinder
+from ..sparse.components import COMPONENTS, parts_of
 
 if TYPE_CHECKING:
     from ..storage import TrackedStorage, TrackedValue
@@ -97,6 +98,8 @@ def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied:
     for expression, tensor, references, alone in _tensors(variables, copied):
         value = value_of(tensor)
         if value is None:
+            if tensor.layout in COMPONENTS and expression in variables:
+                _name_components(value_of, expression, tensor)
             continue
         entry = found.get(id(tensor))
         if entry is None:
@@ -115,6 +118,16 @@ def name_tensors(value_of: ValueFinder, variables: Mapping[str, Any], *, copied:
     for storage, entries in by_storage.items():
         names = tuple(name for entry in entries for name in entry.expressions)
         storage.variables = names if _nothing_else_keeps(storage, entries) else ()
+
+
+def _name_components(value_of: ValueFinder, expression: str, tensor: torch.Tensor) -> None:
+    """Name the indices and values of a sparse tensor: ``edges.indices``."""
+    for name, part in zip(COMPONENTS[tensor.layout], parts_of(tensor)):
+        value = value_of(part)
+        if value is not None and not value.name:
+            value.name = f"{expression}.{name.removeprefix('_')}"
+            if value.storage.external and not value.storage.name:
+                value.storage.name = value.name
 
 
 def name_earlier(values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:

@@ -370,3 +370,13 @@ def test_training_a_graph_network_is_one_run():
         return out
 
     both(program, make, versions=False)
+
+
+def test_the_components_of_a_variable_have_its_name():
+    edges = repeated()
+    with lazyviz.lazy() as graph:
+        scaled = edges * 2
+        kept = edges @ torch.ones(3, 2), scaled @ torch.ones(3, 2)
+    names = {value.name for node in graph.nodes for value in (*node.inputs, *node.outputs)}
+    assert {"edges.indices", "edges.values", "scaled.values"} <= names
+    del kept
