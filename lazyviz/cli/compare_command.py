@@ -81,7 +81,7 @@ def compare(first: str, second: str) -> int:
     to = console()
     to.print(Text(f"{_name(a, first)} -> {_name(b, second)}", style="bold"))
     _figures(a, b, to)
-    _sizes("Alive at the peak", "what", *map(_by_category, (a, b)), to)
+    _sizes("Alive at the peak", "what", _by_category(a), _by_category(b), to)
     _sizes("Lines that allocated it", "line", _by_line(a), _by_line(b), to)
     if a["verdict"] != b["verdict"]:
         to.print()
