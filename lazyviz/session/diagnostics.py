@@ -89,14 +89,15 @@ def why() -> str:
 
     The caches are the shape cache, the program cache, and the cache of compiled programs.
     """
-    miss = tape.shapes.last_miss or "none yet"
+    miss = tape.shapes.last_miss
+    inferred = f"{miss} (recorded more slowly: PyTorch's shape rules ran)" if miss else "none yet"
     compiled = evaluation.compile_reasons[-1] if evaluation.compile_reasons else "none yet"
     new = replays.last_miss or "none yet"
     graph = evaluation.latest() if evaluation.latest is not None else None
     lines = [
         f"last evaluation: {_last_evaluation()}",
         *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
-        f"last shape cache miss: {miss}",
+        f"last op with new input shapes: {inferred}",
         f"last evaluation op by op: {new}",
         f"last compilation: {compiled}",
     ]

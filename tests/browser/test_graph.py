@@ -589,6 +589,24 @@ def test_the_data_along_an_edge_is_shown_on_hover(page, show):
     assert "→" in told.inner_text() and "×" in told.inner_text()
 
 
+def test_the_foot_describes_what_is_pointed_at_or_has_the_focus_only_as_long(page, show):
+    stage = show("gpt2", width=1500)
+    told, toolbar = page.locator(".lz-told"), page.locator('[data-part="toolbar"]')
+    page.locator('[data-op="drop"][data-phase="forward"]').hover()
+    stage.settle()
+    assert "drop" in told.inner_text()
+    toolbar.hover()
+    assert told.inner_text() == ""
+    page.keyboard.press("Tab")
+    page.locator('[data-op="drop"][data-phase="forward"]').focus()
+    assert "drop" in told.inner_text()
+    page.locator('[data-op="wte"][data-phase="forward"]').hover()
+    toolbar.hover()
+    assert "drop" in told.inner_text(), "the box with the keyboard's focus again"
+    page.locator('[data-action="fit"]').first.focus()
+    assert told.inner_text() == ""
+
+
 def test_a_box_that_is_pointed_at_shows_when_it_exists_only_as_long(page, show):
     stage = show("gpt2", width=1500)
     lives = page.locator(".lz-lifetime")

@@ -177,9 +177,17 @@ def test_the_report_tells_what_ran():
     report = graph.evaluate()
     assert (report.ops_run, report.backend, report.pieces, report.share) == (1, "eager", 1, 1.0)
     assert report.seconds > 0 and report.peak_bytes == 24
-    assert "evaluate()" in lazyviz.why()
+    why = lazyviz.why()
+    assert "evaluate()" in why and "shape cache" not in why
     assert lazyviz.metrics()["ops recorded"] >= 1
     assert y.tolist() == [2, 2, 2]
+
+
+def test_why_names_the_last_op_that_was_recorded_more_slowly():
+    with lazyviz.lazy():
+        torch.ones(1, 1723) * 2
+    [line] = [line for line in lazyviz.why().splitlines() if line.startswith("last op with new input shapes")]
+    assert "aten.mul" in line and "[1, 1723]" in line and "more slowly" in line
 
 
 def test_unsupported_asks_are_one_clear_error():

@@ -14,6 +14,8 @@ export interface HoverEvents {
   mark(lifetime: [number, number][] | null): void;
 }
 
+const at = (state: string): string => `.lz-edge:${state}, [data-node]:${state}`;
+
 export class Hover {
   #at: string | null = null;
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -37,10 +39,14 @@ export class Hover {
     graph.addEventListener("focusin", (event) => {
       this.#read(under(event.target));
     });
+    graph.addEventListener("focusout", () => {
+      this.#read(graph.querySelector(at("hover")));
+    });
     graph.addEventListener("pointerleave", () => {
+      this.#read(graph.querySelector(at("focus-visible")));
       this.#point(null);
     });
-    over(graph.querySelector(".lz-edge:hover, [data-node]:hover")); // the pointer arrived before this
+    over(graph.querySelector(at("hover"))); // the pointer arrived before this
   }
 
   /** The lifetime of a box has arrived. */
