@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
 
@@ -345,3 +349,28 @@ def test_these_calls_need_no_sync_point(name, kind):
         kept = CALLS[name](pending(kind))
     assert not graph.sync_points and graph.pending
     del kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["copy", "pickle", "save"])
+def test_copies_and_files_of_pending_sparse_tensors(how, kind):
+    """A library's function receives the tensor, or a container of it."""
+
+    def program():
+        sparse = pending(kind)
+        if how == "copy":
+            return copy.copy(sparse)
+        if how == "pickle":
+            return pickle.loads(pickle.dumps([sparse, sparse * 2]))
+        file = io.BytesIO()
+        torch.save({"sparse": sparse, "scaled": sparse * 2, "strided": torch.ones(3) * 2}, file)
+        file.seek(0)
+        return torch.load(file)
+
+    both(program, syncs=None, versions=False)
+
+
+def test_a_saved_dictionary_of_sparse_tensors_is_evaluated_at_once():
+    with lazyviz.lazy() as graph:
+        torch.save({"sparse": pending("coalesced") * 2, "other": pending("csr") * 2}, io.BytesIO())
+    assert len(graph.sync_points) == 1
