@@ -19,6 +19,7 @@ from ...process.paths import PACKAGE
 from ...torch_internals import private_api
 from ..lazy_tensor import is_pending
 from ..provenance.source_lines import is_user_file
+from ..sparse.components import is_sparse, parts_of
 from ..storage import TrackedNode
 from ..unrecorded_ops import nodes_before_access
 
@@ -38,6 +39,8 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
     while frame is not None and _is_wrapper(frame.f_code):
         frame = frame.f_back
     if frame is None or not _is_library(frame.f_code):  # the user's own code reads it
+        return []
+    if tensor.layout != torch.strided and not is_sparse(tensor):  # of oneDNN
         return []
     place = _place(tensor)
     nodes: dict[TrackedNode, None] = {}
@@ -74,7 +77,9 @@ def _is_library(code: CodeType) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """The same for all tensors on one memory."""
+    """The same for all tensors on one memory; for sparse tensors, on one memory of values."""
+    if is_sparse(tensor):
+        return _place(parts_of(tensor)[-1])
     if is_pending(tensor):
         return id(tensor._lazyviz.storage)  # type: ignore[attr-defined]
     return private_api.storage_address(tensor)
@@ -102,14 +107,14 @@ _LOOKED_INTO = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors in a container, at any depth."""
+    """The plain tensors in a container, and the sparse ones, at any depth."""
     stack = [given]
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         item = stack.pop()
         if isinstance(item, torch.Tensor):
             plain = type(item) in (torch.Tensor, torch.nn.Parameter) or is_pending(item)
-            if plain and item.layout == torch.strided and not item.is_nested:
+            if plain and (item.layout == torch.strided or is_sparse(item)) and not item.is_nested:
                 yield item
         elif isinstance(item, _LOOKED_INTO) and id(item) not in seen:
             seen.add(id(item))

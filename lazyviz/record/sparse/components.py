@@ -76,6 +76,11 @@ class Form:
             return self.sparse_dims == len(self.shape) == 2
         return self.layout == torch.sparse_csr and len(self.shape) == 2
 
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether it has no elements, or no sparse dimensions: many kernels have another branch for it."""
+        return not self.values.numel() or (self.layout == torch.sparse_coo and not self.sparse_dims)
+
     def made(self) -> torch.Tensor:
         """The sparse tensor with these components; nothing is copied or checked."""
         return sparse_tensors.make(self.layout, self.shape, self.parts, self.is_coalesced)

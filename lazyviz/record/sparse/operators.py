@@ -71,7 +71,9 @@ def new_parts(outcome: Made) -> tuple[int, ...]:
 
 
 def apply_rule(op: OpOverload, arguments: Sequence[Any]) -> Outcome:
-    """What a call returns, by the rule of ``op``."""
+    """What a call returns, by the rule of ``op``; ``None`` if that is not known."""
+    if any(isinstance(item, Form) and item.is_degenerate for item in arguments):
+        return None
     names = [argument.name for argument in op._schema.arguments]
     return RULES[op.name()](**dict(zip(names, arguments)))
 
@@ -82,6 +84,7 @@ def operator_for(op: OpOverload, signature: Signature) -> OpOverload:
     base, _, overload = op._schema.name.partition("::")[2], ".", op._schema.overload_name
     marks = [_SHORT[layout] + str(position) for position, layout in signature.sparse]
     marks += [f"number{position}" for position in signature.numbers]
+    marks += ["own"] if base.startswith("_sparse_") else []  # beside addmm there is _sparse_addmm
     marks += [overload.lower()] if overload else []
     marks += ["".join(map(str, signature.returned))] if signature.returned is not None else []
     return operators.define(

@@ -17,6 +17,7 @@ import torch
 from .components import Form
 
 _COO = torch.sparse_coo
+_MKL_DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 _OTHER = {torch.sparse_csr: torch.sparse_csc, torch.sparse_csc: torch.sparse_csr}
 
 
@@ -25,18 +26,18 @@ class New:
     """A strided tensor that the kernel creates.
 
     Attributes:
-        by_columns: whether it is the transpose of a contiguous matrix.
+        strides: ``None`` if it is contiguous.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    by_columns: bool = False
+    strides: tuple[int, ...] | None = None
 
     def empty(self) -> torch.Tensor:
-        shape = self.shape[::-1] if self.by_columns else self.shape
-        made = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return made.t() if self.by_columns else made
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,40 @@ Rule = Callable[..., Outcome]
 
 
 def _like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
+    """A tensor with the strides of ``tensor.clone()``."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    size, is_dense = 1, True
+    for stride, length in sorted((stride, length) for stride, length in zip(strides, shape) if length > 1):
+        is_dense = is_dense and stride == size
+        size *= length
+    return New(shape, dtype or tensor.dtype, tensor.device, strides if is_dense else None)
+
+
+def _contiguous(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
     return New(tuple(tensor.shape), dtype or tensor.dtype, tensor.device)
 
 
-def _copy(form: Form, dtype: torch.dtype | None = None, *, is_coalesced: bool | None = None) -> Made:
+def _copy(
+    form: Form,
+    dtype: torch.dtype | None = None,
+    *,
+    indices: Callable[[torch.Tensor], New] = _like,
+    values: Callable[..., New] = _like,
+    is_coalesced: bool | None = None,
+) -> Made:
     """A sparse tensor with as many elements as ``form``, in memory of its own."""
-    parts = (*map(_like, form.indices), _like(form.values, dtype))
+    parts = (*map(indices, form.indices), values(form.values, dtype))
     return Made(form.layout, form.shape, parts, form.is_coalesced if is_coalesced is None else is_coalesced)
+
+
+def _is_real(dtype: torch.dtype) -> bool:
+    """Whether kernels with loops of their own have it."""
+    return dtype in (torch.float32, torch.float64)
+
+
+def _is_number(*items: Any) -> bool:
+    """Whether all are real numbers that kernels of every dtype take; truth values are not."""
+    return all(type(item) is float or (type(item) is int and -(2**63) <= item < 2**63) for item in items)
 
 
 def _is_strided(*tensors: Any) -> bool:
@@ -94,7 +122,7 @@ def _product(matrix: Any, dense: Any) -> bool:
         and dense.dim() == 2
         and matrix.shape[1] == dense.shape[0]
         and matrix.dtype == dense.dtype
-        and (matrix.dtype.is_floating_point or matrix.dtype.is_complex)
+        and (matrix.dtype in _MKL_DTYPES or (matrix.layout == _COO and matrix.dtype.is_floating_point))
     )
 
 
@@ -105,10 +133,15 @@ def mm(self: Any, mat2: Any) -> Outcome:
         return None
     if self.shape[1] != mat2.shape[0] or self.dtype != mat2.dtype or not self.dtype.is_floating_point:
         return None
-    return New((self.shape[0], mat2.shape[1]), self.dtype, self.device, by_columns=mat2.layout == _COO)
+    if mat2.layout != _COO and self.dtype not in _MKL_DTYPES:
+        return None
+    strides = (1, max(self.shape[0], 1)) if mat2.layout == _COO else None
+    return New((self.shape[0], mat2.shape[1]), self.dtype, self.device, strides)
 
 
 def addmm(self: Any, mat1: Any, mat2: Any, **factors: Any) -> Outcome:
+    if not _is_number(*factors.values()):
+        return None
     if not (_is_strided(self) and _product(mat1, mat2)) or self.dtype != mat2.dtype or not mat1.is_matrix:
         return None
     shape = mat1.shape[0], mat2.shape[1]
@@ -128,27 +161,34 @@ def bmm(self: Any, mat2: Any) -> Outcome:
         return None
     if self.sparse_dims != 3 or len(self.shape) != 3 or self.dtype != mat2.dtype:
         return None
-    if self.shape[0] != mat2.shape[0] or self.shape[2] != mat2.shape[1] or not self.dtype.is_floating_point:
+    if self.shape[0] != mat2.shape[0] or self.shape[2] != mat2.shape[1] or not _is_real(self.dtype):
         return None
     return New((*self.shape[:2], mat2.shape[2]), mat2.dtype, mat2.device)
 
 
 def sampled_addmm(self: Any, mat1: Any, mat2: Any, **factors: Any) -> Outcome:
+    if not _is_number(*factors.values()):
+        return None
     if not (isinstance(self, Form) and self.layout == torch.sparse_csr and _is_strided(mat1, mat2)):
         return None
     if len(self.shape) != 2 or mat1.dim() != 2 or mat2.dim() != 2 or mat1.shape[1] != mat2.shape[0]:
         return None
     if self.shape != (mat1.shape[0], mat2.shape[1]) or not self.dtype == mat1.dtype == mat2.dtype:
         return None
-    return _copy(self)
+    return _copy(self) if self.dtype in _MKL_DTYPES and _has_long_indices(self) else None
 
 
 def mm_reduce(self: Any, other: Any, reduce: str) -> Outcome:
     """Where a maximum is, the kernel tells only if autograd will ask."""
-    if not _product(self, other) or self.layout != torch.sparse_csr or reduce not in ("sum", "mean"):
+    if (
+        not _product(self, other)
+        or self.dtype.is_complex
+        or self.layout != torch.sparse_csr
+        or reduce not in ("sum", "mean")
+    ):
         return None
     result = New((self.shape[0], other.shape[1]), other.dtype, other.device)
-    return result, New((0,), torch.int64, other.device)
+    return result, New((0,), self.parts[0].dtype, other.device)
 
 
 # --- sums ---------------------------------------------------------------------------------
@@ -174,15 +214,17 @@ def add_(self: Any, other: Any, alpha: Any = 1) -> Outcome:
 
 
 def sub(self: Any, other: Any, alpha: Any = 1) -> Outcome:
-    return add(self, other, alpha) if isinstance(other, Form) and other.layout == _COO else None
+    if not isinstance(other, Form) or other.layout != _COO or other.dtype == self.dtype == torch.bool:
+        return None
+    return add(self, other, alpha)
 
 
 def sub_(self: Any, other: Any, alpha: Any = 1) -> Outcome:
-    return add_(self, other, alpha)
+    return None if self.dtype == torch.bool else add_(self, other, alpha)
 
 
 def _may_scale(self: torch.Tensor, other: Form, alpha: Any) -> bool:
-    return isinstance(alpha, (int, float)) and (
+    return _is_number(alpha) and (
         not isinstance(alpha, float) or (self.dtype.is_floating_point and other.dtype.is_floating_point)
     )
 
@@ -197,34 +239,37 @@ def total(self: Any, dtype: torch.dtype | None = None) -> Outcome:
 def norm(self: Any, p: Any = 2) -> Outcome:
     if not isinstance(self, Form) or self.layout != _COO or not self.dtype.is_floating_point:
         return None
-    return New((), self.dtype, self.device) if isinstance(p, (int, float)) else None
+    return New((), self.dtype, self.device) if _is_number(p) else None
 
 
 # --- elements with numbers, or with those of a strided tensor --------------------------------
 
 
 def _factor(other: Any) -> bool:
-    return isinstance(other, (int, float)) or (_is_strided(other) and other.dim() == 0)
-
-
-def _scaled(self: Form, other: Any, result: torch.dtype) -> Made | None:
-    return _copy(self, result) if self.layout in (_COO, torch.sparse_csr, torch.sparse_csc) else None
+    return _is_number(other) or (_is_strided(other) and other.dim() == 0)
 
 
 def mul(self: Any, other: Any) -> Outcome:
     if isinstance(self, Form) and _factor(other):
         if isinstance(other, torch.Tensor) and not _same_kind(self, other):
             return None
-        return _scaled(self, other, self.dtype) if _keeps_dtype(self, other) else None
+        if self.layout not in (_COO, torch.sparse_csr, torch.sparse_csc):
+            return None
+        return _copy(self, values=_contiguous) if _keeps_dtype(self, other) else None
     if isinstance(other, Form) and _factor(self):
         return mul(other, self)
     if isinstance(other, Form) and _is_strided(self):
         self, other = other, self
     if not (isinstance(self, Form) and _is_strided(other) and tuple(other.shape) == self.shape):
         return None
-    if self.layout != _COO or self.dtype != other.dtype or not self.values.numel() or not self.shape:
+    if self.layout != _COO or self.dtype != other.dtype or not _picks_contiguous(other, self):
         return None
-    return _copy(self)
+    return _copy(self, values=_contiguous)
+
+
+def _picks_contiguous(dense: torch.Tensor, mask: Form) -> bool:
+    """Whether the elements of ``dense`` at the indices of ``mask``, which may be tensors, are contiguous."""
+    return mask.values.dim() == 1 or dense.is_contiguous()
 
 
 def div(self: Any, other: Any) -> Outcome:
@@ -232,7 +277,7 @@ def div(self: Any, other: Any) -> Outcome:
         return None
     if not self.dtype.is_floating_point or (isinstance(other, torch.Tensor) and not _same_kind(self, other)):
         return None
-    return _scaled(self, other, self.dtype)
+    return _copy(self, indices=_contiguous, values=_contiguous)
 
 
 def _same_kind(form: Form, number: torch.Tensor) -> bool:
@@ -252,24 +297,28 @@ def elementwise(self: Any) -> Outcome:
     """Kernels of one operand that first coalesce it, since they are not linear."""
     if not isinstance(self, Form) or not self.dtype.is_floating_point:
         return None
-    if self.layout == _COO and not self.is_coalesced:
+    if (self.layout == _COO and not self.is_coalesced) or not self.values.is_contiguous():
         return None
-    return _copy(self)
+    return _copy(self, values=_contiguous)
 
 
 def softmax(self: Any, dim: int, half_to_float: bool) -> Outcome:
     if not isinstance(self, Form) or self.layout != _COO or not self.is_coalesced or half_to_float:
         return None
-    if not self.dtype.is_floating_point or not -len(self.shape) <= dim < len(self.shape):
+    if not _is_real(self.dtype) or not -len(self.shape) <= dim < len(self.shape):
         return None
-    return _copy(self)
+    return _copy(self, indices=_contiguous, values=_contiguous)
 
 
 def softmax_backward(grad_output: Any, output: Any, dim: int, self: Any) -> Outcome:
     for each in (grad_output, output, self):
         if not isinstance(each, Form) or each.layout != _COO or not each.is_coalesced:
             return None
-    return _copy(output) if grad_output.values.numel() and grad_output.shape == output.shape else None
+        if each.shape != output.shape or each.sparse_dims != output.sparse_dims or each.dtype != output.dtype:
+            return None
+    if not _is_real(output.dtype) or not -len(output.shape) <= dim < len(output.shape):
+        return None
+    return _copy(output, indices=_contiguous, values=_contiguous)
 
 
 # --- copies and conversions -------------------------------------------------------------------
@@ -293,7 +342,7 @@ def to_copy(self: Any, dtype: torch.dtype | None = None, **options: Any) -> Outc
 def to_dense(self: Any, dtype: torch.dtype | None = None, masked_grad: Any = None) -> Outcome:
     if not isinstance(self, Form) or self.layout not in (_COO, torch.sparse_csr) or len(self.shape) < 1:
         return None
-    if dtype not in (None, self.dtype) or (self.layout != _COO and len(self.shape) != 2):
+    if dtype is not None or (self.layout != _COO and len(self.shape) != 2):
         return None
     return New(self.shape, self.dtype, self.device)
 
@@ -333,7 +382,8 @@ def permute(self: Any, dims: Sequence[int]) -> Outcome:
     if order[self.sparse_dims :] != list(range(self.sparse_dims, count)):
         return None
     shape = tuple(self.shape[dim] for dim in order)
-    return Made(_COO, shape, (_like(self.parts[0]), self.values))
+    is_coalesced = self.is_coalesced and order[0] == 0
+    return Made(_COO, shape, (_contiguous(self.parts[0]), self.values), is_coalesced)
 
 
 def to_csr(self: Any, dense_dim: int | None = None) -> Outcome:
@@ -356,19 +406,31 @@ def to_coo(self: Any, layout: Any = None, blocksize: Any = None, dense_dim: Any 
         return None
     if layout not in (None, _COO) or blocksize is not None or dense_dim is not None:
         return None
-    indices = New((2, self.values.shape[0]), self.parts[0].dtype, self.device)
+    indices = New((2, self.values.shape[0]), torch.int64, self.device)
     return Made(_COO, self.shape, (indices, self.values), is_coalesced=True)
 
 
 def sparse_mask(self: Any, mask: Any) -> Outcome:
     """Those elements of a tensor that ``mask`` has."""
-    if not isinstance(mask, Form) or tuple(self.shape) != mask.shape or not mask.values.numel():
+    if not isinstance(mask, Form) or tuple(self.shape) != mask.shape:
         return None
     if isinstance(self, Form):
-        same = self.layout == mask.layout == _COO and self.sparse_dims == mask.sparse_dims
-        same = same and self.dtype == mask.dtype
-        return _copy(mask, self.dtype) if same and self.values.numel() else None
-    return _copy(mask, self.dtype) if mask.layout in (_COO, torch.sparse_csr, torch.sparse_csc) else None
+        if not self.layout == mask.layout == _COO or self.sparse_dims != mask.sparse_dims:
+            return None
+        is_itself = self.parts[0] is mask.parts[0]
+        return None if is_itself or self.dtype != mask.dtype else _copy(mask, self.dtype, values=_contiguous)
+    if mask.layout == _COO:
+        return _copy(mask, self.dtype, values=_contiguous) if _picks_contiguous(self, mask) else None
+    return (
+        _copy(mask, self.dtype, values=_contiguous)
+        if mask.layout in _OTHER and _has_long_indices(mask)
+        else None
+    )
+
+
+def _has_long_indices(form: Form) -> bool:
+    """Whether indices are of the dtype that conversions give them."""
+    return form.parts[0].dtype == torch.int64
 
 
 _ELEMENTWISE = (
