@@ -233,6 +233,8 @@ def total(self: Any, dtype: torch.dtype | None = None) -> Outcome:
     if not isinstance(self, Form) or self.layout not in (_COO, torch.sparse_csr):
         return None
     whole = not (self.dtype.is_floating_point or self.dtype.is_complex)
+    if dtype is not None and self.dtype.is_complex and not dtype.is_complex:
+        return None  # of which PyTorch warns
     return New((), dtype or (torch.int64 if whole else self.dtype), self.device)
 
 

@@ -351,7 +351,7 @@ def test_these_calls_need_no_sync_point(name, kind):
     del kept
 
 
-def empty():
+def nothing():
     return torch.sparse_coo_tensor(size=(3, 3))
 
 
@@ -373,7 +373,7 @@ def narrow():
     return torch.sparse_coo_tensor(torch.tensor([[0, 4]]), torch.randn(2), (5,))
 
 
-OTHER_KINDS = {each.__name__: each for each in (empty, integers, complexes, doubles, narrow)}
+OTHER_KINDS = {each.__name__: each for each in (nothing, integers, complexes, doubles, narrow)}
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
