@@ -376,8 +376,9 @@ def narrow():
 OTHER_KINDS = {each.__name__: each for each in (nothing, integers, complexes, doubles, narrow)}
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex")  # once
 @pytest.mark.parametrize("kind", OTHER_KINDS)
-@pytest.mark.parametrize("name", [name for name in CALLS if "double" not in name])
+@pytest.mark.parametrize("name", CALLS)
 def test_calls_of_other_dtypes_and_sizes(name, kind):
     both(lambda sparse: called(name, sparse), OTHER_KINDS[kind], syncs=None)
 
