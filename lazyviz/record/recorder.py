@@ -72,6 +72,9 @@ def _shares_its_value(tensor: torch.Tensor) -> bool:
     return first is not None and first.next is not None
 
 
+_SPARSE_ADDMM = torch.ops.aten._sparse_addmm.default
+
+
 class RecorderMode(private_api.TorchDispatchMode):
     """Sends every op on this thread to the recorder."""
 
@@ -104,14 +107,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                 return fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
                 return call_decomposed(self, func, args, kwargs or {})
-            if (
-                args
-                and type(args[0]) in _NUMBERS
-                and func.namespace == "aten"  # prims take numbers for tensors
-                and str(func._schema.arguments[0].type) == "Tensor"
-            ):
-                # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
-                args = (torch.tensor(args[0], device="cpu"), *args[1:])
+            args = _operands(self, func, args)
             with past_torch_function():  # the op has already been through that
                 graph = tape.recording.graph  # another thread may end its block at any time
                 if graph is None or tape.recording.pauses:
@@ -139,6 +135,22 @@ def _is_planned() -> bool:
     recording = tape.recording
     planned = recording.absent is not None or recording.world is not None
     return planned and not recording.pauses and recording.is_on_this_thread()
+
+
+def _operands(mode: RecorderMode, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments as the kernel will get them."""
+    if func is _SPARSE_ADDMM and not tape.recording.pauses:
+        with mode:
+            return sparse_recording.autocast(func, args)
+    if (
+        args
+        and type(args[0]) in _NUMBERS
+        and func.namespace == "aten"  # prims take numbers for tensors
+        and str(func._schema.arguments[0].type) == "Tensor"
+    ):
+        # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
+        return torch.tensor(args[0], device="cpu"), *args[1:]
+    return args
 
 
 def _unwrapped(

@@ -7,6 +7,8 @@ Private:
   or the class of pending tensors, instead.
 - ``_sparse_coo_tensor_with_dims_and_tensors``, ``_sparse_compressed_tensor_unsafe``: the functions in which
   all constructors end. They take the components as they are.
+- ``_RestorePythonTLSSnapshot``: whether autocast is enabled where an op was called; it is not within dispatch
+  modes.
 - ``_set_check_sparse_tensor_invariants``: whether constructors check what they are given, which is global.
 """
 
@@ -112,3 +114,10 @@ def same_components(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _COMPOSITE = DispatchKeySet(DispatchKey.CompositeExplicitAutograd)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast for the op that is being dispatched; ``None`` where it is not enabled."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        is_enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_enabled else None

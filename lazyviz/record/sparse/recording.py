@@ -53,6 +53,25 @@ def record(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dic
     return _kernel(do_record, op, args, kwargs) if op.name() in RULES else NotImplemented
 
 
+def autocast(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands as autocast gives them to ``addmm``, which the kernel of ``_sparse_addmm`` calls.
+
+    Within a dispatch mode, the kernel's calls are below autocast.
+    """
+    if op is not _aten._sparse_addmm.default or len(args) != 3:
+        return args
+    dtype = sparse_tensors.autocast_dtype(args[0].device)
+    if dtype is None:
+        return args
+
+    def needs_cast(item: torch.Tensor) -> bool:
+        return item.is_floating_point() and item.dtype not in (dtype, torch.float64)
+
+    if not any(map(needs_cast, args)):
+        return args
+    return tuple(_aten._to_copy.default(item, dtype=dtype) if needs_cast(item) else item for item in args)
+
+
 def make(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an operator in which constructors end; ``NotImplemented`` if it has to run now, because
     it converts components.

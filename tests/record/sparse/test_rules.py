@@ -486,3 +486,41 @@ def test_a_saved_dictionary_of_sparse_tensors_is_evaluated_at_once():
     with lazyviz.lazy() as graph:
         torch.save({"sparse": pending("coalesced") * 2, "other": pending("csr") * 2}, io.BytesIO())
     assert len(graph.sync_points) == 1
+
+
+@pytest.mark.parametrize("kind", ["coalesced", "csr"])
+def test_products_under_autocast(kind):
+    """The kernel of ``torch.sparse.mm`` calls an op that autocast casts for."""
+
+    def program(sparse, dense):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = torch.sparse.mm(sparse, dense * 2)
+            mixed = torch.sparse.mm(sparse.detach(), (dense @ dense))
+        out.sin().sum().backward()
+        return out, mixed
+
+    def make():
+        return KINDS[kind]().requires_grad_(), torch.randn(3, 3)
+
+    both(program, make, syncs=None, versions=False)
+
+
+@pytest.mark.parametrize("kind", ["coalesced", "csr"])
+def test_autocast_where_products_are_read_changes_nothing(kind):
+    sparse, dense = KINDS[kind](), torch.randn(3, 3)
+    with lazyviz.lazy():
+        results = torch.sparse.mm(sparse, dense * 2), sparse @ dense
+    with torch.autocast("cpu", torch.bfloat16):
+        sums = [result.sum().item() for result in results]
+    expected = torch.sparse.mm(sparse, dense * 2), sparse @ dense
+    assert sums == [result.sum().item() for result in expected]
+
+
+def test_addmm_and_sparse_addmm_are_two_operators():
+    with lazyviz.lazy() as graph:
+        kept = [
+            function(torch.ones(3, 3), coalesced(), torch.ones(3, 3))
+            for function in (torch.addmm, torch.sparse.addmm)
+        ]
+    names = {node.op.name() for node in graph.nodes if "addmm" in node.op.name()}
+    assert len(names) == len(kept) == 2
