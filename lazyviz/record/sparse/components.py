@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import sparse_tensors
+from ...torch_internals import private_api, sparse_tensors
 
 COMPONENTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -24,9 +24,14 @@ COMPONENTS: dict[torch.layout, tuple[str, ...]] = {
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Indices and values of a sparse tensor, without history, the values last; empty for other tensors."""
+    """Indices and values of a sparse tensor, without history, the values last; empty for other tensors.
+
+    Those of a wrapper subclass (:mod:`lazyviz.record.fake_cuda.sparse_gradients`) only its class knows.
+    """
     names = COMPONENTS.get(tensor.layout)
-    return [] if names is None else [sparse_tensors.component(tensor, name) for name in names]
+    if names is None or private_api.dispatches_itself(type(tensor)):
+        return []
+    return [sparse_tensors.component(tensor, name) for name in names]
 
 
 @dataclass(frozen=True)

@@ -524,3 +524,32 @@ def test_addmm_and_sparse_addmm_are_two_operators():
         ]
     names = {node.op.name() for node in graph.nodes if "addmm" in node.op.name()}
     assert len(names) == len(kept) == 2
+
+
+class Wrapper(torch.Tensor):
+    """A sparse tensor as a library may have it: only its class knows its components."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        options = {"dtype": inner.dtype, "layout": inner.layout}
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [item.inner if isinstance(item, cls) else item for item in args]
+        return func(*inner, **(kwargs or {}))
+
+    def __repr__(self, **kwargs):
+        return "Wrapper"
+
+
+def test_a_subclass_with_a_sparse_layout_is_left_to_its_class():
+    with lazyviz.lazy() as graph:
+        wrapped = Wrapper(pending("coalesced"))
+        assert not lazyviz.is_lazy(wrapped)
+        product = wrapped @ torch.ones(3, 2)
+        copied = [wrapped]
+    assert repr(copied) == "[Wrapper]" and lazyviz.is_lazy(product) and not graph.sync_points
+    assert product.equal(coalesced() @ torch.ones(3, 2))
