@@ -9,6 +9,8 @@ Private:
   all constructors end. They take the components as they are.
 - ``_RestorePythonTLSSnapshot``: whether autocast is enabled where an op was called; it is not within dispatch
   modes.
+- ``_get_privateuse1_backend_name``: the type of device of a backend outside of PyTorch, whose keys have another
+  name.
 - ``_set_check_sparse_tensor_invariants``: whether constructors check what they are given, which is global.
 """
 
@@ -38,8 +40,13 @@ _DETACH: OpOverload = _aten.detach.default
 @functools.cache
 def _kernels(layout: torch.layout, device: str) -> Any:
     """The keys with the kernels for tensors of this layout and type of device."""
-    kind = "Sparse" if layout == torch.sparse_coo else "SparseCsr"
-    return DispatchKeySet(getattr(DispatchKey, f"{kind}{'CPU' if device == 'cpu' else device.upper()}"))
+    kind = "sparse" if layout == torch.sparse_coo else "sparsecsr"
+    if device == torch._C._get_privateuse1_backend_name():
+        device = "privateuse1"
+    return DispatchKeySet(_KEYS[f"{kind}{device}"])
+
+
+_KEYS = {name.lower(): key for name, key in DispatchKey.__members__.items()}  # "SparseCPU", "SparseMeta"
 
 
 def call(op: OpOverload, layout: torch.layout, device: torch.device, /, *args: Any, **kwargs: Any) -> Any:

@@ -553,3 +553,18 @@ def test_a_subclass_with_a_sparse_layout_is_left_to_its_class():
         copied = [wrapped]
     assert repr(copied) == "[Wrapper]" and lazyviz.is_lazy(product) and not graph.sync_points
     assert product.equal(coalesced() @ torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_without_memory(layout):
+    """They are on the device ``meta``, whose dispatch keys are spelled unlike the others."""
+    with lazyviz.lazy() as graph:
+        pending = torch.ones(2) + 1
+        if layout == torch.sparse_coo:
+            made = torch.sparse_coo_tensor(
+                torch.ones(2, 1, dtype=torch.int64, device="meta"), torch.ones(1, device="meta"), (2, 2)
+            )
+        else:
+            made = torch.empty((2, 2), layout=layout, device="meta")
+        assert not lazyviz.is_lazy(made) and "device='meta'" in repr(made)
+    assert graph.pending and pending.tolist() == [2, 2] and made.is_meta
