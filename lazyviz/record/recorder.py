@@ -105,7 +105,9 @@ class RecorderMode(private_api.TorchDispatchMode):
                     with tape.runs.lock:
                         return call_kernel(self, kernel, args, kwargs or {})
                 return fallback.dispatch_opaque(tape, func, args, kwargs or {})
-            if torch.is_inference_mode_enabled() and tape.shapes.info(func).of_views:
+            if torch.is_inference_mode_enabled() and (
+                tape.shapes.info(func).of_views or sparse_recording.is_composite(func, args)
+            ):
                 return call_decomposed(self, func, args, kwargs or {})
             args = _operands(self, func, args)
             with past_torch_function():  # the op has already been through that

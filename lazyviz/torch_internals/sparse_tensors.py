@@ -9,8 +9,8 @@ Private:
   all constructors end. They take the components as they are.
 - ``_RestorePythonTLSSnapshot``: whether autocast is enabled where an op was called; it is not within dispatch
   modes.
-- ``_get_privateuse1_backend_name``: the type of device of a backend outside of PyTorch, whose keys have another
-  name.
+- ``_get_privateuse1_backend_name``: the type of device of a backend outside of PyTorch, whose keys have
+  another name.
 - ``_set_check_sparse_tensor_invariants``: whether constructors check what they are given, which is global.
 """
 

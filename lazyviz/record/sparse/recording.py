@@ -53,6 +53,14 @@ def record(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dic
     return _kernel(do_record, op, args, kwargs) if op.name() in RULES else NotImplemented
 
 
+def is_composite(op: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether the ops that ``op`` consists of are recorded in its place: it makes or takes sparse tensors,
+    and has no kernel of its own.  In inference mode, such functions reach modes whole.
+    """
+    makes = op._schema.name.removeprefix("aten::").startswith(("sparse_", "_sparse_"))
+    return (makes or any(map(is_sparse, args))) and op.name() not in RULES and op._can_decompose()
+
+
 def autocast(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operands as autocast gives them to ``addmm``, which the kernel of ``_sparse_addmm`` calls.
 

@@ -220,9 +220,9 @@ def pending(kind):
     return torch.sparse_compressed_tensor(*indices, values, example.shape, layout=example.layout)
 
 
-def called(name, sparse):
+def called(name, *operands, calls=CALLS):
     try:
-        return CALLS[name](sparse)
+        return calls[name](*operands)
     except NotImplementedError as error:  # with a list of all kernels that there are, ours included
         raise NotImplementedError(str(error).partition(". This could be")[0]) from error
 
@@ -327,7 +327,7 @@ def test_gradients_of_values_and_of_operands(name, kind):
             sparse = torch.sparse_coo_tensor(*indices, values * 2, like.shape, **more)
         else:
             sparse = torch.sparse_csr_tensor(*indices, values * 2, like.shape)
-        out = GRADIENTS[name](sparse, features * 1)
+        out = called(name, sparse, features * 1, calls=GRADIENTS)
         (out * out).sum().backward()
         return out
 
@@ -568,3 +568,21 @@ def test_sparse_tensors_without_memory(layout):
             made = torch.empty((2, 2), layout=layout, device="meta")
         assert not lazyviz.is_lazy(made) and "device='meta'" in repr(made)
     assert graph.pending and pending.tolist() == [2, 2] and made.is_meta
+
+
+def test_what_consists_of_other_functions_is_deferred_in_inference_mode():
+    def program(indices, values):
+        with torch.inference_mode():
+            nodes = torch.randn(3, 4)
+            edges = torch.sparse_coo_tensor(indices, values * 2, (3, 3), is_coalesced=True)
+            return (
+                edges @ nodes,
+                torch.sparse.mm(edges, nodes),
+                edges.to_dense(),
+                edges.coalesce().values() * 2,
+                torch.sparse.softmax(edges, 1).to_dense(),
+                torch.sparse.addmm(torch.ones(3, 4), edges.t(), nodes),
+                edges.to_sparse_csr() @ nodes,
+            )
+
+    both(program, lambda: (torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.randn(3)))
