@@ -70,12 +70,27 @@ class Recurrent(nn.Module):
         return self.head(self.norm(states[:, -1]))
 
 
+class GraphNetwork(nn.Module):
+    """Features of nodes along edges, of which each has a weight that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = torch.arange(24).view(2, 12) * 5 % 12
+        self.weights = nn.Parameter(torch.rand(12))
+        self.embed, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        along = torch.sparse_coo_tensor(self.edges, self.weights, (12, 12), check_invariants=False)
+        return self.head(self.norm(torch.sparse.mm(along, self.embed(x)).relu()))
+
+
 STEPS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "perceptron": (Perceptron, {}),
     "perceptron, layer norm": (lambda: Perceptron(nn.LayerNorm), {}),
     "perceptron, one layer": (lambda: Perceptron(layers=1), {}),
     "attention": (Attention, {}),
     "LSTM": (Recurrent, {}),
+    "graph network": (GraphNetwork, {}),
     "perceptron, AdamW over lists": (Perceptron, {"foreach": True}),
     "perceptron, fused AdamW": (Perceptron, {"fused": True}),
 }

@@ -66,6 +66,15 @@ def copies(x):
     return [copy.deepcopy(x), copy.deepcopy(nn.Parameter(x)), nn.Parameter(x) * 1]
 
 
+def sparse(x):
+    at = torch.tensor([[0, 1, 1], [4, 0, 2]])
+    values = torch.ones(3, requires_grad=True)
+    matrix = torch.sparse_coo_tensor(at, values, (2, 5), check_invariants=True)
+    (torch.sparse.mm(matrix, x.T) + matrix.t().to_dense().sum()).sum().backward()
+    rows = torch.sparse_csr_tensor([0, 1, 3], [4, 0, 2], x[0, :3] * 2, (2, 5), check_invariants=False)
+    return [values.grad, rows @ x.T, matrix.coalesce().values(), (matrix.detach() * 2).to_dense()]
+
+
 with torch.inference_mode():
     made_in_inference_mode = torch.ones(2, 5)
 
@@ -79,9 +88,10 @@ def outside_of_deepcopy(frame):
     return everywhere(frame) and frame.f_code is not DEEPCOPY.__code__
 
 
-CALLS = [known_rules, rules_of_pytorch, probed_kernels, gradients, contents, copies, inference]
+CALLS = [known_rules, rules_of_pytorch, probed_kernels, gradients, contents, copies, inference, sparse]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_what_a_signal_handler_raises_while_an_op_is_recorded_comes_out(call, request):
     x = torch.arange(10.0).view(2, 5) if call is not rules_of_pytorch else torch.ones(2, 2)

@@ -53,6 +53,8 @@ def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: 
     if not _is_recording(tape) or not all(part.layout == torch.strided for part in parts):
         return _construct_now(tape, name, original, parts, args, kwargs)
     *indices, values = parts
+    if "coo" in name and values.dim() == 0:  # ATen takes a number for one value
+        values = values.expand(1)
     is_check = name.startswith("_validate")
     count = len(parts)
     is_sized = len(args) > count or "size" in kwargs
@@ -64,7 +66,7 @@ def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: 
         example = original(*indices, stand_in(values), *args[count:], **kwargs)
     if is_check or example.dtype != values.dtype:
         return example if is_check else _construct_now(tape, name, original, parts, args, kwargs)
-    return sparse_tensors.make_differentiable(example, parts)
+    return sparse_tensors.make_differentiable(example, (*indices, values))
 
 
 def _is_recording(tape: Tape) -> bool:

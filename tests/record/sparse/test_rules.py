@@ -586,3 +586,33 @@ def test_what_consists_of_other_functions_is_deferred_in_inference_mode():
             )
 
     both(program, lambda: (torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.randn(3)))
+
+
+NUMBERS = [
+    (rows, count, size, checks)
+    for rows in (0, 1, 2)
+    for count in (1, 2)
+    for size in (None, (2,), ())
+    for checks in (True, False)
+    # PyTorch takes others without a word, and reads outside of memory later.
+    if checks or size is None or (count == 1 and rows in (0, len(size)))
+]
+
+
+@pytest.mark.parametrize(("rows", "count", "size", "checks"), NUMBERS)
+def test_a_number_is_the_value_of_one_element(rows, count, size, checks):
+    def program(value):
+        made = []
+        for values in (value * 2, value, 3.0, True):
+            try:
+                indices = torch.arange(rows * count).view(rows, count) % 2
+                made.append(torch.sparse_coo_tensor(indices, values, size, check_invariants=checks))
+            except (RuntimeError, ValueError) as error:
+                made.append(str(error))
+                continue
+            made += [made[-1].to_dense(), made[-1].coalesce().values(), made[-1].is_coalesced()]
+            if count == 1 and made[-2].requires_grad:
+                made[-2].sum().backward()
+        return made
+
+    both(program, lambda: torch.tensor(2.0, requires_grad=True), syncs=None, versions=False)
