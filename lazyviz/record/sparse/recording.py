@@ -20,6 +20,11 @@ from .rules import RULES, Made, New, Row
 Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 _aten = torch.ops.aten
+# Of others, it depends on the kernel whether it exists.
+_DTYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
 _SAME = {
     each.default for each in (_aten.detach, _aten.alias, _aten.positive)
 }  # the same components, in another tensor
@@ -130,6 +135,8 @@ def _kernel(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: di
     arguments = _in_order(op, args, kwargs)
     if any(isinstance(item, torch.Tensor) and item.device.type != "cpu" for item in arguments):
         return NotImplemented  # the rules are those of the CPU's kernels
+    if any(isinstance(item, torch.Tensor) and item.dtype not in _DTYPES for item in arguments):
+        return NotImplemented
     forms = {at: Form.of(item) for at, item in enumerate(arguments) if is_sparse(item)}
     outcome = apply_rule(op, [forms.get(at, item) for at, item in enumerate(arguments)])
     if outcome is None:

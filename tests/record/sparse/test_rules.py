@@ -373,10 +373,16 @@ def narrow():
     return torch.sparse_coo_tensor(torch.tensor([[0, 4]]), torch.randn(2), (5,))
 
 
-OTHER_KINDS = {each.__name__: each for each in (nothing, integers, complexes, doubles, narrow)}
+def complex_halves():
+    return complexes().to(torch.complex32)
 
 
-@pytest.mark.filterwarnings("ignore:Casting complex")  # once
+OTHER_KINDS = {
+    each.__name__: each for each in (nothing, integers, complexes, complex_halves, doubles, narrow)
+}
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex", "ignore:ComplexHalf support")  # once
 @pytest.mark.parametrize("kind", OTHER_KINDS)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_other_dtypes_and_sizes(name, kind):
