@@ -52,7 +52,7 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
     Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
     The methods that would read its memory below the dispatcher are patched on
-    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.memory_reads`), since
+    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.value_reads`), since
     real tensors with a pending write need the same care.
     """
 

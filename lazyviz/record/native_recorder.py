@@ -20,7 +20,7 @@ from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, dependencies, sync_points, unrecorded_ops
 from .constant_folding import is_given
 from .interception import attribute_patches
-from .interception.memory_holders import Unexamined
+from .interception.external_aliases import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder

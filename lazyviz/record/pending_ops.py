@@ -14,7 +14,7 @@ from ..process.signals import deferring
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
-from .interception.memory_holders import MemoryHolders
+from .interception.external_aliases import MemoryHolders
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators

@@ -37,8 +37,8 @@ from ..torch_internals.storage_owners import WeakStorage
 from . import constant_folding, fallback, unrecorded_ops
 from .dependencies import order, order_check
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
-from .interception import script_errors
-from .interception.memory_holders import Unexamined, workaround_for
+from .interception import torchscript_errors
+from .interception.external_aliases import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
     LazyTensor,
@@ -123,7 +123,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                     return recorder.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
-            script_errors.note(error)
+            torchscript_errors.note(error)
             raise
         finally:
             if collects:

@@ -10,7 +10,7 @@ import torch
 
 from ..torch_internals.private_api import OpOverload
 from .external_tensors import ExternalTensors
-from .interception.memory_holders import MemoryHolders
+from .interception.external_aliases import MemoryHolders
 from .pending_ops import PendingOps
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState

@@ -18,7 +18,7 @@ from ...graph.collectives import Group
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api, process_groups
 from ..dependencies import order
-from ..interception.memory_holders import Unexamined
+from ..interception.external_aliases import Unexamined
 from ..lazy_tensor import is_pending
 from ..storage import TrackedNode, TrackedStorage, TrackedValue
 from ..sync_points import OtherRanks

@@ -32,8 +32,8 @@ from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
 from .kv_caches import CachePatches
 from .late_imports import LateImports
-from .memory_reads import SyncPatches
 from .torch_compile import CompilerPatches
+from .value_reads import SyncPatches
 
 
 class Instrumentation:

@@ -22,7 +22,7 @@ import torch
 from ...process.transaction import take_back
 from ...torch_internals import composite_ops, private_api
 from .. import fallback, native_recorder
-from ..interception.raw_memory import RAW_ACCESS
+from ..interception.storage_access import RAW_ACCESS
 from ..lazy_tensor import is_pending
 from ..sparse import constructors as sparse_constructors
 from ..tape import Tape

@@ -1,4 +1,4 @@
-"""Raw memory access without an op: pending ops on the memory run first."""
+"""Storage access without an op (``data_ptr``, ``untyped_storage``, addresses): pending ops run first."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ from .attribute_patches import Patches
 from .warning_routing import at_users_line
 
 RAW_ACCESS = "raw memory access"
+# Methods of tensors that hand out or replace a storage, with the cause that a sync point shows.
+TENSOR_METHODS = {
+    "data_ptr": "data_ptr",
+    "untyped_storage": "storage access",
+    "storage": "storage access",
+    "_typed_storage": "storage access",
+    "share_memory_": "share_memory_",
+    "is_shared": "storage access",
+    "set_": "set_",
+    "resize_": "resize_",
+}
 # The other methods of a storage call ops, or only read its size.
 _METHODS = (
     "_byteswap",

@@ -1,4 +1,4 @@
-"""Memory holders: objects besides PyTorch tensors that could observe a deferred write.
+"""External aliases, or memory holders: objects besides PyTorch tensors that could observe a deferred write.
 
 A NumPy array, a DLPack consumer, another process, or a shared file can read a tensor's memory without
 PyTorch. Memory is *shared* while one of them exists: writes to it run immediately, and reads get a copy.  All
@@ -31,7 +31,7 @@ import torch
 
 from ...torch_internals import private_api, storage_owners
 from ...torch_internals.storage_owners import Memory, WeakTensor, memory_of
-from .memory_holder_cache import HolderCache, HolderInfo
+from .storage_overlap_cache import HolderCache, HolderInfo
 
 NUMPY = "a NumPy array"
 DLPACK = "a DLPack consumer"

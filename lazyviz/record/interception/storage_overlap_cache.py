@@ -1,4 +1,4 @@
-"""What is known about the memory of storages, and which of them overlap."""
+"""Storage overlap cache: what is known about the memory of storages, and which of them overlap."""
 
 from __future__ import annotations
 

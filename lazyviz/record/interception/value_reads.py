@@ -1,4 +1,4 @@
-"""Memory reads and writes that bypass the dispatcher: ``numpy``, ``data_ptr``, ``.data``, loaders.
+"""Value reads that bypass the dispatcher: ``print``, ``numpy``, ``tolist``, ``.data``, pickling, loaders.
 
 ``numpy()``, ``tolist()``, ``print``, pickling, and others read a tensor's memory where no dispatch mode sees
 it, and ``Tensor.data = `` replaces it.  Both pending tensors and real tensors with a pending write need
@@ -44,12 +44,12 @@ from ..sparse.components import parts_of
 from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
 from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
-from . import child_processes, script_errors, torch_save
+from . import child_processes, torch_save, torchscript_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
-from .memory_holders import DLPACK
-from .raw_memory import RAW_ACCESS, Addresses, patch_numbers, patch_storages
+from .external_aliases import DLPACK
+from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .warning_routing import at_users_line
 
 # Modules that read a generator's state only to set it again.
@@ -60,23 +60,16 @@ _READERS = {
     "numpy": "numpy",
     "__array__": "numpy",
     "tolist": "tolist",
-    "data_ptr": "data_ptr",
-    "untyped_storage": "storage access",
-    "storage": "storage access",
-    "_typed_storage": "storage access",
-    "share_memory_": "share_memory_",
-    "is_shared": "storage access",
     "__dlpack__": "DLPack",
     "as_subclass": "as_subclass",
     "__reduce_ex__": "pickle",
     "__deepcopy__": "deepcopy",
     "__str__": "print",
     "__format__": "format",
-    "set_": "set_",
-    "resize_": "resize_",
     "apply_": "apply_",
     "map_": "map_",
     "map2_": "map2_",
+    **TENSOR_METHODS,
 }
 
 
@@ -627,7 +620,7 @@ class SyncPatches:
         """
         self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
         for owner, name in private_api.SCRIPT_CALLS:
-            self._patches.set(owner, name, script_errors.with_messages(getattr(owner, name)))
+            self._patches.set(owner, name, torchscript_errors.with_messages(getattr(owner, name)))
         for name, cause in private_api.TRACED_BY.items():
             original = getattr(torch.jit, name)
 
