@@ -25,7 +25,7 @@ from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes import ctc_loss
 from .shapes.inference import Inferred, OpInfo, ShapeCache
-from .storage import Shadow, TrackedNode, TrackedStorage, TrackedValue
+from .tracked_storages import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # everything that one read may visit and compute
 MOST_NODES = 1000  # nodes that one read may compute

@@ -13,7 +13,7 @@ from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
 from .pending_tensor_classes import PendingClass, pending_class
-from .storage import FORGOTTEN, TensorRef, TrackedValue
+from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type

@@ -19,9 +19,9 @@ from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
-from .storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
+from .tracked_storages import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 
 MOST_LOST_GRAPHS = 16  # graphs that are kept only for a pending write of a known value
 

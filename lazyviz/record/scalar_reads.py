@@ -12,7 +12,7 @@ import torch
 from ..process.tracebacks import shortened
 from ..torch_internals import private_api
 from .interception import torchscript_errors
-from .storage import TrackedNode, TrackedValue
+from .tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from .tape import Tape

@@ -22,7 +22,7 @@ from ..torch_internals import dynamo
 from .dependencies import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
-from .storage import TrackedNode
+from .tracked_storages import TrackedNode
 
 NESTED = (
     "an evaluation is in progress, and code that it calls (a progress callback, a listener, a signal "

@@ -16,9 +16,9 @@ from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
-from .storage import TrackedValue
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
+from .tracked_storages import TrackedValue
 
 
 class OpRecorder(Protocol):

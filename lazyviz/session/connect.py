@@ -9,8 +9,8 @@ from ..execute import shutdown
 from ..graph.ir import Node, Timed, Work
 from ..record import lazy_tensor
 from ..record.recorder import recorder
-from ..record.storage import TrackedNode, Unreachable
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedNode, Unreachable
 from . import block, evaluation
 from .sync_evaluation import run_for_sync
 

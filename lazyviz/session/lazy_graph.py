@@ -37,9 +37,9 @@ from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.sparse.components import parts_of
-from ..record.storage import TrackedNode, Unreachable
 from ..record.sync_points import RunLock
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedNode, Unreachable
 from ..torch_internals import op_stream
 from . import evaluation
 from .argument_checks import check_evaluate, check_save, check_tensors, check_texts, check_type

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..execute.progress import Run
 from ..process.streams import is_terminal
-from ..record.storage import TrackedNode
+from ..record.tracked_storages import TrackedNode
 from .options import options
 
 AFTER = 1.0

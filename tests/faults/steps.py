@@ -19,8 +19,8 @@ import lazyviz
 from lazyviz.execute.replay import codegen
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import signals
-from lazyviz.record.storage import PARTIAL_WRITE
 from lazyviz.record.tape import tape
+from lazyviz.record.tracked_storages import PARTIAL_WRITE
 from lazyviz.session.recompute_options import RecomputeError
 
 from ..bit_equality import difference

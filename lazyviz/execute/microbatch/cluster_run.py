@@ -19,7 +19,7 @@ import torch
 
 from ...plan.batch.placement import Piece
 from ...process.signals import Deferred
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ..eager import check_interrupts
 from ..failures import name_line
 from . import protocol

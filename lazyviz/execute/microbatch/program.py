@@ -19,7 +19,7 @@ from ...plan.batch.placement import Piece, Shard
 from ...plan.batch.propagation import BatchAnalysis, separable
 from ...plan.batch.rule import Call
 from ...plan.batch.schedule import Pass
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from .rng import Draw, draw_of
 

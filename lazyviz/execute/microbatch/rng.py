@@ -17,7 +17,7 @@ from ...graph.ir import Node, TensorMeta
 from ...plan.batch.propagation import separable
 from ...plan.batch.rule import base_name
 from ...record.rng import state_of
-from ...record.storage import DrawSequence, TrackedNode
+from ...record.tracked_storages import DrawSequence, TrackedNode
 
 
 class Draws:

@@ -22,8 +22,8 @@ from ...plan.batch.placement import Partial, Piece, Shard
 from ...plan.batch.propagation import BatchAnalysis
 from ...plan.batch.schedule import Pass, Schedule
 from ...plan.batch.split import SHOWN
-from ...record.storage import TrackedNode, TrackedValue
 from ...record.tape import Tape
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from ..eager import (
     call_atomically,

@@ -27,8 +27,8 @@ from ...process.signals import Deferred
 from ...process.transaction import complete
 from ...record.interception.warning_routing import at_users_line, moved_to_users_line
 from ...record.rng import state_of
-from ...record.storage import TrackedNode
 from ...record.tape import Tape
+from ...record.tracked_storages import TrackedNode
 from ...torch_internals import private_api
 from ..eager import check_interrupts, kernel_level, report_progress, store_result
 from ..failures import note_failure

@@ -20,7 +20,7 @@ from ...process.transaction import complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
 from ...torch_internals.dispatch_handlers import user_level
-from ..fallback import evaluate_before_tracing, note_region
+from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...graph.ir import Phase
 from ...process.signals import deferring
-from ..storage import TrackedValue
+from ..tracked_storages import TrackedValue
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
 """Finds the recorded value of a tensor, if any."""

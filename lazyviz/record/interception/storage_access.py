@@ -15,11 +15,11 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import storage_owners, tensor_memory
 from .. import native_recorder
 from ..dependencies import closure
-from ..fallback import note_copies
-from ..storage import TrackedStorage
+from ..eager_fallback import note_copies
+from ..ops_outside_blocks import refuse_forgotten, tensors_in
 from ..sync_points import needs_absent
 from ..tape import Tape
-from ..unrecorded_ops import refuse_forgotten, tensors_in
+from ..tracked_storages import TrackedStorage
 from .attribute_patches import Patches
 from .warning_routing import at_users_line
 

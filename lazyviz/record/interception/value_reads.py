@@ -21,7 +21,7 @@ import torch
 from ...process.tracebacks import shorten, shortened
 from ...torch_internals import composite_ops, private_api
 from ...torch_internals import cuda as torch_cuda
-from .. import constant_folding, fallback, lazy_tensor
+from .. import constant_folding, eager_fallback, lazy_tensor
 from ..distributed.resized_storage import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import torch_cuda as fake_torch_cuda
@@ -36,6 +36,7 @@ from ..lazy_tensor import (
     pending_parameter,
     see_history,
 )
+from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..pending_tensor_classes import real_class
 from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
@@ -43,7 +44,6 @@ from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
 from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
-from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
 from . import child_processes, torch_save, torchscript_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
@@ -131,7 +131,7 @@ class SyncPatches:
         # Otherwise it is pickled.
         self._patches.set(torch.Tensor, "__copy__", deepcopy_hooks.copier(self.tape))
         self._patch_randomness()
-        resize = fallback.watched_resize(self.tape, torch.UntypedStorage.resize_)
+        resize = eager_fallback.watched_resize(self.tape, torch.UntypedStorage.resize_)
         self._patches.set(torch.UntypedStorage, "resize_", resize)
         patch_storages(self.tape, self._patches)
         patch_numbers(self.tape, self._patches, self.before_read)
@@ -235,10 +235,10 @@ class SyncPatches:
                 return give(tensor, *args, **kwargs)
             with tape.recording.paused():
                 result = give(tensor, *args, **kwargs)
-            if cause == "share_memory_" and (place := fallback.memory_of(tensor)) is not None:
+            if cause == "share_memory_" and (place := eager_fallback.memory_of(tensor)) is not None:
                 tape.tensors.forget_storage(place[0])
             if cause == "deepcopy":
-                fallback.note_copies(tape, result)
+                eager_fallback.note_copies(tape, result)
             return result
 
         return data_errors.with_own_errors(patches.tape, original, method)
@@ -626,7 +626,7 @@ class SyncPatches:
 
             def traced(*args: Any, _original: Any = original, _cause: str = cause, **kwargs: Any) -> Any:
                 tape = self.tape
-                fallback.evaluate_before_tracing(tape, _cause, (*args, *kwargs.values()))
+                eager_fallback.evaluate_before_tracing(tape, _cause, (*args, *kwargs.values()))
                 with tape.recording.paused(), private_api.no_dispatch_modes():
                     return _original(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Fallback: ops that run immediately during recording, and are added to the graph as done.
+"""Eager fallback: ops that run immediately during recording, and are added to the graph as done.
 
 Data-dependent operators, compiled functions, and formulas that read values are not deferred, but allocate
 memory that the rest of the block uses.  When such an op has run, its results are known: it becomes a node
@@ -21,12 +21,12 @@ from ..graph.collectives import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import composite_ops, operators, private_api
 from .dependencies import closure
+from .ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
 from .provenance.variable_names import tensors_under
 from .sparse.components import parts_of
-from .storage import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape
-from .unrecorded_ops import evaluate_arguments, nodes_before_access, replaced, tensors_in
+from .tracked_storages import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 
 region = operators.define("ran_at_once", "(Tensor[] read) -> Tensor[]")
 """Stands in a node for a subgraph of the program that is not an operator; it is never called."""

@@ -1,4 +1,4 @@
-"""Layers whose C++ code reads values or calls the driver, on an absent GPU.
+"""Packed sequences on an absent GPU, and other functions that read values or call the driver in C++.
 
 Supported are packed sequences, whose lengths are on the host.  What a planned GPU does not support is
 reported by name.

@@ -1,4 +1,4 @@
-"""Plain tensors: whether ATen would see a subclass or a mode other than lazyviz's own."""
+"""Subclass detection: whether ATen would see a subclass or a mode other than lazyviz's own."""
 
 from __future__ import annotations
 

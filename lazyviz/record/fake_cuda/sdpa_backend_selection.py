@@ -1,4 +1,4 @@
-"""Kernel selection of ``scaled_dot_product_attention`` on an absent GPU.
+"""SDPA backend selection: the kernel of ``scaled_dot_product_attention`` on an absent GPU.
 
 The conditions are those of ATen's ``transformers/cuda/sdp_utils.cpp`` (``select_sdp_backend``) and
 ``transformers/sdp_utils_cpp.h``, the calls those of ``transformers/attention.cpp``, for dense tensors.

@@ -1,4 +1,4 @@
-"""Module names: the user's variables for the modules of a block, and the module objects."""
+"""Module variable names: the user's variables for the modules of a block, and the module objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ...graph.ir import Role
 from ...graph.modules import ModuleFacts, ModuleRoot, OwnedName
-from ..storage import TrackedStorage
+from ..tracked_storages import TrackedStorage
 
 MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]

@@ -23,9 +23,9 @@ from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwr
 from .rng import Generators
 from .shapes.inference import OpInfo
 from .sparse.components import parts_of
-from .storage import TrackedNode, TrackedStorage, Unreachable
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
+from .tracked_storages import TrackedNode, TrackedStorage, Unreachable
 
 
 def tensors_in(items: Any, around: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
