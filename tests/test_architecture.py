@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "plan": {
         "process",
         "torch_internals.private_api",
-        "torch_internals.kernel_selection",
+        "torch_internals.cpu_kernel_selection",
         "torch_internals.cudnn_sizes",
         "graph",
         "plan",

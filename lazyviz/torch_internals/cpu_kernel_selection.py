@@ -1,4 +1,4 @@
-"""Private torch APIs that tell which kernel PyTorch would select, each with its reason.
+"""Private torch APIs that tell which CPU kernel PyTorch would select, each with its reason.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.

@@ -3,7 +3,8 @@
 Each entry names the file below ``aten/src/ATen/native`` whose allocations it follows.  No GPU is needed.  A
 graph that was recorded on the CPU for a GPU has CPU operators, so these have entries, too.  Kernels without
 scratch memory include softmax, pointwise kernels, ``_foreach_`` arithmetic, and fused optimizers
-(MultiTensorApply.cuh passes its lists as kernel arguments).
+(MultiTensorApply.cuh passes its lists as kernel arguments).  The workspace that cuBLAS keeps is in
+:mod:`lazyviz.plan.workspace.cublas`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from ...graph.ir import Node, TensorMeta, Value
-from . import cudnn as workspace_cudnn
+from . import cudnn_rnn as workspace_cudnn
 from .size import NOTHING, Need
 
 Rule = Callable[[Node, int], Need]
