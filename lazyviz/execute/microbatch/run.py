@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 
 from ...graph.ir import Storage
+from ...plan.batch.batch_dim_propagation import BatchAnalysis
 from ...plan.batch.placement import Partial, Piece, Shard
-from ...plan.batch.propagation import BatchAnalysis
 from ...plan.batch.schedule import Pass, Schedule
 from ...plan.batch.split import SHOWN
 from ...record.tape import Tape

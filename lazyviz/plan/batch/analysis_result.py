@@ -1,4 +1,4 @@
-"""Batch analysis results; see :mod:`lazyviz.plan.batch.propagation`."""
+"""Result of batch analysis; see :mod:`lazyviz.plan.batch.batch_dim_propagation`."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 Starting from the tensors named as batch, every value is ``Shard`` (each piece has its samples), ``Partial``
 (each piece has a summand), or replicated (``None``: the same for all).  The rules are in
-:mod:`lazyviz.plan.batch.pointwise` and :mod:`lazyviz.plan.batch.layers`.  A node is *spread* if it runs once
-per piece, and *whole* if it runs once, on whole tensors; spread values that it reads are concatenated first.
-An operator that combines samples, or that has no rule, prevents the split and is reported with the reason.
+:mod:`lazyviz.plan.batch.pointwise_rules` and :mod:`lazyviz.plan.batch.layer_rules`.  A node is *spread* if it
+runs once per piece, and *whole* if it runs once, on whole tensors; spread values that it reads are
+concatenated first.  An operator that combines samples, or that has no rule, prevents the split and is
+reported with the reason.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, Storage, Value
-from . import indexing as _indexing  # noqa: F401  (these three fill the table of rules)
-from . import layers as _layers  # noqa: F401
-from . import views as _views  # noqa: F401
-from .analysis import BatchAnalysis as BatchAnalysis
-from .analysis import Blocker as Blocker
+from . import indexing_rules as _indexing  # noqa: F401  (these three fill the table of rules)
+from . import layer_rules as _layers  # noqa: F401
+from . import view_rules as _views  # noqa: F401
+from .analysis_result import BatchAnalysis as BatchAnalysis
+from .analysis_result import Blocker as Blocker
 from .partial_inputs import can_make_part, is_pointwise, make_part, pull
 from .placement import LOCAL, PARTIAL, Local, Part, Partial, Placement, Shard
-from .pointwise import pointwise
+from .pointwise_rules import pointwise
 from .rule import FACTORIES, RULES, Call, Coupled, Rule, base_name, named
 
 _SHAPE_ONLY = named(
