@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz.plan.runtime import cpu
+from lazyviz.plan.runtime import cpu_op_times
 from lazyviz.session import lazy_graph
 
 from . import case_rotation
@@ -95,9 +95,11 @@ def new_shell():
 def no_calibration_of_this_machine():
     """Plans would project times, or say that they are unknown, only where the user has calibrated the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_processor", lambda: "the processor of these tests")
+        patch.setattr(cpu_op_times, "_processor", lambda: "the processor of these tests")
         yield
-        assert not cpu.cache_file().exists(), "a test has calibrated this machine in the user's cache"
+        assert not cpu_op_times.cache_file().exists(), (
+            "a test has calibrated this machine in the user's cache"
+        )
 
 
 class NoStack:

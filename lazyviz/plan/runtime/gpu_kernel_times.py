@@ -22,7 +22,7 @@ from ...graph.ir import Bound, Node, Value
 from ..devices.rates import Rates, Unit
 from .flop_rules import arguments_of, groups_of
 from .op_classes import OpClass, short_name
-from .work import compute_dtype, operator_class, read_again, work_key, work_of
+from .op_costs import compute_dtype, operator_class, read_again, work_key, work_of
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
 # Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.

@@ -10,12 +10,19 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime import calibrate
-from lazyviz.plan.runtime.cpu import CpuRates, cache_file, known_rates, project_on_cpu, rate_at, rates_from
+from lazyviz.plan.runtime import cpu_calibration
+from lazyviz.plan.runtime.cpu_op_times import (
+    CpuRates,
+    cache_file,
+    known_rates,
+    project_on_cpu,
+    rate_at,
+    rates_from,
+)
+from lazyviz.plan.runtime.gpu_timeline import duration
 from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
 from lazyviz.plan.runtime.op_classes import short_name
-from lazyviz.plan.runtime.time_projection import duration
-from lazyviz.plan.runtime.work import operator_class
+from lazyviz.plan.runtime.op_costs import operator_class
 
 FLAT = ((1e3, 1e9), (1e6, 1e9))
 RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)
@@ -157,18 +164,20 @@ def test_operators_have_their_own_overhead_and_plain_pytorch_waits_for_python():
 
 
 def test_the_ops_of_the_timed_step_are_counted_right():
-    layers = [layer for _ in range(calibrate.ISSUED_LAYERS) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    layers = [layer for _ in range(cpu_calibration.ISSUED_LAYERS) for layer in (nn.Linear(8, 8), nn.Tanh())]
     model, x = nn.Sequential(*layers), torch.randn(2, 8)
     model(x).sum().backward()
     with lazyviz.lazy() as graph:
         model(x).sum().backward()
     halves = sum(1 if operator_class(node) in ("view", "allocation") else 2 for node in graph.nodes)
-    assert halves / 2 == calibrate.ISSUED_OPS
+    assert halves / 2 == cpu_calibration.ISSUED_OPS
 
 
 def test_the_timed_operators_have_the_names_of_recorded_ones():
     generator = torch.Generator().manual_seed(0)
-    for name, call in calibrate._operators(lambda *shape: torch.rand(*shape, generator=generator)).items():
+    for name, call in cpu_calibration._operators(
+        lambda *shape: torch.rand(*shape, generator=generator)
+    ).items():
         with lazyviz.lazy() as graph, torch.no_grad():
             call()
         assert name in [short_name(node.op) for node in graph.nodes], name

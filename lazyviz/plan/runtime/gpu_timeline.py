@@ -1,4 +1,4 @@
-"""Projection of a graph's run time: kernels in sequence, launched by one Python thread.
+"""GPU timeline: a graph's kernels in sequence, launched by one Python thread; its projected run time.
 
 A kernel starts when the previous one has finished, the host has launched it, and its inputs have arrived over
 the links.  If the device waits for the host, that time counts for the op, whose bound is ``"launch"``; if it
@@ -18,10 +18,10 @@ from ...graph.modules import ModuleNames
 from ..devices.rates import Known
 from ..tables import Table, Tabular
 from ..units import format_bytes, format_flops
+from .cuda_streams import CollectiveInFlight, Streams, gpus_among, nodes_on_other_streams
 from .flop_rules import least_flops
-from .kernels import CALIBRATED, Gpu, Kernel, kernel_time, times_on
-from .streams import CollectiveInFlight, Streams, gpus_among, nodes_on_other_streams
-from .work import NOTHING, Work, added, is_view, work_of
+from .gpu_kernel_times import CALIBRATED, Gpu, Kernel, kernel_time, times_on
+from .op_costs import NOTHING, Work, added, is_view, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
 """Relative uncertainty of the time, by the source of the GPU's rate."""

@@ -10,8 +10,8 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
 from lazyviz.plan.devices.rates import Rates
-from lazyviz.plan.runtime.kernels import Product, product_seconds
-from lazyviz.plan.runtime.time_projection import duration
+from lazyviz.plan.runtime.gpu_kernel_times import Product, product_seconds
+from lazyviz.plan.runtime.gpu_timeline import duration
 
 
 def _projected(device, step):
@@ -160,12 +160,12 @@ def test_the_parts_of_a_step_add_up():
 
 
 def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
-    from lazyviz.plan.runtime import kernels
+    from lazyviz.plan.runtime import gpu_kernel_times
 
     asked = []
-    timed = kernels._timed
-    monkeypatch.setattr(kernels, "_timed", lambda node, gpu: asked.append(node) or timed(node, gpu))
-    monkeypatch.setattr(kernels, "_memo", {})
+    timed = gpu_kernel_times._timed
+    monkeypatch.setattr(gpu_kernel_times, "_timed", lambda node, gpu: asked.append(node) or timed(node, gpu))
+    monkeypatch.setattr(gpu_kernel_times, "_memo", {})
 
     def step():
         x = torch.ones(16, 16, device="cuda")

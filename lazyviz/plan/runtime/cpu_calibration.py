@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .cpu import CpuRates, Curve
+from .cpu_op_times import CpuRates, Curve
 
 SECONDS = 0.045  # duration of each timing
 ISSUED_LAYERS = 8  # pairs of a linear layer and tanh

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
 from lazyviz.graph.collectives import kind_of
-from lazyviz.plan.runtime.time_projection import duration
+from lazyviz.plan.runtime.gpu_timeline import duration
 
 
 def _time(step, device="H100-80GB", ranks=8):

@@ -18,9 +18,9 @@ import torch
 
 from ...graph.ir import Bound, Node
 from .flop_rules import steps_of
+from .gpu_timeline import OpTime, Projection, is_enough
 from .op_classes import OpClass, short_name
-from .time_projection import OpTime, Projection, is_enough
-from .work import operator_class, read_again, work_of
+from .op_costs import operator_class, read_again, work_of
 
 FORMAT = 2
 Curve = tuple[tuple[float, float], ...]
