@@ -208,7 +208,7 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
             for file in (
                 ("record", "rng.py"),
                 ("record", "eager_fallback.py"),
-                ("session", "connect.py"),
+                ("session", "stage_hooks.py"),
             )
         ]
         import lazyviz

@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import Failure, failure_of
 from ..plan.remat.candidates import statistics
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..process.transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
 from ..record.rng import state_of

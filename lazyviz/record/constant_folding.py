@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..process.signals import Deferred, deferring
+from ..process.deferred_signals import Deferred, deferring
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_level, private_api
 from ..torch_internals.private_api import OpOverload

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
-from ..process.signals import deferring
+from ..process.deferred_signals import deferring
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads

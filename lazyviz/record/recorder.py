@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
 from ..process.critical_section import CriticalSection
-from ..process.signals import Deferred, at_once
+from ..process.deferred_signals import Deferred, at_once
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api

@@ -27,8 +27,8 @@ from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder
+from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
-from ..process.signals import deferred, deferring
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Transaction
 from ..record.dependencies import closure

@@ -28,7 +28,7 @@ from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred, abandoned, deferring, forget_signals
+from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing

@@ -1,7 +1,7 @@
 """LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
-and runs; :mod:`lazyviz.session.connect` gives recording the functions that a sync point needs.
+and runs; :mod:`lazyviz.session.stage_hooks` gives recording the functions that a sync point needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
-from ..process.signals import deferred
+from ..process.deferred_signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..process.unpicklable import Unpicklable

@@ -20,7 +20,7 @@ from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception.warning_routing import at_users_line

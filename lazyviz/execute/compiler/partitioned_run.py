@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ...graph.ir import Storage
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...process.transaction import complete
 from ...record.rng import state_of
 from ...record.tape import Tape

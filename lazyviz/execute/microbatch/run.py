@@ -42,7 +42,7 @@ from ..replay import node_passes
 from ..value_stats import Summaries
 from . import cluster_run
 from .clusters import Cluster
-from .masks import Masks
+from .dropout_masks import Masks
 from .program import ONEDNN_FAILED, Part, PassProgram, PieceRun, Step, compile_pass, cut, out_of_memory, place
 from .rng import Draw, Draws
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...record.rng import state_of
 from ...record.tracked_storages import DrawSequence, TrackedValue
 from . import node_passes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...process.critical_section import CriticalSection
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...process.transaction import complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api

@@ -1,4 +1,4 @@
-"""Connecting the stages: hooks from recording into later stages, exit handlers, and fork handlers."""
+"""Stage hooks: connections from recording into later stages, exit handlers, and fork handlers."""
 
 from __future__ import annotations
 

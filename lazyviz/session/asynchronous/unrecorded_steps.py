@@ -1,4 +1,4 @@
-"""Known programs: iterations of a loop that were recorded so often that the next ones need not be.
+"""Unrecorded steps: iterations of a loop that were recorded so often that the next ones need not be.
 
 Such an iteration runs in eager mode, and its operator calls are compared with those of an earlier one.  The
 first one after the program has become known is compared with the recorded ops themselves.

@@ -19,7 +19,7 @@ from lazyviz.execute.replay import node_passes
 from lazyviz.plan.plan import Plan
 from lazyviz.record.tape import tape
 from lazyviz.session import evaluation
-from lazyviz.session.asynchronous.known_programs import IN_A_ROW, RECORDED, SHAPES_EVERY, programs
+from lazyviz.session.asynchronous.unrecorded_steps import IN_A_ROW, RECORDED, SHAPES_EVERY, programs
 from lazyviz.torch_internals import op_stream
 
 from .test_steps import train

@@ -1,4 +1,4 @@
-"""Capture device: every call of ``torch.cuda`` for CUDA Graphs.
+"""Stream capture: every call of ``torch.cuda`` for CUDA Graphs.
 
 The capturing code (:mod:`lazyviz.execute.cuda_graphs.captured_graph`) uses a device only through
 :class:`CaptureDevice`, so that tests can replace it by one that records calls and repeats them on the same

@@ -1,4 +1,4 @@
-"""Standard streams, which a program may have closed or replaced by objects with fewer methods.
+"""Standard streams (stdin, stdout, stderr), which may be closed, or objects with fewer methods.
 
 Imports nothing but Python's own modules.
 """

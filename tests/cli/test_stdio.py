@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lazyviz.process import streams
+from lazyviz.process import stdio
 
 from .. import warm_python
 from .process import lazyviz_command, python
@@ -143,9 +143,9 @@ def _closed() -> io.StringIO:
 )
 def test_streams_that_lack_something_are_no_terminals(make):
     stream = make()
-    assert not streams.is_terminal(stream)
-    streams.flush(stream)
-    assert streams.is_open(stream) == isinstance(stream, _Bare)
+    assert not stdio.is_terminal(stream)
+    stdio.flush(stream)
+    assert stdio.is_open(stream) == isinstance(stream, _Bare)
 
 
 def test_a_block_evaluates_where_stderr_is_a_logger(monkeypatch):

@@ -18,7 +18,7 @@ from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.devices.devices import DeviceProfile
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
-from lazyviz.testing.memory_budget import PeakExceeded
+from lazyviz.testing.peak_assertion import PeakExceeded
 
 from ..warm_python import environment, python
 
@@ -71,7 +71,7 @@ def test_a_step_above_its_budget_fails_with_peak_line_largest_and_remedies(model
             out = step(model, torch.randn(512, 64))
     text = str(caught.value)
     assert text.startswith("cpu would need 1.") and "above the limit of 100 KiB" in text
-    assert "Projected peak on cpu" in text and "test_memory_budget.py" in text
+    assert "Projected peak on cpu" in text and "test_peak_assertion.py" in text
     assert "Cheapest remedies:" in text and "largest first" in text
     assert caught.value.plan.peak_bytes > 100 * 1024
     assert graph.pending == len(graph.nodes)  # failing evaluates nothing either

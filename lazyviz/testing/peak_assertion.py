@@ -1,4 +1,4 @@
-"""Memory budgets: a block of PyTorch code fails if its projected peak is above a limit.
+"""Peak assertion, a memory budget: a block of PyTorch code fails if its projected peak is above a limit.
 
 Nothing runs, and no GPU is needed, so that a regression fails in any CI.
 """
