@@ -1,4 +1,4 @@
-"""Loops: repeated parts are labeled with the user's loop statement."""
+"""Loop labels: repeated parts are labeled with the user's loop statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box
-from .folding import count, fold_equal, fold_rest
+from .repeat_folding import count, fold_equal, fold_rest
 
 Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60

@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.view.layout.coordinates import arrange
-from lazyviz.view.layout.folded_rows import folded
+from lazyviz.view.layout.wrapped_rows import folded
 from lazyviz.view.scene.scene import Scene
 
 RATIO = 1.9

@@ -1,4 +1,4 @@
-"""Folding: repeated modules and ops are drawn once, and long lists are cut into runs."""
+"""Repeat folding: repeated modules and ops are drawn once, and long lists are cut into runs."""
 
 from __future__ import annotations
 

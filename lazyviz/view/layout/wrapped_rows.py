@@ -1,4 +1,4 @@
-"""Rows: lanes that go far to the right are continued below, as staves are in sheet music.
+"""Wrapped rows: lanes that go far to the right are continued below, as staves are in sheet music.
 
 Each lane is cut between its boxes.  An edge that is cut leaves at the right and goes on at the left of the
 next row, at the same height in the lane; a frame that is cut is drawn, with its title, in each row.

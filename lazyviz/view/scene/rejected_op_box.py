@@ -1,4 +1,4 @@
-"""The op that ended the recording, as a box: its place, arguments, and mismatched sizes."""
+"""Box of the rejected op, which ended the recording: its place, arguments, and mismatched sizes."""
 
 from __future__ import annotations
 

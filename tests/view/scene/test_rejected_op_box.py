@@ -73,7 +73,7 @@ def test_the_sizes_that_do_not_fit_are_known(program, shapes):
     assert marked(graph) == shapes
     raised = graph.graph.raised
     assert raised.message == f"{type(error).__name__}: {error}"
-    assert raised.source is not None and raised.source.file.endswith("test_errors.py")
+    assert raised.source is not None and raised.source.file.endswith("test_rejected_op_box.py")
 
 
 class Classifier(nn.Module):
