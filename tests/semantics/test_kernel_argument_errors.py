@@ -1,4 +1,4 @@
-"""Errors that do not depend on data are raised while recording, at their line, with eager's message."""
+"""Errors of kernels that do not depend on data come while recording, at their line, as in eager mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 PROGRAMS = {
     "reduced dimension of too many": lambda x: x.reshape(x.shape + (1,) * 63).sum(0),

@@ -1,4 +1,4 @@
-"""Errors that do not depend on data are raised at their line, with eager PyTorch's message."""
+"""Argument checks and scalar operands: errors at their line, with eager PyTorch's message, or none."""
 
 from __future__ import annotations
 
