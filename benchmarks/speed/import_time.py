@@ -1,4 +1,4 @@
-"""Start-up: import time of lazyviz in addition to PyTorch, and the first block.
+"""Import time of lazyviz in addition to PyTorch, and the first block.
 
 Times are the processor's, which what else the machine does changes little.  Each round is a process of its
 own.  The first of all is not counted: it may have to compile to bytecode what later ones find compiled, as
