@@ -1,4 +1,4 @@
-// The list behind the badge of findings: NaN and infinities, and ops that prevent splitting the batch.
+// The list of warnings, behind the badge of findings: NaN and infinities, and ops that prevent splitting the batch.
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";

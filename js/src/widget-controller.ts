@@ -1,5 +1,5 @@
-// One drawing of the widget: toolbar, graph, code, details and memory chart, and their communication with Python
-// (lazyviz/view/widget/widget.py). A message to Python names an action and an id.
+// Controller of one drawing of the widget: toolbar, graph, code, details and memory chart, and their messages to
+// Python and from it (lazyviz/view/widget/widget.py). A message to Python names an action and an id.
 
 import { Announcer, keepingFocus } from "./page/announcer";
 import { CodePanel } from "./drawer/code-panel";
@@ -12,7 +12,7 @@ import { icon } from "./page/icons";
 import { deferredPart, whenLoaded } from "./page/deferred-part";
 import { GraphView } from "./graph/graph-view";
 import { MemoryChart } from "./memory/memory-chart";
-import type { Callback, Model } from "./model/model";
+import type { Callback, Model } from "./model/anywidget-model";
 import { PlanControls } from "./toolbar/plan-controls";
 import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
@@ -29,7 +29,7 @@ const ALIVE = "Alive at peak";
 const MOST_BOXES = 2000;
 const PATIENCE = 120; // milliseconds: opening several groups quickly does not wait for the details of each
 
-export class Body {
+export class WidgetController {
   readonly #data: SceneData;
   readonly #scene: Scene;
   readonly #graph: GraphView;

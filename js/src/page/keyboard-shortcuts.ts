@@ -1,4 +1,4 @@
-// Keys that the first picture does not need: playing the run, and the list of all keys.
+// Keyboard shortcuts that the first picture does not need: playing the run, and the list of all keys.
 
 import { focused, html, on, plainButton } from "./dom";
 import { row } from "./popover";
