@@ -37,7 +37,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     from lazyviz import assert_peak_below
     from lazyviz.session import lazy_graph
-    from lazyviz.testing.memory_budget import Budget, PeakExceeded
+    from lazyviz.testing.peak_assertion import Budget, PeakExceeded
 
     wrong, budget = "", None
     try:

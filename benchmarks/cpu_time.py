@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime.cpu import known_rates, project_on_cpu
+from lazyviz.plan.runtime.cpu_op_times import known_rates, project_on_cpu
 
 
 def _mlp(width: int, depth: int, batch: int) -> tuple[nn.Module, torch.Tensor]:

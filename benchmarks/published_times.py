@@ -149,7 +149,7 @@ def roofline(gpu: str, nodes: Sequence[Any]) -> float:
     import torch
 
     from lazyviz.plan.devices.profiles import lookup
-    from lazyviz.plan.runtime.work import compute_dtype, work_of
+    from lazyviz.plan.runtime.op_costs import compute_dtype, work_of
 
     rates = lookup(gpu).rates
     assert rates is not None

@@ -43,8 +43,9 @@ VERSIONS = ("torch", "transformers", "torchview", "torchlens", "mlx", "numpy")
 class Part:
     """A module of ``speed``: its title, and the seconds that it may take, in full or quick.
 
-    Of a name with "-" the module is what stands before it, after it the case to measure.  ``threads`` are
-    PyTorch's, if nobody says otherwise: one where operators are too small for more, 0 as it takes by itself.
+    Of a name with "-" the module (see ``MODULES``) is what stands before it, after it the case to measure.
+    ``threads`` are PyTorch's, if nobody says otherwise: one where operators are too small for more, 0 as it
+    takes by itself.
     """
 
     title: str
@@ -71,6 +72,15 @@ PARTS: Mapping[str, Part] = {
     "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 40, threads=1),
     "cuda_graphs": Part("CUDA Graph replay", 120, 60),
 }
+# The modules that say more than the name of their part, which is a key of the results.
+MODULES = {
+    "chain": "per_op_overhead",
+    "first": "cold_step_recording",
+    "linear": "op_count_scaling",
+    "startup": "import_time",
+    "steps": "warm_step_recording",
+    "totals": "warm_step_time",
+}
 
 
 def measure_here(name: str, into: Path, settings: Settings) -> int:
@@ -79,7 +89,7 @@ def measure_here(name: str, into: Path, settings: Settings) -> int:
 
     prepare(settings.device, settings.threads or PARTS[name].threads)
     stem, _, case = name.partition("-")
-    module = importlib.import_module(f"speed.{stem}")
+    module = importlib.import_module(f"speed.{MODULES.get(stem, stem)}")
     with into.open("w", encoding="utf-8") as file:
         file.write(json.dumps(process()) + "\n")
         for figure in module.measure(settings, *([case] if case else [])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing as _typing
 from importlib import import_module as _import_module
 
-from .process import startup as _startup  # noqa: F401  # isort: skip
+from .process import startup_interrupt as _startup  # noqa: F401  # isort: skip
 from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
 from .execute.backend import Backend
 from .execute.eager import Interrupted
@@ -16,11 +16,10 @@ from .execute.report import Report
 from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
 from .notebook.extension import load_ipython_extension, unload_ipython_extension
 from .plan.devices.devices import Device, DeviceProfile, devices
-from .process.signals import deferred as _deferred
+from .process.deferred_signals import deferred as _deferred
 from .record.sync_points import AbsentDeviceError, SyncError
 from .session.asynchronous.run_handle import Run
 from .session.asynchronous.steps import steps
-from .session.connect import connect
 from .session.kv_cache import mark_kv_cache
 from .session.lazy_graph import (
     LazyGraph,
@@ -40,6 +39,7 @@ from .session.lazy_graph import (
     why,
 )
 from .session.options import options
+from .session.stage_hooks import connect
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing
@@ -50,7 +50,7 @@ if _typing.TYPE_CHECKING:
     from .session.advice.advise import Advice, advise
     from .session.calibration import Calibration, calibrate
     from .session.doctor import Diagnosis, doctor
-    from .testing.memory_budget import assert_peak_below
+    from .testing.peak_assertion import assert_peak_below
 
 # Recording needs none of these modules; each is imported with its name's first use, since imports take time.
 _MODULES = {
@@ -62,7 +62,7 @@ _MODULES = {
     "RecomputePlan": "plan.remat.selection",
     "SplitPlan": "plan.batch.split",
     "advise": "session.advice.advise",
-    "assert_peak_below": "testing.memory_budget",
+    "assert_peak_below": "testing.peak_assertion",
     "calibrate": "session.calibration",
     "doctor": "session.doctor",
 }

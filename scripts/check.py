@@ -77,7 +77,7 @@ ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
     "tests/plan/remedies/test_precision.py",
     "tests/plan/remedies/test_remedies.py",
-    "tests/session/test_memory_limit.py",
+    "tests/session/test_split_under_process_limit.py",
 )
 PROCESSORS = tuple(
     Check(

@@ -11,14 +11,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import lazyviz
-from lazyviz.plan.runtime import cpu
+from lazyviz.plan.runtime import cpu_op_times
 from lazyviz.session import lazy_graph
 
 from . import case_rotation
 
 # Modules that are not tests, but assert for them, say which values differ, too.
 ASSERT_FOR_TESTS = (
-    *("eager_and_lazy", "programs", "same_as_eager", "splits"),
+    *("lazy_equals_eager", "programs", "splits"),
     *("execute.compiled_training", "libraries.harness", "plan.remedy_checks"),
 )
 pytest.register_assert_rewrite(*(f"tests.{module}" for module in ASSERT_FOR_TESTS))
@@ -95,9 +95,11 @@ def new_shell():
 def no_calibration_of_this_machine():
     """Plans would project times, or say that they are unknown, only where the user has calibrated the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_processor", lambda: "the processor of these tests")
+        patch.setattr(cpu_op_times, "_processor", lambda: "the processor of these tests")
         yield
-        assert not cpu.cache_file().exists(), "a test has calibrated this machine in the user's cache"
+        assert not cpu_op_times.cache_file().exists(), (
+            "a test has calibrated this machine in the user's cache"
+        )
 
 
 class NoStack:

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "plan": {
         "process",
         "torch_internals.private_api",
-        "torch_internals.kernel_selection",
+        "torch_internals.cpu_kernel_selection",
         "torch_internals.cudnn_sizes",
         "graph",
         "plan",
@@ -250,6 +250,29 @@ def test_no_modules_import_each_other():
     graph = {module_name(path): imports_of_any_kind(path, modules) for path in MODULES}
     assert sum(map(len, graph.values())) > 1000
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
+REFERENCE = re.compile(r"(?::\w+:|`)`~?(lazyviz\.\w+\.[\w.]+)(?:\(\))?`")
+SIBLING = re.compile(r":mod:`\.(\w+)`")
+
+
+def test_modules_and_names_that_comments_refer_to_exist():
+    """Also in comments of the compiled recorder, which no type checker reads."""
+    files = {module_name(path): path for path in MODULES}
+    found = 0
+    for path in [*MODULES, *(each for each in NATIVE if each.suffix == ".pyx")]:
+        text = path.read_text(encoding="utf-8")
+        for name in SIBLING.findall(text):
+            assert (path.parent / f"{name}.py").exists(), f"{path.name}: :mod:`.{name}`"
+        for reference in REFERENCE.findall(text):
+            *before, name = reference.split(".")
+            within = ".".join(before)
+            while reference not in files and within not in files:
+                within, _, name = within.rpartition(".")
+            words = re.findall(r"\w+", files.get(within, path).read_text(encoding="utf-8"))
+            assert reference in files or name in words, f"{path.name}: {reference}"
+            found += 1
+    assert found > 100
 
 
 def test_run_strategies_do_not_know_each_other():

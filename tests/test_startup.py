@@ -207,8 +207,8 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
             interrupted("lazyviz", os.path.join("lazyviz", *file))
             for file in (
                 ("record", "rng.py"),
-                ("record", "fallback.py"),
-                ("session", "connect.py"),
+                ("record", "eager_fallback.py"),
+                ("session", "stage_hooks.py"),
             )
         ]
         import lazyviz

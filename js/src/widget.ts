@@ -1,9 +1,9 @@
 // Entry point for anywidget: draws the widget into an element, and again when another scene arrives.
 
 import { keepingFocus } from "./page/announcer";
-import { Body } from "./body";
+import { WidgetController } from "./widget-controller";
 import { html, on } from "./page/dom";
-import type { Model } from "./model/model";
+import type { Model } from "./model/anywidget-model";
 import { fetchDeferredPart } from "./page/deferred-part";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
@@ -13,29 +13,29 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   // While the focus is in the widget, keys are not shortcuts of the notebook.
   on(root, "keydown", (event) => {
     event.stopPropagation();
-    body.key(event);
+    controller.key(event);
   });
   el.append(root);
   const leaveTheme = followTheme(root);
   const fetch = (): void => {
     fetchDeferredPart(model, (why) => {
-      body.refuse(why);
+      controller.refuse(why);
     });
   };
   for (const name of ["pointerenter", "focusin", "dragenter"] as const) root.addEventListener(name, fetch, { once: true });
-  let body = new Body(model, root, fetch);
+  let controller = new WidgetController(model, root, fetch);
   const rebuild = (): void => {
     keepingFocus(root, () => {
-      body.stop();
+      controller.stop();
       root.replaceChildren();
-      body = new Body(model, root, fetch);
+      controller = new WidgetController(model, root, fetch);
     });
   };
   model.on("change:scene", rebuild);
   const showPicture = hideStaticPicture(root, String(model.get("static_id") ?? ""));
   return () => {
     model.off("change:scene", rebuild);
-    body.stop();
+    controller.stop();
     leaveTheme();
     showPicture();
     root.remove();

@@ -7,7 +7,7 @@ import { Camera } from "../src/graph/camera";
 import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import { svg } from "../src/page/dom";
-import { neighbor } from "../src/graph/keyboard";
+import { neighbor } from "../src/graph/arrow-keys";
 import { relationLines } from "../src/graph/relations";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";

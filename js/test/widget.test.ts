@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, it, vi } from "vitest";
 import { cut } from "../src/page/dom";
 import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
-import type { Model } from "../src/model/model";
+import type { Model } from "../src/model/anywidget-model";
 import { provideDeferredPart } from "../src/page/deferred-part";
 import * as deferred from "../src/deferred";
 import widget from "../src/widget";

@@ -19,7 +19,7 @@ import click
 
 from .. import __version__
 from ..plan.units import parse_bytes
-from ..process import startup
+from ..process import startup_interrupt
 from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import FINE, USAGE, PlanOptions, UsageError
@@ -37,15 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: Ctrl-C has ended this process's command (``arguments`` is ``None``).
     """
     code = _exit_code(arguments)
-    if isinstance(code, startup.InterruptedCode) and arguments is None:
-        startup.end_interrupted()
+    if isinstance(code, startup_interrupt.InterruptedCode) and arguments is None:
+        startup_interrupt.end_interrupted()
     return code
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
     """Run the command; its errors become a sentence and an exit code."""
     try:
-        startup.end()
+        startup_interrupt.end()
         task = cli.main(
             args=None if arguments is None else list(arguments), prog_name="lazyviz", standalone_mode=False
         )
@@ -60,7 +60,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         error.show()
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return startup.INTERRUPTED
+        return startup_interrupt.INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..plan.formatting import category_text
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
-from ..process.streams import StandardStreams, is_terminal
+from ..process.stdio import StandardStreams, is_terminal
 from .plan_data import HERE, Data, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3

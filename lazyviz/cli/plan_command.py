@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 from ..plan.runtime.gpu_comparison import GpuTable, compare_gpus, read_prices
 from ..plan.units import format_bytes
-from ..process.startup import INTERRUPTED
-from ..process.streams import StandardStreams
+from ..process.startup_interrupt import INTERRUPTED
+from ..process.stdio import StandardStreams
 from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole

@@ -15,10 +15,10 @@ from ..execute.report import Report
 from ..graph.ir import Node
 from ..graph.sync_point_text import SyncSite, sites
 from ..plan.units import format_bytes
-from ..process.startup import INTERRUPTED
-from ..process.streams import StandardStreams
+from ..process.startup_interrupt import INTERRUPTED
+from ..process.stdio import StandardStreams
 from ..record.tape import tape
-from ..session.asynchronous.known_programs import Program, Repetition, observers, stop_observing
+from ..session.asynchronous.unrecorded_steps import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps

@@ -17,10 +17,10 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..process.startup import end_interrupted
-from ..process.streams import flush, is_open
+from ..process.startup_interrupt import end_interrupted
+from ..process.stdio import flush, is_open
 from ..process.tracebacks import leave_out_ours
-from ..record.interception.memory_reads import show_values_in_repr
+from ..record.interception.value_reads import show_values_in_repr
 from ..record.tape import tape
 
 

@@ -20,12 +20,12 @@ import torch
 
 from ..graph.ir import Failure, failure_of
 from ..plan.remat.candidates import statistics
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..process.transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
 from ..record.rng import state_of
-from ..record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ..record.tape import Tape
+from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, op_calls, private_api
 from . import shutdown, write_rollback
 from .failures import note_failure

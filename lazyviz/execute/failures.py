@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph.ir import Failure, NodeError, failure_of
-from ..record.storage import PARTIAL_WRITE, TrackedNode
+from ..record.tracked_storages import PARTIAL_WRITE, TrackedNode
 
 STAYS = (
     "This op and those that depend on it stay pending. %lazy reset or lazyviz.reset() drops all pending ops."

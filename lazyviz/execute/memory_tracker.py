@@ -12,7 +12,7 @@ import torch
 from ..graph.ir import Storage
 from ..plan.liveness.live_set import Category
 from ..plan.peak_projection import ByCategory, Peak
-from ..record.storage import TrackedNode, TrackedStorage
+from ..record.tracked_storages import TrackedNode, TrackedStorage
 from ..torch_internals import private_api
 from .replay.program_key import Subgraph
 from .report import Timeline

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..record.storage import TrackedNode
+from ..record.tracked_storages import TrackedNode
 from .memory_tracker import Memory
 from .time_estimate import Forecast
 

@@ -18,8 +18,8 @@ from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
 from ..plan.remat.candidates import RecomputeSchedule, Trace, statistics
 from ..process.transaction import complete
-from ..record.storage import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..record.tape import Tape
+from ..record.tracked_storages import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import private_api
 from .eager import call, consumed, recorded_modes
 from .failures import name_line

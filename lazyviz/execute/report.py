@@ -16,8 +16,8 @@ from ..plan.tables import Table, Tabular
 from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:
+    from ..plan.runtime.gpu_timeline import Projection
     from ..plan.runtime.measured_times import TimesCompared
-    from ..plan.runtime.time_projection import Projection
 
 
 class Timeline(Sequence[tuple[int, int]]):
@@ -158,7 +158,7 @@ class Report(Tabular):
         return compared(projection, measured) if measured else None
 
     def _projection(self) -> Projection | None:
-        from ..plan.runtime.cpu import known_rates, project_on_cpu  # as above
+        from ..plan.runtime.cpu_op_times import known_rates, project_on_cpu  # as above
 
         graph = self._record() if self._record is not None else None
         if graph is None or self.backend != "eager" or self.pieces > 1 or self.recomputed:
@@ -259,7 +259,7 @@ class Report(Tabular):
         projected = _without_waiting(projection)
         if projected is None or not self.seconds:
             return ""
-        from ..plan.runtime.time_projection import duration
+        from ..plan.runtime.gpu_timeline import duration
 
         return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Container
 from types import FrameType
 
-from ..process.signals import ENDING, ArrivedSignals, deferring
+from ..process.deferred_signals import ENDING, ArrivedSignals, deferring
 from ..torch_internals import dynamo
 
 SECONDS = 60.0

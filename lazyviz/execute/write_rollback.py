@@ -19,7 +19,7 @@ import torch
 from ..plan.remat.candidates import statistics
 from ..process.transaction import complete
 from ..record.partial_writes import OVERWRITES
-from ..record.storage import TrackedNode, TrackedValue
+from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals.private_api import OpOverload
 
 MOST_COPIED = 1 << 16  # bytes, before a kernel runs; running statistics always are

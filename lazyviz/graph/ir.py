@@ -358,7 +358,7 @@ class Node:
         "writes",
     )
 
-    # Functions of planning, which :mod:`lazyviz.session.connect` registers here.
+    # Functions of planning, which :mod:`lazyviz.session.stage_hooks` registers here.
     count_work: ClassVar[Callable[[Node], Work]]
     project_time: ClassVar[Callable[[Node], Timed | None]]
 

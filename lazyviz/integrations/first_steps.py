@@ -14,7 +14,7 @@ from ..plan.plan import Plan
 from ..plan.units import format_bytes, parse_bytes
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
-from ..testing.memory_budget import PeakExceeded
+from ..testing.peak_assertion import PeakExceeded
 
 logger = logging.getLogger("lazyviz")
 

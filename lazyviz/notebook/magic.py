@@ -40,8 +40,8 @@ from IPython.display import display
 from ..execute.failures import STAYS
 from ..plan.explain import summary
 from ..plan.runtime.gpu_comparison import compare_gpus, read_prices
+from ..process.deferred_signals import deferred
 from ..process.gc_pause import paused
-from ..process.signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import complete
 from ..record.provenance.notebook_cells import CellText

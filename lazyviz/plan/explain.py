@@ -13,7 +13,7 @@ from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
 from .runtime.bottlenecks import limits, not_given
-from .runtime.time_projection import Projection
+from .runtime.gpu_timeline import Projection
 from .runtime.training_steps import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
 

@@ -35,8 +35,8 @@ from .liveness.live_set import allocation, moment
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .runtime.gpu_timeline import Projection
 from .runtime.measured_times import TimesCompared, compare_with_profile
-from .runtime.time_projection import Projection
 from .tables import DisplayedText, Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes

@@ -47,8 +47,8 @@ from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
 from .runtime.device_projection import project_on
-from .runtime.time_projection import Projection
-from .runtime.work import total
+from .runtime.gpu_timeline import Projection
+from .runtime.op_costs import total
 from .workspace.size import Need
 from .workspace.table import scratch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from .signals import Deferred
+from .deferred_signals import Deferred
 from .transaction import Transaction
 
 

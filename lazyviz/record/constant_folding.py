@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..process.signals import Deferred, deferring
+from ..process.deferred_signals import Deferred, deferring
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_level, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes import ctc_loss
 from .shapes.inference import Inferred, OpInfo, ShapeCache
-from .storage import Shadow, TrackedNode, TrackedStorage, TrackedValue
+from .tracked_storages import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # everything that one read may visit and compute
 MOST_NODES = 1000  # nodes that one read may compute

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 
 from .partial_writes import can_run_after, is_partial_write
-from .storage import TrackedNode, TrackedStorage, TrackedValue
+from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 
 def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:

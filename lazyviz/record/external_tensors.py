@@ -9,12 +9,14 @@ import torch
 
 from ..torch_internals import private_api, tensor_memory
 from . import constant_folding
-from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
+from .interception.external_aliases import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .shapes.inference import ShapeCache
-from .storage import (
+from .sync_points import PendingRuns
+from .tensor_table import TensorTable, release
+from .tracked_storages import (
     TensorRef,
     TrackedNode,
     TrackedStorage,
@@ -23,8 +25,6 @@ from .storage import (
     same_bytes,
     snapshot_of,
 )
-from .sync_points import PendingRuns
-from .tensor_table import TensorTable, release
 
 
 class NotDeferrable(Exception):

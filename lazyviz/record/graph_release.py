@@ -18,8 +18,8 @@ from collections.abc import Callable
 from ..graph.ir import Graph
 from ..torch_internals import native_modules
 from . import native_recorder
-from .storage import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 from .tape import tape
+from .tracked_storages import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 
 _TRIED_AGAIN = 4  # graphs that something still refers to: each attempt visits the whole record
 

@@ -13,7 +13,7 @@ from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
 from .pending_tensor_classes import PendingClass, pending_class
-from .storage import FORGOTTEN, TensorRef, TrackedValue
+from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
@@ -52,7 +52,7 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
     Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
     The methods that would read its memory below the dispatcher are patched on
-    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.memory_reads`), since
+    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.value_reads`), since
     real tensors with a pending write need the same care.
     """
 

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependencies, sync_points, unrecorded_ops
+from . import backward_nodes, constant_folding, dependencies, ops_outside_blocks, sync_points
 from .constant_folding import is_given
 from .interception import attribute_patches
-from .interception.memory_holders import Unexamined
+from .interception.external_aliases import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
+from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
@@ -29,7 +30,10 @@ from .scalar_reads import evaluate_number, number_in
 from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
-from .storage import (
+from .sync_points import PendingRuns
+from .tape import tape
+from .tensor_table import NOWHERE, TensorTable
+from .tracked_storages import (
     Shadow,
     TensorRef,
     TrackedNode,
@@ -38,10 +42,6 @@ from .storage import (
     Unreachable,
     on_tensor_death,
 )
-from .sync_points import PendingRuns
-from .tape import tape
-from .tensor_table import NOWHERE, TensorTable
-from .unrecorded_ops import count_writes, written_tensors
 
 METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "release_after"),
@@ -72,9 +72,9 @@ def _take(op: OpOverload, records: bool) -> None:
     """Let the dispatcher call ``op`` directly if it is one of PyTorch's operators, which do not change.
 
     ``records``: the compiled recorder handles it. Outside of blocks its calls may go past Python if
-    :func:`.unrecorded_ops.passes` says so.
+    :func:`.ops_outside_blocks.passes` says so.
     """
-    passes = unrecorded_ops.passes(tape.shapes.info(op))
+    passes = ops_outside_blocks.passes(tape.shapes.info(op))
     if op.namespace == "aten" and (records or passes) and not private_api.is_defined_in_python(op):
         _dispatcher.take(op._schema.name, op._schema.overload_name, op, records, passes)
 

@@ -10,7 +10,7 @@ import torch
 from ..graph.ir import Failure, failure_of
 from ..torch_internals.storage_owners import are_alone
 from .lazy_tensor import LazyTensor, is_lazy
-from .storage import TrackedNode, TrackedStorage, TrackedValue
+from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 
 class Holders(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..graph.ir import Failure, TensorMeta, failure_of
-from .storage import TrackedNode, TrackedStorage
+from .tracked_storages import TrackedNode, TrackedStorage
 
 OVERWRITES = frozenset(
     {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}

@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
-from ..process.signals import deferring
+from ..process.deferred_signals import deferring
 from . import observable_nodes
 from .dependencies import closure
 from .forgotten_tensors import refuse_reads
-from .interception.memory_holders import MemoryHolders
+from .interception.external_aliases import MemoryHolders
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
-from .storage import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
+from .tracked_storages import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 
 MOST_LOST_GRAPHS = 16  # graphs that are kept only for a pending write of a known value
 

@@ -2,7 +2,7 @@
 
 :class:`RecorderMode` sees every op that reaches the level of kernels. While a graph is open,
 :class:`Recorder` makes a node of it. Otherwise, and while recording is paused,
-:mod:`lazyviz.record.unrecorded_ops` makes sure that the op sees the same memory as in eager mode. The
+:mod:`lazyviz.record.ops_outside_blocks` makes sure that the op sees the same memory as in eager mode. The
 :class:`~lazyviz.record.tape.Tape` has everything that is known about pending ops. Graphs are parts of it, so
 tensors may be used in several graphs.
 """
@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
 from ..process.critical_section import CriticalSection
-from ..process.signals import Deferred, at_once
+from ..process.deferred_signals import Deferred, at_once
 from ..process.tracebacks import shorten
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo, private_api
@@ -34,11 +34,11 @@ from ..torch_internals.dispatch_handlers import (
 )
 from ..torch_internals.private_api import OpOverload
 from ..torch_internals.storage_owners import WeakStorage
-from . import constant_folding, fallback, unrecorded_ops
+from . import constant_folding, eager_fallback, ops_outside_blocks
 from .dependencies import order, order_check
 from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
-from .interception import script_errors
-from .interception.memory_holders import Unexamined, workaround_for
+from .interception import torchscript_errors
+from .interception.external_aliases import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
     LazyTensor,
@@ -57,9 +57,9 @@ from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInf
 from .shapes.scalar_operands import LARGEST_COMMON
 from .sparse import recording as sparse_recording
 from .sparse.components import parts_of
-from .storage import TrackedNode, TrackedStorage, TrackedValue
 from .tape import Tape, tape
 from .tensor_table import release
+from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
 _STAND_INS = torch_cuda.STAND_INS
@@ -99,12 +99,12 @@ class RecorderMode(private_api.TorchDispatchMode):
                 tape.recording.view_is_made()
             # Our mode is off the stack here: this shows tracers, all of which are below it.
             if private_api.active_dispatch_modes():
-                return unrecorded_ops.dispatch_traced(tape, func, args, kwargs or {})
+                return ops_outside_blocks.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 if _is_planned() and (kernel := dense_kernel(func)) is not None:
                     with tape.runs.lock:
                         return call_kernel(self, kernel, args, kwargs or {})
-                return fallback.dispatch_opaque(tape, func, args, kwargs or {})
+                return eager_fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and (
                 tape.shapes.info(func).of_views or sparse_recording.is_composite(func, args)
             ):
@@ -113,17 +113,17 @@ class RecorderMode(private_api.TorchDispatchMode):
             with past_torch_function():  # the op has already been through that
                 graph = tape.recording.graph  # another thread may end its block at any time
                 if graph is None or tape.recording.pauses:
-                    return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
+                    return ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
                 if not tape.recording.is_on_this_thread():
                     graph.elsewhere.add(threading.current_thread().name)
-                    return unrecorded_ops.dispatch(tape, func, args, kwargs or {})
+                    return ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
                 with tape.runs.lock:  # a run on another thread must know which thread needs its results
                     if tape.recording.absent is not None:
                         return tape.recording.absent.record(self, func, args, kwargs or {})
                     return recorder.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
-            script_errors.note(error)
+            torchscript_errors.note(error)
             raise
         finally:
             if collects:
@@ -213,7 +213,7 @@ class Recorder:
         self._recording.pauses -= 1
         self._recording.immediate_step = None
         if self._recording.graph is not None:
-            fallback.note_region(self._tape, cause, optimizer.param_groups, [*optimizer.state.values()])
+            eager_fallback.note_region(self._tape, cause, optimizer.param_groups, [*optimizer.state.values()])
 
     # --- recording ----------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Recorder:
             finally:
                 signals.__exit__()  # another thread's exception may have stopped it
         else:
-            return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
+            return ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
         if TrackedStorage.held_bytes > recording.held_bytes_limit:
             self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
         return answer
@@ -269,10 +269,10 @@ class Recorder:
                 return None, self._with_sparse(op, info, args, kwargs)
             return None, self.run_now(op, info, args, kwargs, str(reason))
         except Unexamined:
-            self._memory_holders.examine(list(unrecorded_ops.tensors_in((*args, *kwargs.values()))))
+            self._memory_holders.examine(list(ops_outside_blocks.tensors_in((*args, *kwargs.values()))))
             return None, self.record(op, args, kwargs)
         except Placeholder:
-            return None, unrecorded_ops.dispatch(self._tape, op, args, kwargs)
+            return None, ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
         except ZeroTensor:
             return None, self._with_memory(op, args, kwargs)
         if info.checks_content and (
@@ -285,7 +285,7 @@ class Recorder:
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
             found = {id(tensor): value.storage for tensor, value in zip(tensors, values)}
-            written = [found[id(each)] for each in unrecorded_ops.written_tensors(info, args, kwargs)]
+            written = [found[id(each)] for each in ops_outside_blocks.written_tensors(info, args, kwargs)]
             if any(storage.foreign for storage in written):
                 return None, self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
@@ -319,7 +319,7 @@ class Recorder:
         recording.appending = threading.get_ident()
         try:
             if info.counts_writes:
-                unrecorded_ops.count_writes(info, *call.given)
+                ops_outside_blocks.count_writes(info, *call.given)
             node = TrackedNode(graph, call.op, *call.recorded)
             recording.last_change = node.sequence
             node.inputs, node.entry = call.values, call.inferred
@@ -371,9 +371,9 @@ class Recorder:
             return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
         if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
             return args[0]
-        if info.shows_bits and (bits := unrecorded_ops.lazy_bits(args[1])):
+        if info.shows_bits and (bits := ops_outside_blocks.lazy_bits(args[1])):
             return self._with_bits(op, args, kwargs, bits)
-        if info.of_parts and unrecorded_ops.is_differentiated((*args, *kwargs.values())):
+        if info.of_parts and ops_outside_blocks.is_differentiated((*args, *kwargs.values())):
             return self.run_now(op, info, args, kwargs, f"{op} has no gradient formula of its own")
         return _NO_ANSWER
 
@@ -382,7 +382,7 @@ class Recorder:
         result = sharing_memory(gradient)
         if any(map(is_pending, parts_of(gradient))):
             return result
-        fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result, held=0)
+        eager_fallback.note_region(self._tape, "sparse gradient stored without a copy", (), result, held=0)
         return result
 
     def _communicate(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -445,7 +445,7 @@ class Recorder:
             if info.name == "_has_same_storage_numel":  # called for each pair of a value and its tangent
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
-            if not unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)[0]:
+            if not ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)[0]:
                 return None, op(*args, **kwargs)  # real tensors without pending writes
             if info.name == "equal" and kernel_probes.differ_in_shape(values):
                 return None, False
@@ -503,8 +503,8 @@ class Recorder:
         if inferred.on_meta:
             # No memory, nothing to defer.
             return op(
-                *unrecorded_ops.replaced(args, unrecorded_ops.on_meta),
-                **unrecorded_ops.replaced(kwargs, unrecorded_ops.on_meta),
+                *ops_outside_blocks.replaced(args, ops_outside_blocks.on_meta),
+                **ops_outside_blocks.replaced(kwargs, ops_outside_blocks.on_meta),
             )
         if inferred.to_cpu and self._recording.absent is None:
             return self.run_now(op, info, args, kwargs, "copy to the CPU")
@@ -532,12 +532,12 @@ class Recorder:
 
     def _with_memory(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call with zero tensors, which have no memory: recorded if others are pending."""
-        if not any(is_pending(tensor) for tensor in unrecorded_ops.tensors_in((*args, *kwargs.values()))):
+        if not any(is_pending(tensor) for tensor in ops_outside_blocks.tensors_in((*args, *kwargs.values()))):
             return op(*args, **kwargs)
         return self.record(
             op,
-            unrecorded_ops.replaced(args, unrecorded_ops.with_memory),
-            unrecorded_ops.replaced(kwargs, unrecorded_ops.with_memory),
+            ops_outside_blocks.replaced(args, ops_outside_blocks.with_memory),
+            ops_outside_blocks.replaced(kwargs, ops_outside_blocks.with_memory),
         )
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
@@ -694,7 +694,7 @@ class Recorder:
     def _run_now(
         self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str, of_sparse: bool
     ) -> Any:
-        needed, nbytes = unrecorded_ops.needed_nodes(self._tape, info, args, kwargs)
+        needed, nbytes = ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)
         absent = self._recording.absent
         if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
             return answer.value
@@ -702,24 +702,26 @@ class Recorder:
         # themselves.
         if needed or not (of_sparse or info.name == "set_"):
             self._runs.sync(cause, needed, nbytes, a_number=info.returns_numbers)
-        written = list(unrecorded_ops.written_tensors(info, args, kwargs))
-        before = [fallback.memory_of(tensor) for tensor in written]
+        written = list(ops_outside_blocks.written_tensors(info, args, kwargs))
+        before = [eager_fallback.memory_of(tensor) for tensor in written]
         for tensor in written:
             self._tensors.forget_outside(tensor)
             self._tensors.forget_shadow(tensor)
-        result, held = unrecorded_ops.call_measured(op, info, args, kwargs)
+        result, held = ops_outside_blocks.call_measured(op, info, args, kwargs)
         if info.counts_writes:
-            unrecorded_ops.count_writes(info, args, kwargs)
-        fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before, held)
+            ops_outside_blocks.count_writes(info, args, kwargs)
+        eager_fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before, held)
         return result
 
     def _write_shared(self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """A write to memory that may be shared: runs immediately, unless a closer examination finds no
         holder.
         """
-        operands = list(unrecorded_ops.tensors_in((*args, *kwargs.values())))
+        operands = list(ops_outside_blocks.tensors_in((*args, *kwargs.values())))
         shown = [
-            tensor for tensor in unrecorded_ops.written_tensors(info, args, kwargs) if not is_pending(tensor)
+            tensor
+            for tensor in ops_outside_blocks.written_tensors(info, args, kwargs)
+            if not is_pending(tensor)
         ]
         if self._memory_holders.may_be_resolved(shown):
             self._memory_holders.examine(operands)
@@ -731,7 +733,7 @@ class Recorder:
                 cause = f"write to {name}, whose memory {holder} shares; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
-                    return unrecorded_ops.dispatch(self._tape, op, args, kwargs)
+                    return ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
                 return self.run_now(op, info, args, kwargs, cause)
         for tensor in shown:  # there is no holder any more
             self._tensors.forget_outside(tensor)
@@ -758,7 +760,9 @@ class Recorder:
 
         Autograd creates such views while it holds locks of tensors that an evaluation would need.
         """
-        lazy = next(tensor for tensor in unrecorded_ops.tensors_in(args) if isinstance(tensor, LazyTensor))
+        lazy = next(
+            tensor for tensor in ops_outside_blocks.tensors_in(args) if isinstance(tensor, LazyTensor)
+        )
         if op is torch.ops.aten.alias.default and (same := detached(lazy)) is not None:
             return same  # a component of a sparse tensor
         graph = lazy._lazyviz.storage.graph
@@ -785,7 +789,7 @@ class Recorder:
         for cls in types:
             if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
-        return unrecorded_ops.dispatch(self._tape, func, args, kwargs)
+        return ops_outside_blocks.dispatch(self._tape, func, args, kwargs)
 
 
 recorder = Recorder(tape)

@@ -14,7 +14,7 @@ from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
 from .fake_cuda.gpu import Gpu
 from .lazy_tensor import is_lazy
-from .storage import TensorRef, TrackedNode, TrackedStorage
+from .tracked_storages import TensorRef, TrackedNode, TrackedStorage
 
 HELD_BYTES_LIMIT = 4 * 2**30
 """Bytes of dropped outside tensors a pending graph may keep alive before it is evaluated."""

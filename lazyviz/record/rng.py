@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..torch_internals import generators, operators
-from .storage import DrawSequence, TrackedNode, TrackedValue
+from .tracked_storages import DrawSequence, TrackedNode, TrackedValue
 
 # Methods that return the state of a generator.
 READERS: dict[str, Callable[..., Any]] = {

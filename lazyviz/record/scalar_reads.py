@@ -11,8 +11,8 @@ import torch
 
 from ..process.tracebacks import shortened
 from ..torch_internals import private_api
-from .interception import script_errors
-from .storage import TrackedNode, TrackedValue
+from .interception import torchscript_errors
+from .tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from .tape import Tape
@@ -36,7 +36,7 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
         try:
             tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
         except BaseException as error:
-            script_errors.note(error)
+            torchscript_errors.note(error)
             raise
 
 

@@ -22,7 +22,7 @@ from ..torch_internals import dynamo
 from .dependencies import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
-from .storage import TrackedNode
+from .tracked_storages import TrackedNode
 
 NESTED = (
     "an evaluation is in progress, and code that it calls (a progress callback, a listener, a signal "
@@ -186,7 +186,7 @@ class PendingRuns:
                 )
             start = time.perf_counter()
             if nodes:
-                assert self.evaluator is not None, "lazyviz.session.connect gives it one"
+                assert self.evaluator is not None, "lazyviz.session.stage_hooks gives it one"
                 known = self._causes.get((cause, id(line), id(reader)))
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
@@ -260,7 +260,7 @@ class PendingRuns:
         return True
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        assert self.evaluator is not None, "lazyviz.session.connect gives it one"
+        assert self.evaluator is not None, "lazyviz.session.stage_hooks gives it one"
         self.evaluator(nodes, cause)
 
     def note_run(self, nodes: Sequence[TrackedNode], graph: Graph) -> None:

@@ -10,15 +10,15 @@ import torch
 
 from ..torch_internals.private_api import OpOverload
 from .external_tensors import ExternalTensors
-from .interception.memory_holders import MemoryHolders
+from .interception.external_aliases import MemoryHolders
 from .pending_ops import PendingOps
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.inference import ShapeCache
-from .storage import TrackedValue
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
+from .tracked_storages import TrackedValue
 
 
 class OpRecorder(Protocol):

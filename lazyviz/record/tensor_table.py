@@ -9,10 +9,10 @@ import torch
 
 from ..graph.ir import Graph
 from ..torch_internals import private_api, storage_owners
-from .arrivals import Arrivals
 from .recording_state import RecordingState
 from .sparse.components import parts_of
-from .storage import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
+from .tensors_without_op import Arrivals
+from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
 
 NOWHERE = 1  # not the address of any storage
 

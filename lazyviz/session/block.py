@@ -27,8 +27,8 @@ from ..execute.registry import find_backend
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder
+from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
-from ..process.signals import deferred, deferring
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Transaction
 from ..record.dependencies import closure
@@ -36,8 +36,8 @@ from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
-from ..record.storage import TrackedStorage, TrackedValue, Unreachable
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .argument_checks import check_texts, check_type

@@ -19,13 +19,13 @@ import torch
 
 from ..plan.devices.devices import cuda_devices
 from ..process.critical_section import CriticalSection
+from ..process.deferred_signals import Deferred, abandoned
 from ..process.gc_pause import patience
-from ..process.signals import Deferred, abandoned
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_modules, op_stream
 from . import evaluation
-from .asynchronous.known_programs import observers
+from .asynchronous.unrecorded_steps import observers
 from .block import is_any_entered, open_blocks
 
 COMPILED = (

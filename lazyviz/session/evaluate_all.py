@@ -13,9 +13,9 @@ from ..execute.report import Report
 from ..plan.formatting import line_with_text
 from ..record.dependencies import can_run_without, closure
 from ..record.partial_writes import is_partial_write
-from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedNode
 from . import evaluation, planned_device
 from .recompute_options import RecomputeError
 from .recorded_graph import RecordedGraph

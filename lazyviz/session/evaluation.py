@@ -28,15 +28,15 @@ from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.signals import Deferred, abandoned, deferring, forget_signals
+from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Instrumentation
-from ..record.storage import FORGOTTEN_BY_FORK, TrackedNode
+from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
-from ..record.unrecorded_ops import nodes_before_access
+from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
 from ..torch_internals import cuda as torch_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics

@@ -1,7 +1,7 @@
 """LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
-and runs; :mod:`lazyviz.session.connect` gives recording the functions that a sync point needs.
+and runs; :mod:`lazyviz.session.stage_hooks` gives recording the functions that a sync point needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..graph.ir import Graph, Node, SyncPoint
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
-from ..process.signals import deferred
+from ..process.deferred_signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..process.unpicklable import Unpicklable
@@ -37,9 +37,9 @@ from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.sparse.components import parts_of
-from ..record.storage import TrackedNode, Unreachable
 from ..record.sync_points import RunLock
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedNode, Unreachable
 from ..torch_internals import op_stream
 from . import evaluation
 from .argument_checks import check_evaluate, check_save, check_tensors, check_texts, check_type

@@ -19,9 +19,9 @@ from ..record.distributed.world import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
 from ..record.fake_cuda.host_values import give_back
 from ..record.fake_cuda.torch_cuda import AbsentGpus, Gpu
-from ..record.storage import TrackedNode
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
+from ..record.tracked_storages import TrackedNode
 from ..torch_internals import cuda as torch_cuda
 
 ASSUMED_CAPABILITY = (8, 0)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..execute.progress import Run
-from ..process.streams import is_terminal
-from ..record.storage import TrackedNode
+from ..process.stdio import is_terminal
+from ..record.tracked_storages import TrackedNode
 from .options import options
 
 AFTER = 1.0

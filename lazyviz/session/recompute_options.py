@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..plan.peak_projection import parts_of
-from ..record.storage import TrackedNode
+from ..record.tracked_storages import TrackedNode
 from .recorded_graph import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 

@@ -12,7 +12,7 @@ from ..execute.report import NonFinite, Report
 from ..execute.value_stats import readable, summarize_now
 from ..graph.ir import Graph
 from ..process.tracebacks import report_ignored
-from ..record.storage import TrackedNode
+from ..record.tracked_storages import TrackedNode
 
 if TYPE_CHECKING:
     from ..execute.microbatch.run import SplitRun

@@ -9,8 +9,8 @@ from ..execute.microbatch.clusters import Cluster
 from ..graph.ir import Value
 from ..plan.batch.placement import Shard
 from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
-from ..record.storage import TrackedNode, TrackedValue
 from ..record.tape import Tape
+from ..record.tracked_storages import TrackedNode, TrackedValue
 from .recorded_graph import RecordedGraph
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
-from ..process.signals import Deferred
+from ..process.deferred_signals import Deferred
 from ..process.transaction import complete
 from ..record.dependencies import closure
 from ..record.interception.warning_routing import at_users_line
-from ..record.storage import TrackedNode
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
+from ..record.tracked_storages import TrackedNode
 from ..torch_internals import cuda as torch_cuda
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines

@@ -18,9 +18,9 @@ from torch import nn
 import lazyviz
 from lazyviz.execute.replay import codegen
 from lazyviz.execute.replay.program_cache import replays
-from lazyviz.process import signals
-from lazyviz.record.storage import PARTIAL_WRITE
+from lazyviz.process import deferred_signals
 from lazyviz.record.tape import tape
+from lazyviz.record.tracked_storages import PARTIAL_WRITE
 from lazyviz.session.recompute_options import RecomputeError
 
 from ..bit_equality import difference
@@ -437,7 +437,7 @@ def _state() -> dict[str, Any]:
     """What a run changes and puts back."""
     return {
         "signal handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)],
-        "deferred signals": dict(signals.Deferred.current),
+        "deferred signals": dict(deferred_signals.Deferred.current),
         "the thread that runs": (tape.runs.running, tape.runs.active_thread),
         "the lock": tape.runs.lock.owner,
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),

@@ -15,7 +15,7 @@ import lazyviz
 from lazyviz.cli.compare_command import compare
 from lazyviz.cli.plan_command import UsageError
 from lazyviz.cli.plan_data import FORMAT
-from lazyviz.plan.runtime import cpu
+from lazyviz.plan.runtime import cpu_op_times
 
 PLAN = {
     "format": FORMAT,
@@ -30,7 +30,7 @@ PLAN = {
     "by_line": [{"file": "train.py", "line": 3, "text": "net = Linear(4, 4)", "bytes": 800}],
 }
 CURVE = ((8.0, 1e9), (512.0, 2e9))
-RATES = cpu.CpuRates(2e-6, 9e-6, {"mm": 3e-6}, *[CURVE] * 7)
+RATES = cpu_op_times.CpuRates(2e-6, 9e-6, {"mm": 3e-6}, *[CURVE] * 7)
 NUMBERS = (True, -1, 0, 1.5, math.nan, math.inf, 10**400)
 VALUES = (*NUMBERS, None, "", "\ud800\0\x1b[31m[/bold]", [], {}, [[]], [None], {"a": 1})
 ODD = (b"", b"null", b"1" * 5000, b"\0" * 100, b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000)
@@ -88,12 +88,12 @@ def test_a_damaged_calibration_is_ignored(tmp_path, monkeypatch):
     with lazyviz.lazy() as graph:
         x = torch.ones(8, 8)
         (x @ x).exp().sum()
-    file = cpu.cache_file()
+    file = cpu_op_times.cache_file()
     file.parent.mkdir()
 
     def seconds(content: bytes) -> float | None:
         file.write_bytes(content)
-        cpu._read.clear()
+        cpu_op_times._read.clear()
         return graph.plan(device="cpu").seconds
 
     assert seconds(RATES.text().encode())

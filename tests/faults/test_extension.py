@@ -159,7 +159,7 @@ def test_what_a_signal_handler_raises_while_unloading_loses_nothing(new_shell):
 
 
 def test_a_reset_restores_handlers_that_were_left_deferred():
-    from lazyviz.process.signals import Deferred
+    from lazyviz.process.deferred_signals import Deferred
 
     left = Deferred()
     left.__enter__()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.process.signals import Deferred
+from lazyviz.process.deferred_signals import Deferred
 from lazyviz.record.tape import tape
 from lazyviz.torch_internals import private_api
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import native_recorder, recorder, rng, unrecorded_ops
+from lazyviz.record import native_recorder, ops_outside_blocks, recorder, rng
 from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
@@ -348,7 +348,7 @@ def through_sparse(values: torch.Tensor) -> list[float]:
 @pytest.mark.parametrize("run", [through_sparse, lambda x: x[x > -1].tolist()])
 def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(monkeypatch, run, natively):
     w, x, got = torch.zeros(3), torch.arange(2.0), []
-    original = unrecorded_ops.call_measured
+    original = ops_outside_blocks.call_measured
 
     def call_measured(*given):
         signal.raise_signal(signal.SIGUSR1)
@@ -356,7 +356,7 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(mo
 
     with recorded_natively(natively), handler_of_a_signal(lambda: got.append(w.clone())), lazyviz.lazy():
         w.add_(1)
-        monkeypatch.setattr(unrecorded_ops, "call_measured", call_measured)
+        monkeypatch.setattr(ops_outside_blocks, "call_measured", call_measured)
         y = run(x)
         monkeypatch.undo()
         w.add_(1)

@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute.replay.program_cache import replays
-from lazyviz.process import signals
+from lazyviz.process import deferred_signals
 from lazyviz.session import evaluation
 
 from ..bit_equality import difference
@@ -134,7 +134,7 @@ def test_a_signal_in_an_op_in_place_does_not_have_it_run_twice(fault, kind, know
                     graph.evaluate()
                 assert graph.pending == 19 - at
                 assert graph.state == ("interrupted" if graph.pending else "done")
-                assert not signals.Deferred.current
+                assert not deferred_signals.Deferred.current
                 graph.evaluate()
                 assert x.tolist() == [20, 20, 20]
     finally:

@@ -19,7 +19,7 @@ import lazyviz
 from lazyviz.notebook import magic
 from lazyviz.record.tape import tape
 from lazyviz.session import diagnostics, lazy_graph
-from lazyviz.session.asynchronous import known_programs
+from lazyviz.session.asynchronous import unrecorded_steps
 from lazyviz.torch_internals import op_stream
 from lazyviz.view.scene.scene import Scene
 
@@ -195,7 +195,7 @@ def test_rounds_of_a_known_program_run_in_eager_mode_and_what_follows_is_recorde
     run("import torch\nx = torch.ones(4)")
     run("from lazyviz import is_lazy\nlazy = []")
     cell = f"for number in range(40):\n    x = x * 2 / 2 + 1\n    lazy.append(is_lazy(x))\n{end}y = x + 1"
-    known_programs.programs.clear()
+    unrecorded_steps.programs.clear()
     assert run("%%lazy --loop --as step\n" + cell + "\nlate = is_lazy(y)").success
     rounds = 31 if end else 40
     assert run["lazy"] == [True] * 8 + [False] * (rounds - 8) and run["late"]
@@ -269,7 +269,7 @@ def test_an_error_in_a_round_shows_that_round(run):
 
 def test_a_loop_says_how_many_iterations_are_not_in_the_graph(run):
     run("import torch\nxs = [torch.full((3,), float(at)) for at in range(40)]")
-    known_programs.programs.clear()
+    unrecorded_steps.programs.clear()
     run("%%lazy --loop --as g\nfor x in xs[:3]:\n    y = x * 2 + 1")
     assert "eager mode" not in run.output
     run("%%lazy --loop --as g\nfor x in xs:\n    y = x * 2 + 1")

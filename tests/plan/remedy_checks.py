@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lazyviz.plan.plan import Plan
-from lazyviz.torch_internals.kernel_selection import multiplies_bfloat16_in_onednn
+from lazyviz.torch_internals.cpu_kernel_selection import multiplies_bfloat16_in_onednn
 
 
 def check_autocast(plan: Plan, actual: Plan, tolerance: float, *, may_cost: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import lazyviz
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def test_a_view_of_an_outside_tensor_sees_what_is_written_through_another():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.record import storage as storage_module
+from lazyviz.record import tracked_storages as storage_module
 from lazyviz.record.tape import tape
 
 TO_DLPACK = torch.utils.dlpack.to_dlpack  # as a program imports it before any block

@@ -18,7 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 import lazyviz
 from lazyviz.record.lazy_tensor import is_pending
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 class Packed(nn.Parameter):

@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz.session import lazy_graph
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def data():

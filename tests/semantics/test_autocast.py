@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def net():

@@ -13,7 +13,7 @@ from torch import nn
 import lazyviz
 
 from ..bit_equality import difference
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def test_a_loop_of_a_thousand_iterations():

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import lazyviz
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 

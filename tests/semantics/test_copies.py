@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 PROGRAMS = {}
 NOT_RECORDED = {}  # with the causes of their sync points

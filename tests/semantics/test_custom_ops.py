@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 calls: list[str] = []
 

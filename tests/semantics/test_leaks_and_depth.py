@@ -18,8 +18,8 @@ import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.record.provenance import source_lines
 from lazyviz.record.shapes import inference
-from lazyviz.record.storage import TrackedNode, TrackedStorage, TrackedValue
 from lazyviz.record.tape import tape
+from lazyviz.record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from lazyviz.session import lazy_graph
 
 from ..bit_equality import difference

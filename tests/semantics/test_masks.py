@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 
-from ..same_as_eager import assert_same_as_eager
+from ..lazy_equals_eager import assert_same_as_eager
 
 PROGRAMS = []
 

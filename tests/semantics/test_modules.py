@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def data():

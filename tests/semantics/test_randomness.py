@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 
 from ..bit_equality import difference
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 DRAWS = {
     "rand": lambda g: torch.rand(3, generator=g),

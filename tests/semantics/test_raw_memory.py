@@ -24,8 +24,7 @@ import lazyviz
 from lazyviz.record import native_recorder
 
 from ..bit_equality import difference
-from ..eager_and_lazy import both
-from ..same_as_eager import assert_same_as_eager
+from ..lazy_equals_eager import assert_same_as_eager, both
 
 PROGRAMS = []
 compiled = pytest.mark.skipif("not native_recorder.watches_access()", reason="of the compiled modules")

@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 def made(*shape, **options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 REDUCTIONS = ("none", "mean", "sum")
 SHAPES = ((), (1,), (10,), (1, 1), (1, 10), (4, 10))

@@ -9,7 +9,7 @@ import torch
 
 import lazyviz
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
 

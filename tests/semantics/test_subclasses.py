@@ -8,7 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
-from ..eager_and_lazy import both
+from ..lazy_equals_eager import both
 
 
 class Named(torch.Tensor):

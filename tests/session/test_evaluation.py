@@ -158,7 +158,7 @@ def test_many_blocks_leave_nothing_behind():
             model(x).sum().backward()
         graph.evaluate()
 
-    from lazyviz.record.storage import TrackedNode
+    from lazyviz.record.tracked_storages import TrackedNode
 
     for _ in range(3):  # recorded, known, replayed
         block()

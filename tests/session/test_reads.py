@@ -261,7 +261,7 @@ def test_a_block_knows_what_ran_at_once_until_it_ends(either_way):
 
 
 def test_bytes_that_only_pending_ops_keep_are_counted_down_by_reads(either_way):
-    from lazyviz.record.storage import TrackedStorage
+    from lazyviz.record.tracked_storages import TrackedStorage
 
     with lazyviz.lazy():
         waits = torch.ones(3) * 2

@@ -133,7 +133,7 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 
 
 def test_the_order_of_attention_kernels_is_the_one_that_is_compared_with():
-    from lazyviz.record.fake_cuda.attention import _DEFAULT_ORDER
+    from lazyviz.record.fake_cuda.sdpa_backend_selection import _DEFAULT_ORDER
 
     assert tuple(torch_cuda.attention_order())[:4] == _DEFAULT_ORDER
 

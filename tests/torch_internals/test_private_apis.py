@@ -28,17 +28,17 @@ from lazyviz.record import constant_folding, native_recorder, rng
 from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
     composite_ops,
+    cpu_kernel_selection,
     dispatch_handlers,
     dynamo,
     generators,
-    kernel_selection,
     op_calls,
     private_api,
     storage_owners,
     tensor_memory,
 )
 from lazyviz.torch_internals import cuda as torch_cuda
-from lazyviz.torch_internals.kernel_selection import Instructions
+from lazyviz.torch_internals.cpu_kernel_selection import Instructions
 
 
 class Wrapper(torch.Tensor):
@@ -794,7 +794,7 @@ def test_a_view_keeps_the_tensor_it_is_of():
 
 def test_the_kernel_of_a_convolution_follows_from_sizes_alone():
     def backend(shape, weight, dtype=torch.float32, transposed=False):
-        return kernel_selection.conv_backend(
+        return cpu_kernel_selection.conv_backend(
             shape, weight, (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, dtype
         )
 
@@ -965,7 +965,7 @@ def test_marks_of_a_profiler_are_these_operators():
 
 @pytest.mark.slow
 def test_the_layouts_of_small_weights_tell_onednn_s_instruction_set():
-    module = "lazyviz.torch_internals.kernel_selection"
+    module = "lazyviz.torch_internals.cpu_kernel_selection"
     code = f"from {module} import onednn_instructions; print(onednn_instructions().name)"
     found = []
     for most in ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "ALL"):

@@ -3,7 +3,7 @@
 import { html, on, plainButton } from "../page/dom";
 import { categoryText, grouped } from "../page/format";
 import type { Details, Failure, Flow, Link, Memory, Moment, Range, Send, Source, TensorRow } from "../model/types";
-import { valuesBlock } from "./values";
+import { valuesBlock } from "./value-stats";
 
 const SHOWN_ALIVE = 14;
 

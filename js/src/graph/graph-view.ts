@@ -6,7 +6,7 @@ import { Camera } from "./camera";
 import { Colors, noteKey, sum, type Coloring } from "./colors";
 import { html, on, plainButton, svg } from "../page/dom";
 import { Edges } from "./edges";
-import type { Arrow } from "./keyboard";
+import type { Arrow } from "./arrow-keys";
 import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";

@@ -3,7 +3,7 @@
 // the first.
 
 import type { FromPython } from "../model/types";
-import type { Model } from "../model/model";
+import type { Model } from "../model/anywidget-model";
 import type * as Deferred from "../deferred";
 
 type Part = typeof Deferred;

@@ -4,7 +4,7 @@
 
 import { finder, type SearchData } from "./page-search";
 import type { FromPython, GroupData } from "../model/types";
-import type { Model } from "../model/model";
+import type { Model } from "../model/anywidget-model";
 import { provideDeferredPart } from "../page/deferred-part";
 import * as deferred from "../deferred";
 import widget from "../widget";

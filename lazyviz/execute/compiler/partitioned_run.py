@@ -12,11 +12,11 @@ from functools import partial
 import torch
 
 from ...graph.ir import Storage
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...process.transaction import complete
 from ...record.rng import state_of
-from ...record.storage import DrawSequence, TrackedNode, TrackedValue
 from ...record.tape import Tape
+from ...record.tracked_storages import DrawSequence, TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import (

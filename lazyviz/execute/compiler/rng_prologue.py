@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Node, Value
-from ...plan.batch.propagation import draws_nothing
+from ...plan.batch.batch_dim_propagation import draws_nothing
 from ...torch_internals.operators import define
 
 aten = torch.ops.aten

@@ -17,8 +17,8 @@ import torch
 from ...graph.ir import Failure, NodeError
 from ...process.transaction import complete
 from ...record.rng import state_of
-from ...record.storage import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ...record.tape import Tape
+from ...record.tracked_storages import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ..backend import Backend, Compiled, Refused, Segment
 from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, report_progress, store_result
 from ..lru_cache import LRUCache

@@ -27,8 +27,8 @@ from ..compiler.fx_lowering import cut_first, views_of
 from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
 from ..replay.program_key import moving
 from .captured_graph import CapturedForm, Moved, SegmentRun
-from .device import CaptureDevice, CudaCaptures
 from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
+from .stream_capture import CaptureDevice, CudaCaptures
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
 MOST_FORMS = 4  # per program: several models of one structure

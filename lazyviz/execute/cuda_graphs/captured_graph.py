@@ -20,8 +20,8 @@ from ...graph.ir import Node, Value
 from ...torch_internals import cuda_graph_capture, op_calls, private_api
 from ..backend import Segment, first_line
 from ..compiler.fx_lowering import views_of
-from .device import Captured, CaptureDevice
 from .partition import Layout, Part
+from .stream_capture import Captured, CaptureDevice
 
 WORD = 16  # bytes: the largest access of a kernel; the order of sums of integers does not matter
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ...plan.batch.placement import Piece
-from ...process.signals import Deferred
-from ...record.storage import TrackedNode, TrackedValue
+from ...process.deferred_signals import Deferred
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ..eager import check_interrupts
 from ..failures import name_line
 from . import protocol

@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 
 from ...graph.ir import Node, Value
-from ...plan.batch.layers import total_weight
+from ...plan.batch.batch_dim_propagation import BatchAnalysis, separable
+from ...plan.batch.layer_rules import total_weight
 from ...plan.batch.placement import Piece, Shard
-from ...plan.batch.propagation import BatchAnalysis, separable
 from ...plan.batch.rule import Call
 from ...plan.batch.schedule import Pass
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from .rng import Draw, draw_of
 
@@ -235,7 +235,7 @@ def _owned(item: Any) -> list[int]:
 
 
 def weight_alone(target: Any, weight: Any, ignore_index: Any, dtype: torch.dtype) -> torch.Tensor:
-    """:func:`lazyviz.plan.batch.layers.total_weight` with plain arguments."""
+    """:func:`lazyviz.plan.batch.layer_rules.total_weight` with plain arguments."""
     return total_weight({"target": target, "weight": weight, "ignore_index": ignore_index}, dtype)
 
 

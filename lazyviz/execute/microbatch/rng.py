@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from ...plan.batch.propagation import separable
+from ...plan.batch.batch_dim_propagation import separable
 from ...plan.batch.rule import base_name
 from ...record.rng import state_of
-from ...record.storage import DrawSequence, TrackedNode
+from ...record.tracked_storages import DrawSequence, TrackedNode
 
 
 class Draws:

@@ -18,12 +18,12 @@ from typing import Any, cast
 import torch
 
 from ...graph.ir import Storage
+from ...plan.batch.batch_dim_propagation import BatchAnalysis
 from ...plan.batch.placement import Partial, Piece, Shard
-from ...plan.batch.propagation import BatchAnalysis
 from ...plan.batch.schedule import Pass, Schedule
 from ...plan.batch.split import SHOWN
-from ...record.storage import TrackedNode, TrackedValue
 from ...record.tape import Tape
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from ..eager import (
     call_atomically,
@@ -42,7 +42,7 @@ from ..replay import node_passes
 from ..value_stats import Summaries
 from . import cluster_run
 from .clusters import Cluster
-from .masks import Masks
+from .dropout_masks import Masks
 from .program import ONEDNN_FAILED, Part, PassProgram, PieceRun, Step, compile_pass, cut, out_of_memory, place
 from .rng import Draw, Draws
 

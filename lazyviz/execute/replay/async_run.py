@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...record.rng import state_of
-from ...record.storage import DrawSequence, TrackedValue
+from ...record.tracked_storages import DrawSequence, TrackedValue
 from . import node_passes
 from .instructions import Code, Stopped
 from .program_key import Subgraph

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...record.rng import state_of
-from ...record.storage import TrackedValue
+from ...record.tracked_storages import TrackedValue
 from ...torch_internals import dispatch_level, native_modules, op_calls
 from ...torch_internals.cuda import STAND_INS
 from .instructions import NOWHERE, Code, Give, lines

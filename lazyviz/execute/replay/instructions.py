@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from .. import write_rollback
 from .program_key import Step, Steps, Subgraph
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...graph.ir import Node, SourceLine
-from ...record.storage import TrackedValue
+from ...record.tracked_storages import TrackedValue
 from ...torch_internals.private_api import OpOverload
 from .program_key import Form, Key, Step, Subgraph
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...record.interception.warning_routing import at_users_line
 from ...record.tape import tape
 from ...torch_internals import dispatch_level, native_modules

@@ -12,8 +12,8 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from ...record.pending_ops import unlink_tensors
-from ...record.storage import TrackedNode, TrackedStorage, TrackedValue
 from ...record.tape import tape
+from ...record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ...torch_internals import native_modules
 
 

@@ -22,13 +22,13 @@ import torch
 from ...graph.ir import Storage
 from ...plan.liveness.live_set import Category
 from ...plan.peak_projection import Peak
+from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused
-from ...process.signals import Deferred
 from ...process.transaction import complete
 from ...record.interception.warning_routing import at_users_line, moved_to_users_line
 from ...record.rng import state_of
-from ...record.storage import TrackedNode
 from ...record.tape import Tape
+from ...record.tracked_storages import TrackedNode
 from ...torch_internals import private_api
 from ..eager import check_interrupts, kernel_level, report_progress, store_result
 from ..failures import note_failure

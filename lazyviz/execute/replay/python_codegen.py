@@ -13,7 +13,7 @@ import torch
 
 from ...graph.ir import TensorMeta
 from ...record.rng import state_of
-from ...record.storage import TrackedNode, TrackedValue
+from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import op_calls
 from .. import write_rollback
 from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of

@@ -1,7 +1,7 @@
 """Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
-The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`).  The rest is a small
-table of facts, in which estimates are marked.
+The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`), with the workspaces of
+:mod:`lazyviz.plan.workspace.cublas`.  The CUDA context is an estimate.
 """
 
 from __future__ import annotations
@@ -15,16 +15,9 @@ import torch
 from ...graph.ir import Node, Storage
 from ..devices.devices import CONTEXT_BYTES, Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime, events
+from ..workspace.cublas import cublas_workspaces
 from .initial_state import Segment, Start, start
 from .simulation import AllocationFailure, AllocatorConfig, simulate
-
-# ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
-# one per handle and stream, from the caching allocator, at the first call, kept.
-CUBLAS_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
-LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 2**20
-_LARGE_WORKSPACE = ("H100", "H200", "GH200", "B100", "B200", "GB200", "B300", "RTX-50", "RTX-PRO")
-_CALL_CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "addr", "linear"}
-
 
 Call = tuple[int, Hashable, int]
 """(Position, name, bytes) of an allocation, or of a free if the bytes are not above 0."""
@@ -90,7 +83,7 @@ def reserve_calls(
     config = AllocatorConfig.from_environment(os.environ)
     if config.backend != "native":
         return None
-    workspaces = _workspaces(nodes, target, eager=eager)
+    workspaces = cublas_workspaces(nodes, target, eager=eager)
     named = [(f"workspace {number}", position, size) for number, (position, size) in enumerate(workspaces)]
     timed: list[Call] = [*calls, *((position, name, size) for name, position, size in named)]
     timed.sort(key=lambda call: (call[0], call[2] > 0))
@@ -142,22 +135,3 @@ def _replayed(calls: Sequence[Call], there: Start) -> list[Call]:
             if nbytes <= 0 or key not in blocks
         ),
     ]
-
-
-def _workspaces(
-    nodes: Sequence[Node], target: Device | DeviceProfile, *, eager: bool
-) -> list[tuple[int, int]]:
-    """(Position, bytes) of each cuBLAS workspace: eager's backward pass has its own thread, and its own
-    handle.
-    """
-    large = target.name.startswith(_LARGE_WORKSPACE)
-    if target.present and torch.cuda.is_initialized():
-        large = torch.cuda.get_device_capability(target.name)[0] >= 9
-    size = LARGE_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES
-    first: dict[bool, int] = {}
-    for position, node in enumerate(nodes):
-        if node.op._schema.name.rpartition("::")[2] in _CALL_CUBLAS:
-            first.setdefault(eager and node.phase == "backward", position)
-            if len(first) == 2 or not eager:
-                break
-    return [(position, size) for position in first.values()]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from ...graph.ir import Node, Storage, Value, works_by_element
-from .analysis import BatchAnalysis
+from .analysis_result import BatchAnalysis
 from .placement import Shard
-from .pointwise import POINTWISE
+from .pointwise_rules import POINTWISE
 from .rule import FACTORIES, Call, base_name
 
 

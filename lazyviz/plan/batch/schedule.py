@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ...graph.ir import Node, Storage, Value
+from .batch_dim_propagation import BatchAnalysis, Blocker, draws_nothing, is_view, separable
 from .placement import Local, Partial
-from .propagation import BatchAnalysis, Blocker, draws_nothing, is_view, separable
 from .rule import base_name
 
 MOST_PASSES = 6

@@ -22,9 +22,9 @@ from ..liveness.lifetimes import Lifetime
 from ..tables import DisplayedText
 from ..workspace.size import NOTHING, Need
 from ..workspace.table import has_rule, scratch, with_metadata
-from .analysis import BatchAnalysis
+from .analysis_result import BatchAnalysis
+from .batch_dim_propagation import Blocker, analyze, is_view, separable
 from .placement import Local, Part, Partial, Shard
-from .propagation import Blocker, analyze, is_view, separable
 from .rule import Call, base_name
 from .schedule import Schedule, Unschedulable, schedule
 

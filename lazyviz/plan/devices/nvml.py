@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import torch
 
-from ...process.signals import deferring
+from ...process.deferred_signals import deferring
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from ..formatting import line_with_text
 from ..units import format_bytes, format_flops, format_share
 from .device_projection import gpu_of, without_time
 from .dtype_change import in_dtype
-from .kernels import Gpu
-from .time_projection import OpTime, Projection, duration, project
-from .work import operator_class, touched
+from .gpu_kernel_times import Gpu
+from .gpu_timeline import OpTime, Projection, duration, project
+from .op_costs import operator_class, touched
 
 LINES = 5
 WORTH = 0.03  # minimum share of the time that a listed change saves

@@ -11,9 +11,9 @@ import torch
 from ...graph.ir import Bound, Graph, Node
 from ..devices.devices import Device, DeviceProfile, planned
 from ..devices.profiles import PROFILES
-from .cpu import known_rates, project_on_cpu, without_time_on_cpu
-from .kernels import Gpu, kernel_time, times_on
-from .time_projection import Projection, project
+from .cpu_op_times import known_rates, project_on_cpu, without_time_on_cpu
+from .gpu_kernel_times import Gpu, kernel_time, times_on
+from .gpu_timeline import Projection, project
 
 
 def project_on(nodes: Sequence[Node], target: Device | DeviceProfile) -> Projection | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..devices.profiles import PROFILES, lookup
 from ..plan import Plan
 from ..tables import Table, Tabular
-from .time_projection import Projection, duration
+from .gpu_timeline import Projection, duration
 from .training_steps import last_step
 
 

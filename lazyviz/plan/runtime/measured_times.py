@@ -11,8 +11,8 @@ from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames
 from ..tables import Table, Tabular
 from ..units import format_deviation
+from .gpu_timeline import Projection, duration
 from .op_classes import short_name
-from .time_projection import Projection, duration
 
 DEAREST = 10
 ALIKE = 0.9

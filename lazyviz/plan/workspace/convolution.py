@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...torch_internals.kernel_selection import Instructions, conv_backend, onednn_instructions
+from ...torch_internals.cpu_kernel_selection import Instructions, conv_backend, onednn_instructions
 from .onednn import PAGE, Conv, backward_data, backward_weights, columns_of, forward, transpose
 from .size import NOTHING, Events, Need
 

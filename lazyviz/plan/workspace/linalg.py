@@ -11,7 +11,7 @@ import math
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from ...torch_internals.kernel_selection import (
+from ...torch_internals.cpu_kernel_selection import (
     Instructions,
     multiplies_bfloat16_in_onednn,
     onednn_instructions,

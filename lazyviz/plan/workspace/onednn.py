@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...torch_internals.kernel_selection import Instructions, onednn_instructions
+from ...torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
 from .size import Events, Workspace
 
 PAGE = 4096

@@ -4,7 +4,7 @@ Storages are not the only allocations: kernels also copy operands to other layou
 partial results.  This memory is used only *during* a node.  An entry of the table is exact if the kernel's
 source determines it (``tests/plan/workspace/test_workspace.py`` compares it with the allocator's events), and
 has a range if a library decides.  Operators without an entry have no known scratch memory; the few bytes of a
-Python number converted to a tensor are omitted (:mod:`.numbers`).
+Python number converted to a tensor are omitted (:mod:`.scalar_tensors`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
-from ...torch_internals.kernel_selection import (
+from ...torch_internals.cpu_kernel_selection import (
     Instructions,
     multiplies_bfloat16_in_onednn,
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
-from . import casts, composites, fourier, gloo, lapack, sorting, sparse, transformer
+from . import casts, composites, fft, gloo, lapack, sorting, sparse, transformer
 from . import images as workspace_images
 from . import linalg as workspace_linalg
 from .convolution import backward_need, forward_need
-from .cuda import TABLE as CUDA_TABLE
-from .cuda import benchmarked
+from .cuda_kernels import TABLE as CUDA_TABLE
+from .cuda_kernels import benchmarked
 from .linalg import transposing
 from .onednn import PAGE
 from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
@@ -37,7 +37,7 @@ from .size import NOTHING, Need
 _CPU_TABLE: dict[str, Rule] = {
     **casts.TABLE,
     **composites.TABLE,
-    **fourier.TABLE,
+    **fft.TABLE,
     **gloo.TABLE,
     **lapack.TABLE,
     **sorting.TABLE,

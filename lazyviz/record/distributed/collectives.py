@@ -18,12 +18,12 @@ from ...graph.collectives import Group
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api, process_groups
 from ..dependencies import order
-from ..interception.memory_holders import Unexamined
+from ..interception.external_aliases import Unexamined
 from ..lazy_tensor import is_pending
-from ..storage import TrackedNode, TrackedStorage, TrackedValue
+from ..ops_outside_blocks import tensors_in
 from ..sync_points import OtherRanks
 from ..tape import Tape
-from ..unrecorded_ops import tensors_in
+from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _aten = torch.ops.aten
 _READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # of c10d; the others write their first argument

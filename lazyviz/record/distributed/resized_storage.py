@@ -12,9 +12,9 @@ import torch
 
 from ...graph.ir import Resize
 from ...torch_internals import cuda as torch_cuda
-from ..storage import TrackedStorage
 from ..sync_points import TRACE_ELSEWHERE, AbsentDeviceError
 from ..tape import Tape
+from ..tracked_storages import TrackedStorage
 
 
 class PlannedStorage:

@@ -18,8 +18,8 @@ from ...process.transaction import Transaction
 from ...torch_internals import process_groups
 from ...torch_internals.process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
-from ..storage import TrackedStorage
 from ..tape import Tape, tape
+from ..tracked_storages import TrackedStorage
 from . import collectives, eager_checks, pipelines, wrapper_subclasses
 
 RANKS_OF_A_MACHINE = 8

@@ -18,7 +18,7 @@ from ...process.transaction import take_back
 from ...torch_internals import cuda as torch_cuda
 from ..interception.attribute_patches import Patches
 from ..lazy_tensor import is_pending
-from ..unrecorded_ops import replaced, tensors_in
+from ..ops_outside_blocks import replaced, tensors_in
 
 LOWER_PRECISION = (
     "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc",

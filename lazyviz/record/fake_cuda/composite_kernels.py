@@ -18,8 +18,8 @@ from ...torch_internals import cuda as torch_cuda
 from ..lazy_tensor import is_pending
 from . import older_releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
-from .attention import MATH, Call, choose, fused
 from .gpu_registry import Gpus
+from .sdpa_backend_selection import MATH, Call, choose, fused
 
 _aten = torch.ops.aten
 

@@ -14,10 +14,10 @@ import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import dispatch_level, private_api
+from ..ops_outside_blocks import replaced
 from ..shapes.kernel_probes import with_cuda_names
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
-from ..unrecorded_ops import replaced
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
 _C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned GPU's tensors for

@@ -17,7 +17,7 @@ import torch
 from .. import constant_folding
 from ..interception import late_imports
 from ..lazy_tensor import is_lazy
-from ..storage import TrackedNode
+from ..tracked_storages import TrackedNode
 from .gpu_registry import Gpus
 
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"

@@ -15,8 +15,8 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ..dependencies import closure
 from ..lazy_tensor import LazyTensor, make_real
-from ..storage import TrackedNode, TrackedValue
 from ..sync_points import needs_absent
+from ..tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from ...torch_internals.private_api import OpOverload

@@ -23,9 +23,9 @@ from ...graph.ir import SourceLine
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dispatch_level, private_api
 from ..interception.attribute_patches import Patches
-from ..storage import TrackedNode
+from ..ops_outside_blocks import nodes_before_access
 from ..sync_points import AbsentDeviceError, needs_absent
-from ..unrecorded_ops import nodes_before_access
+from ..tracked_storages import TrackedNode
 from . import (
     data_errors,
     data_parallel,
@@ -39,7 +39,7 @@ from . import (
     tracers,
     wrapper_subclasses,
 )
-from . import layers as fake_cuda_layers
+from . import packed_sequences as fake_cuda_packing
 from .autocast import AutocastKernels
 from .composite_kernels import CudaKernels
 from .driver_calls import refusal
@@ -117,7 +117,7 @@ class AbsentGpus:
         self._patch_randomness()
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
-        fake_cuda_layers.install(self)
+        fake_cuda_packing.install(self)
         driver_calls.install(self)
         tracers.install(self)
         data_parallel.install(self)

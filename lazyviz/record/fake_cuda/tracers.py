@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from ...torch_internals import dynamo
-from ..fallback import evaluate_before_tracing
+from ..eager_fallback import evaluate_before_tracing
 from ..interception import late_imports
-from ..unrecorded_ops import is_out_of_reach, nodes_before_access
+from ..ops_outside_blocks import is_out_of_reach, nodes_before_access
 from .gpu_registry import Gpus
 
 

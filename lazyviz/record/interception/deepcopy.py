@@ -16,8 +16,8 @@ import torch
 
 from ...torch_internals import dispatch_level, private_api
 from ..lazy_tensor import class_of, is_pending
-from ..storage import TrackedStorage
-from ..unrecorded_ops import nodes_before_access
+from ..ops_outside_blocks import nodes_before_access
+from ..tracked_storages import TrackedStorage
 
 if TYPE_CHECKING:
     from ..tape import Tape

@@ -16,9 +16,9 @@ import torch
 
 from ...torch_internals import private_api
 from ..dependencies import can_run_without, sequence_of
-from ..storage import TrackedNode
 from ..sync_points import needs_absent
 from ..tape import Tape
+from ..tracked_storages import TrackedNode
 from .attribute_patches import Patches
 
 # The setters: owner, name, and the function that returns the current setting.

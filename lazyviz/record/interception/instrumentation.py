@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ...process.critical_section import CriticalSection
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...process.transaction import complete
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import dynamo, private_api
 from ...torch_internals.dispatch_handlers import user_level
-from ..fallback import evaluate_before_tracing, note_region
+from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches
@@ -32,8 +32,8 @@ from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
 from .kv_caches import CachePatches
 from .late_imports import LateImports
-from .memory_reads import SyncPatches
 from .torch_compile import CompilerPatches
+from .value_reads import SyncPatches
 
 
 class Instrumentation:

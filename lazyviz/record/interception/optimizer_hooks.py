@@ -10,8 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ...graph.ir import Phase
-from ...process.signals import deferring
-from ..storage import TrackedValue
+from ...process.deferred_signals import deferring
+from ..tracked_storages import TrackedValue
 
 ValueFinder = Callable[[torch.Tensor], TrackedValue | None]
 """Finds the recorded value of a tensor, if any."""

@@ -18,10 +18,10 @@ import torch
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api
 from ..lazy_tensor import is_pending
+from ..ops_outside_blocks import nodes_before_access
 from ..provenance.source_lines import is_user_file
 from ..sparse.components import is_sparse, parts_of
-from ..storage import TrackedNode
-from ..unrecorded_ops import nodes_before_access
+from ..tracked_storages import TrackedNode
 
 if TYPE_CHECKING:
     from ..tape import Tape

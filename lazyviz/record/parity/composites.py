@@ -21,14 +21,14 @@ import torch
 
 from ...process.transaction import take_back
 from ...torch_internals import composite_ops, private_api
-from .. import fallback, native_recorder
-from ..interception.raw_memory import RAW_ACCESS
+from .. import eager_fallback, native_recorder
+from ..interception.storage_access import RAW_ACCESS
 from ..lazy_tensor import is_pending
+from ..ops_outside_blocks import tensors_in
 from ..sparse import constructors as sparse_constructors
 from ..tape import Tape
-from ..unrecorded_ops import tensors_in
 from . import inplace_gradients
-from .plain_tensors import Original, is_plain
+from .subclass_detection import Original, is_plain
 
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -118,7 +118,7 @@ class CompositeKernels:
             tape.tensors.forget_shadow(tensor)
         with tape.recording.paused():
             result = original(*args, **kwargs)
-        fallback.note_region(tape, name, tensors, result)
+        eager_fallback.note_region(tape, name, tensors, result)
         return result
 
     # --- a check of values ----------------------------------------------------------

@@ -26,13 +26,13 @@ import torch
 
 from ...torch_internals import composite_ops, private_api, tensor_memory
 from .. import backward_nodes
-from ..fallback import note_region
+from ..eager_fallback import note_region
 from ..interception.attribute_patches import Patches
-from ..storage import TrackedNode
+from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..tape import Tape
-from ..unrecorded_ops import is_out_of_reach, nodes_before_access, tensors_in
+from ..tracked_storages import TrackedNode
 from .backward_lock import BackwardLock
-from .plain_tensors import Original, is_plain
+from .subclass_detection import Original, is_plain
 
 # By the names of their autograd nodes.
 GRADIENTS = frozenset(

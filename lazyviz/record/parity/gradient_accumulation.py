@@ -17,7 +17,7 @@ from .. import backward_nodes
 from ..lazy_tensor import is_lazy
 from ..recording_state import RecordingState
 from ..sparse.components import parts_of
-from ..storage import TrackedValue
+from ..tracked_storages import TrackedValue
 
 
 def accumulates_in_place(recording: RecordingState, args: tuple[Any, ...]) -> bool:

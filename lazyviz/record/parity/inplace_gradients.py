@@ -17,7 +17,7 @@ import torch
 
 from ...torch_internals import private_api
 from ..tape import tape
-from .plain_tensors import Original, is_plain
+from .subclass_detection import Original, is_plain
 
 _INDEX_GRADIENTS = ("IndexBackward0",)
 

@@ -15,8 +15,8 @@ from ...graph.modules import ModuleRoot, OwnedName
 from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
 from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
-from ..storage import TrackedNode, TrackedStorage, TrackedValue
-from .module_names import name_roots, name_weights
+from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue
+from .module_variable_names import name_roots, name_weights
 from .source_lines import SourceFinder
 
 CLONE = torch.ops.aten.clone.default

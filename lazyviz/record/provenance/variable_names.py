@@ -19,7 +19,7 @@ from ..interception.optimizer_hooks import ValueFinder
 from ..sparse.components import COMPONENTS, parts_of
 
 if TYPE_CHECKING:
-    from ..storage import TrackedStorage, TrackedValue
+    from ..tracked_storages import TrackedStorage, TrackedValue
 
 MAX_ITEMS = 10_000  # total searched; more names would add little
 _MOST_PER_VARIABLE = 200  # items searched for one tensor

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...graph.ir import TensorMeta
-from ...process.signals import Deferred
+from ...process.deferred_signals import Deferred
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload

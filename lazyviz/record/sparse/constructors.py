@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...torch_internals import sparse_tensors
-from ..fallback import note_region
-from ..parity.plain_tensors import Original
+from ..eager_fallback import note_region
+from ..ops_outside_blocks import tensors_in
+from ..parity.subclass_detection import Original
 from ..tape import Tape
-from ..unrecorded_ops import tensors_in
 from .recording import evaluate, stand_in
 
 _COMPRESSED = {"csr": "crow_col", "csc": "ccol_row", "bsr": "crow_col", "bsc": "ccol_row"}

@@ -11,8 +11,8 @@ from ...torch_internals import sparse_tensors
 from ...torch_internals.cuda import STAND_INS
 from ...torch_internals.private_api import OpOverload
 from ..lazy_tensor import detached, is_lazy
+from ..ops_outside_blocks import nodes_before_access
 from ..tape import Tape
-from ..unrecorded_ops import nodes_before_access
 from .components import COMPONENTS, Form, is_sparse, parts_of
 from .operators import Signature, apply_rule, flat, new_parts, operator_for
 from .rules import RULES, Made, New, Row

@@ -15,8 +15,8 @@ from ...torch_internals import op_stream
 from ..block import LazyBlock
 from ..lazy_graph import LazyGraph, lazy
 from ..planned_device import resolved
-from .known_programs import Program, Repetition
 from .run_handle import Run
+from .unrecorded_steps import Program, Repetition
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from ...execute.replay.program_cache import Projection
 from ...execute.value_stats import Summaries
 from ...plan.peak_projection import project
 from ...process import gc_pause
-from ...record.storage import TrackedNode
 from ...record.tape import tape
+from ...record.tracked_storages import TrackedNode
 from ...torch_internals import cuda as torch_cuda
 from ..recorded_graph import RecordedGraph
 from ..run_options import RunOptions

@@ -10,8 +10,8 @@ from ...execute.microbatch.clusters import Cluster, is_cluster
 from ...execute.registry import find_backend
 from ...execute.replay import program_cache
 from ...execute.value_stats import Summaries
-from ...record.storage import TrackedNode
 from ...record.tape import tape
+from ...record.tracked_storages import TrackedNode
 from .. import recompute_options, split_options
 from ..recorded_graph import RecordedGraph
 from ..run_options import RunOptions

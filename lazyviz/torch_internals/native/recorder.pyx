@@ -2352,7 +2352,7 @@ cdef object refer(object tensor, object value, object storage):
 
 
 def on_death(ref):
-    """``lazyviz.record.storage.on_tensor_death`` in the simple case."""
+    """``lazyviz.record.tracked_storages.on_tensor_death`` in the simple case."""
     value = get(ref, R_value)
     storage = get(value, V_storage)
     graph = get(storage, S_graph)

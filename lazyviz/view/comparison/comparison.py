@@ -11,7 +11,7 @@ from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
 from ...plan.formatting import category_text
 from ...plan.liveness.live_set import Allocation
 from ...plan.plan import Plan
-from ...plan.runtime.time_projection import duration
+from ...plan.runtime.gpu_timeline import duration
 from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes, format_change, format_deviation
 from ..scene.scene import Scene, plural

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from ...process.signals import deferred
+from ...process.deferred_signals import deferred
 from ...process.transaction import complete
 
 PATIENCE = 10.0

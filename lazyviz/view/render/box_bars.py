@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...plan.runtime.time_projection import duration
+from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_flops
 from ..scene.box_numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.boxes import Box

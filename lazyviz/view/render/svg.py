@@ -19,14 +19,14 @@ from ...graph.sync_point_text import sites
 from ...plan.units import format_bytes
 from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
-from ..layout.folded_rows import folded
 from ..layout.text_width import cut
+from ..layout.wrapped_rows import folded
 from ..printable_text import visible
 from ..scene.batch_text import batch_lines
 from ..scene.boxes import LANE_TITLES, Box, module_facts, name_of
-from ..scene.errors import error_json
 from ..scene.memory_chart import memory_json
 from ..scene.plan_protocol import PlanLike
+from ..scene.rejected_op_box import error_json
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .box_bars import Compared, ShownNumbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...plan.batch.analysis import Blocker
+from ...plan.batch.analysis_result import Blocker
 from ...plan.batch.split import describe
 from .boxes import chain
 from .plan_protocol import PlanLike

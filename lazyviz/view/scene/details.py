@@ -11,7 +11,7 @@ from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name, module_path
 from ...plan.explain import keeper
 from ...plan.formatting import line_text
-from ...plan.runtime.time_projection import duration
+from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_flops
 from ..printable_text import as_written
 from .box_numbers import span_text

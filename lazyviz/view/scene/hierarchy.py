@@ -34,8 +34,10 @@ from .dataflow import (
     updates,
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
-from .errors import find_error, makers_of, open_error
-from .folding import (
+from .loop_labels import name_loops
+from .module_calls import Calls, merge_calls
+from .rejected_op_box import find_error, makers_of, open_error
+from .repeat_folding import (
     UPDATES,
     chunk,
     count,
@@ -46,8 +48,6 @@ from .folding import (
     path_label,
     show_one_step,
 )
-from .loops import name_loops
-from .module_calls import Calls, merge_calls
 from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are divided into runs

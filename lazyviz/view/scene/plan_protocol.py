@@ -10,7 +10,7 @@ from ...plan.batch.split import SplitPlan
 from ...plan.devices.devices import Device, DeviceProfile
 from ...plan.liveness.lifetimes import Run
 from ...plan.liveness.live_set import Moment
-from ...plan.runtime.time_projection import Projection
+from ...plan.runtime.gpu_timeline import Projection
 
 
 class AllocationLike(Protocol):

@@ -21,10 +21,10 @@ from .box_attributes import Facts
 from .box_numbers import Numbers
 from .boxes import LANE_TITLES, Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views
-from .errors import error_json
 from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
 from .planned_sizes import box_bytes, growing_storages, planned
+from .rejected_op_box import error_json
 from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane

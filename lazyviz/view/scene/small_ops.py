@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box, op_name
-from .folding import count
+from .repeat_folding import count
 
 LEAST = 4  # ops in a row that are folded
 SMALL = 1 / 500  # share of the largest tensor that the graph creates

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.ir import Bound
-from ...plan.runtime.cpu import known_rates
-from ...plan.runtime.time_projection import RANGE, Projection, duration
+from ...plan.runtime.cpu_op_times import known_rates
+from ...plan.runtime.gpu_timeline import RANGE, Projection, duration
 from ...plan.units import format_share
 from .memory_chart import MOST_PHASES, spans, stretches
 from .plan_protocol import PlanLike

@@ -10,7 +10,7 @@ from ...graph.modules import module_path
 from ...plan.units import format_bytes
 from ..scene.boxes import chain, op_name
 from ..scene.details import source_json
-from ..scene.errors import clash_words
+from ..scene.rejected_op_box import clash_words
 from ..scene.scene import Scene, plural
 from .runner import Runnable, Running
 

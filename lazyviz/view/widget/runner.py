@@ -19,7 +19,7 @@ import torch
 from ...graph.ir import Graph, Node
 from ...plan.devices.devices import memory_in_use
 from ...plan.units import format_bytes
-from ...process.signals import deferred
+from ...process.deferred_signals import deferred
 from ...process.tracebacks import report_ignored
 
 INTERVAL = 0.1  # seconds between two updates of a run's progress

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
 from ...graph.sync_point_text import sites
-from ...plan.runtime.time_projection import Projection, duration
+from ...plan.runtime.gpu_timeline import Projection, duration
 from ...plan.units import format_bytes
 from ..printable_text import as_written
 from ..scene.boxes import Box, named

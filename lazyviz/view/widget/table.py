@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...graph.ir import Node
 from ...graph.modules import module_path
 from ...plan.formatting import line_text
-from ...plan.runtime.time_projection import duration
+from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_share
 from ..scene.boxes import LANE_TITLES, Box, op_name
 from ..scene.scene import Scene, dtype_text, shape_of, shape_text

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lazyviz
-from lazyviz.plan.runtime.cpu import CpuRates, cache_file
+from lazyviz.plan.runtime.cpu_op_times import CpuRates, cache_file
 
 MEMORY = "cpu:1GiB"  # as if the machine had no more
 RATES = CpuRates(  # as if it had been calibrated so

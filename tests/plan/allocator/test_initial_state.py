@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lazyviz.plan.allocator.history import trace
-from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.devices.devices import Device
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.uncertainty import RESERVED, widened
+from lazyviz.plan.workspace.cublas import CUBLAS_WORKSPACE_BYTES
 
 from ..conftest import Program
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.allocator.reserved_memory import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.plan.devices.devices import CONTEXT_BYTES
 from lazyviz.plan.uncertainty import ALLOCATED, CONTEXT_RANGE, RESERVED, widened
 from lazyviz.plan.units import format_bytes, format_range
+from lazyviz.plan.workspace.cublas import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.view.render.text import render_text
 from lazyviz.view.scene.memory_chart import verdict
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
+from lazyviz.torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
 
 from ..remedy_checks import check_autocast, unfolds_in_bfloat16
 

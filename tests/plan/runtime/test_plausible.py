@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.profiles import PROFILES
-from lazyviz.plan.runtime.cpu import CpuRates, project_on_cpu
+from lazyviz.plan.runtime.cpu_op_times import CpuRates, project_on_cpu
 from lazyviz.plan.runtime.flop_rules import executed_flops_of
 
 GPU = "A100-40GB"

@@ -14,7 +14,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.workspace.size import Need
 from lazyviz.session import lazy_graph
-from lazyviz.torch_internals.kernel_selection import Instructions, onednn_instructions
+from lazyviz.torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
 
 from ..profiler import allocated_by
 

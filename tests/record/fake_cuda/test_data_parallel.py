@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import comm
 
 import lazyviz
-from lazyviz.plan.runtime.time_projection import duration
+from lazyviz.plan.runtime.gpu_timeline import duration
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 FLOAT = 4

@@ -153,7 +153,7 @@ def test_sequences_are_packed_by_lengths_on_the_host(batch_first, lengths, layer
 @pytest.mark.parametrize("batches", [[4, 3, 3, 1], [2, 2], [1]])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_planned_sequence_is_packed_as_aten_packs_it(batches, batch_first):
-    from lazyviz.record.fake_cuda.layers import _Pack
+    from lazyviz.record.fake_cuda.packed_sequences import _Pack
 
     lengths = torch.tensor([sum(size > row for size in batches) for row in range(batches[0])])
     shape = (batches[0], len(batches), 2) if batch_first else (len(batches), batches[0], 2)

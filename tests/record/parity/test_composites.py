@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyviz
 
 from ...bit_equality import difference
-from ...same_as_eager import assert_same_as_eager
+from ...lazy_equals_eager import assert_same_as_eager
 
 
 def check_parity(program):

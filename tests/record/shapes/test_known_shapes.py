@@ -18,7 +18,7 @@ from lazyviz.record.shapes.inference import ShapeCache
 from lazyviz.record.tape import tape
 
 from ...bit_equality import difference
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 
 class Attention(nn.Module):

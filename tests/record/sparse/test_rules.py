@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.record.sparse import recording, rules
 from lazyviz.record.sparse.components import parts_of
 
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # which PyTorch warns of once
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 
 def weight():

@@ -12,7 +12,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 import lazyviz
 
 from ...bit_equality import difference
-from ...same_as_eager import assert_same_as_eager
+from ...lazy_equals_eager import assert_same_as_eager
 
 
 def reals(*shape):

@@ -21,7 +21,7 @@ from torch.func import (
     vmap,
 )
 
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit"),

@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 
 def model_and_data():

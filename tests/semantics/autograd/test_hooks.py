@@ -9,7 +9,7 @@ from torch import nn
 import lazyviz
 from lazyviz.record.tape import tape
 
-from ...eager_and_lazy import both
+from ...lazy_equals_eager import both
 
 
 def weight():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from ...same_as_eager import assert_same_as_eager
+from ...lazy_equals_eager import assert_same_as_eager
 
 
 class Nothing(torch.autograd.Function):

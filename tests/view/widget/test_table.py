@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.planner import make_plan
-from lazyviz.plan.runtime.time_projection import duration
+from lazyviz.plan.runtime.gpu_timeline import duration
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.scene.time_track import ASKED
 from lazyviz.view.widget.search import Index

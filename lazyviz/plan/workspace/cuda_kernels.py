@@ -1,0 +1,195 @@
+"""Workspace of CUDA kernels, from PyTorch's sources: estimates, since libraries decide at run time.
+
+Each entry names the file below ``aten/src/ATen/native`` whose allocations it follows.  No GPU is needed.  A
+graph that was recorded on the CPU for a GPU has CPU operators, so these have entries, too.  Kernels without
+scratch memory include softmax, pointwise kernels, ``_foreach_`` arithmetic, and fused optimizers
+(MultiTensorApply.cuh passes its lists as kernel arguments).  The workspace that cuBLAS keeps is in
+:mod:`lazyviz.plan.workspace.cublas`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ...graph.ir import Node, TensorMeta, Value
+from . import cudnn_rnn as workspace_cudnn
+from .size import NOTHING, Need
+
+Rule = Callable[[Node, int], Need]
+TABLE: dict[str, Rule] = {
+    "aten::_cudnn_rnn": workspace_cudnn.forward,
+    "aten::_cudnn_rnn_backward": workspace_cudnn.backward,
+}
+
+
+CONVOLUTIONS = frozenset(
+    f"aten::{name}"
+    for name in ("convolution", "cudnn_convolution", "cudnn_convolution_transpose", "convolution_backward")
+)
+
+
+def _on(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        TABLE.update((f"aten::{name}", rule) for name in names)
+        return rule
+
+    return add
+
+
+def _count(meta: TensorMeta) -> int:
+    return math.prod(meta.shape)
+
+
+@_on("mm", "addmm", "bmm", "baddbmm")
+def _product(node: Node, threads: int) -> Need:
+    """Operands in a layout that cuBLAS does not support, mostly expanded gradients of a sum, are copied.
+
+    ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` (cuda/Blas.cpp).
+    """
+    operands = [value.meta for value in node.args if isinstance(value, Value)][-2:]
+    size = sum(meta.nbytes for meta in operands if not _taken_by_cublas(meta))
+    return Need(size, size, size)
+
+
+def _taken_by_cublas(meta: TensorMeta) -> bool:
+    """Whether one of a matrix's dimensions is contiguous, and rows along the other do not overlap."""
+    if not meta.nbytes:
+        return True
+    (rows, columns), (row, column) = meta.shape[-2:], meta.stride[-2:]
+    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
+
+
+def _convolution_space(image: TensorMeta, weight: TensorMeta, result: int, groups: int) -> Need:
+    """cuDNN selects an algorithm at run time (cudnn/Conv_v8.cpp), with the workspace that it requests.
+
+    At least: none. Best estimate: the image, weights and result in NHWC order, which its tensor-core kernels
+    use (TF32 for float32, PyTorch's default); none for tensors that are NHWC already, and for depthwise
+    convolutions, which have ATen's own kernels (cuda/DepthwiseConv2d.cu). At most: the transforms of the
+    Winograd and FFT algorithms, four times the operands.
+    """
+    if groups == image.shape[1] and groups > 1 and weight.shape[1] == 1:
+        return Need(0, 0, image.nbytes + result)
+    operands = image.nbytes + weight.nbytes + result
+    last = len(image.stride) > 2 and image.stride[1] == 1 and image.shape[1] > 1
+    double = image.dtype.itemsize > 4
+    return Need(0 if last or double else operands, 0, 4 * operands)
+
+
+def benchmarked(name: str, need: Need) -> Need:
+    """The same with ``torch.backends.cudnn.benchmark``, which tries every algorithm for which there is enough
+    memory.
+
+    At most: 33 times the operands, as pytorch#14614 reports (#31500: 12 times), instead of four.
+    """
+    if name not in CONVOLUTIONS:
+        return need
+    return need._replace(high=need.high * 33 // 4)
+
+
+@_on("convolution", "cudnn_convolution", "cudnn_convolution_transpose")
+def _convolution(node: Node, threads: int) -> Need:
+    image, weight = node.args[0].meta, node.args[1].meta
+    groups = node.args[8] if len(node.args) > 8 else 1
+    return _convolution_space(image, weight, node.outputs[0].nbytes, groups)
+
+
+@_on("convolution_backward")
+def _convolution_backward(node: Node, threads: int) -> Need:
+    """One gradient after the other: the workspace of one at a time."""
+    gradient, image, weight = (value.meta for value in node.args[:3])
+    return _convolution_space(image, weight, gradient.nbytes, node.args[9])
+
+
+@_on("embedding_dense_backward")
+def _embedding_backward(node: Node, threads: int) -> Need:
+    """cuda/Embedding.cu: few indices are summed at once; more are sorted, and summed in parts.
+
+    Sorted: indices and their positions, twice each for cub's radix sort; then a row of sums, in float32, for
+    each part of a segment of equal indices, at most one for each index.
+    """
+    gradient, indices, _, padding, *_ = node.args
+    count = _count(indices.meta)
+    if count <= 3072 and padding < 0:
+        return NOTHING
+    width = gradient.meta.shape[-1]
+    sort = 4 * count * 8
+    parts = count * width * 4
+    return Need(sort + parts, 2 * count * 8, sort + parts + (count + 4096) * 16)
+
+
+@_on("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def _index_put(node: Node, threads: int) -> Need:
+    """cuda/Indexing.cu: to accumulate, positions are linearized, and sorted by cub together with
+    their order.
+    """
+    accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    values = node.args[2]
+    if not accumulate or not isinstance(values, Value):
+        return NOTHING
+    indices = [value.meta for value in node.args[1] if isinstance(value, Value)]
+    count = max((_count(meta) for meta in indices), default=0)
+    return Need(5 * count * 8, 3 * count * 8, 7 * count * 8 + 65536)
+
+
+@_on("sort", "argsort")
+def _sort(node: Node, threads: int) -> Need:
+    """cuda/Sort.cpp: keys and positions of all rows once more, and cub's counters."""
+    image = node.args[0].meta
+    size = image.nbytes + 8 * _count(image)
+    return Need(size, 0, 2 * size + 65536)
+
+
+@_on("topk")
+def _topk(node: Node, threads: int) -> Need:
+    """cuda/TensorTopK.cu: several blocks per row keep counts; sorting needs memory for the values found."""
+    found = sum(value.nbytes for value in node.outputs)
+    return Need(found, 0, 2 * found + 2**20)
+
+
+@_on("cumsum", "cumprod")
+def _cumulative(node: Node, threads: int) -> Need:
+    """cuda/ScanKernels.cpp: the operand in the result's dtype; for one long row, cub's block sums."""
+    image, result = node.args[0].meta, node.outputs[0]
+    size = result.nbytes if image.dtype != result.dtype else 0
+    return Need(size, size, size + result.nbytes // 256 + 4096)
+
+
+@_on("_foreach_norm")
+def _foreach_norm(node: Node, threads: int) -> Need:
+    """cuda/ForeachReduceOp.cu: for each tensor, one float for every 65,536 elements of the largest."""
+    tensors = [value.meta for value in node.args[0]]
+    chunks = max((-(-_count(meta) // 65536) for meta in tensors), default=0)
+    size = 4 * chunks * len(tensors)
+    return Need(size, size, size)
+
+
+_ATTENTION_BACKWARD = (
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+)
+
+
+@_on(*_ATTENTION_BACKWARD)
+def _attention_backward(node: Node, threads: int) -> Need:
+    """transformers/cuda/attention_backward.cu: one float per query row; in half precision, sums in
+    float32.
+    """
+    query = next(value.meta for value in node.args[1:] if isinstance(value, Value))
+    rows = math.prod(query.shape[:-1]) * 4
+    sums = 2 * query.nbytes if query.dtype.itemsize < 4 else 0
+    return Need(rows + sums, 0, 2 * rows + 3 * sums + query.nbytes)
+
+
+@_on("native_layer_norm_backward")
+def _layer_norm_backward(node: Node, threads: int) -> Need:
+    """cuda/layer_norm_kernel.cu: for many rows, sums for gamma and beta by blocks of rows."""
+    _, image, shape, *_, mask = node.args
+    if not (mask[1] or mask[2]):
+        return NOTHING
+    width = math.prod(shape)
+    rows = _count(image.meta) // max(width, 1)
+    most = 2 * (-(-rows // 64)) * width * 4
+    return Need(most // 2, 0, most)

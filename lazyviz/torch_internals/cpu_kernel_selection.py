@@ -1,0 +1,95 @@
+"""Private torch APIs that tell which CPU kernel PyTorch would select, each with its reason.
+
+Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+
+import torch
+
+from .private_api import kernels_only
+
+_ONE = torch.empty(1, device="cpu")
+
+
+def conv_backend(
+    shape: Sequence[int],
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    dtype: torch.dtype,
+) -> str:
+    """The kernel that PyTorch selects for a CPU convolution of these sizes: ``"Mkldnn"``, ``"Slow2d"``, ...
+
+    ``at::native::select_conv_backend`` (Convolution.cpp) reads sizes, dtype, threads and flags, so tensors
+    without memory are enough; its rules have no public API.
+    """
+    one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype, device="cpu")
+    with torch._C._DisableTorchDispatch():  # no mode needs to see this, because nothing is the user's
+        backend = torch._C._select_conv_backend(
+            one.expand(*shape),
+            one.expand(*weight),
+            None,
+            list(stride),
+            list(padding),
+            list(dilation),
+            transposed,
+            list(output_padding),
+            groups,
+        )
+    name = str(backend.name)
+    # The Python binding has no name for this value of the C++ enumeration.
+    return "MkldnnTranspose" if name == "???" and transposed else name
+
+
+class Instructions(IntEnum):
+    """The instruction sets that oneDNN has separate x86 kernels for, each including those before it."""
+
+    UNKNOWN = 0
+    SSE41 = 1
+    AVX2 = 2
+    AVX512 = 3
+    AVX512_BF16 = 4
+    AMX = 5
+
+
+@lru_cache(1)
+def onednn_instructions() -> Instructions:
+    """The instruction set that oneDNN uses in this process.
+
+    It is the processor's, unless the system or ``ONEDNN_MAX_CPU_ISA`` restricts it; that of ATen's own
+    kernels (``get_cpu_capability``) may differ. oneDNN does not export it, but its layouts for small weights
+    differ in size, which reveals it.
+    """
+    known = {4: Instructions.SSE41, 8: Instructions.AVX2, 16: Instructions.AVX512}
+    blocks = {32: Instructions.AMX, 64: Instructions.AVX512_BF16}
+    ops = torch.ops.mkldnn
+    with kernels_only():
+        try:
+            weight = ops._reorder_convolution_weight(
+                torch.zeros(4, 4, 3, 3, device="cpu", dtype=torch.float32)
+            )
+            found = known.get(ops._nbytes(weight) // (4 * 9 * 4), Instructions.UNKNOWN)
+            if found is Instructions.AVX512:
+                weight = torch.zeros(17, 3, device="cpu", dtype=torch.bfloat16)
+                # 17 x 3 elements in blocks of 32 or 64 outputs by 32 inputs; unblocked without such kernels
+                size = ops._nbytes(ops._reorder_linear_weight(weight, 64)) // weight.itemsize
+                found = blocks.get(size // 32, found)
+        except (AttributeError, RuntimeError):  # a build without oneDNN
+            return Instructions.UNKNOWN
+    return found
+
+
+def multiplies_bfloat16_in_onednn() -> bool:
+    """Whether ATen uses oneDNN for products of bfloat16 matrices (``mkldnn_bf16_device_check``)."""
+    mkldnn = torch.backends.mkldnn
+    return bool(mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())

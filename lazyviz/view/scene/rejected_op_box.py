@@ -1,0 +1,203 @@
+"""Box of the rejected op, which ended the recording: its place, arguments, and mismatched sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ...graph.ir import Graph, Node, RejectedOp, Value
+from ...graph.modules import facts_of, full_name, module_path, root_parts
+from ...graph.rejected_op import clashes
+from .boxes import Box, op_name, rejected_of
+
+LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
+SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels of a character of a shape, and between two with a marked size
+
+
+def find_error(root: Box) -> Box | None:
+    """The box of the op that was rejected, if there is one."""
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        if box.kind == "error":
+            return box
+        stack.extend(box.children)
+    return None
+
+
+def views_behind(value: Value, graph: Graph, box_of: list[Box | None]) -> list[Node]:
+    """The views that are not drawn by which ``value`` was made, the first one first."""
+    views: list[Node] = []
+    while (node := _maker(value, graph)) is not None and box_of[node.index] is None and node.inputs:
+        views.append(node)
+        value = node.inputs[0]
+    return views[::-1]
+
+
+def _maker(value: Value, graph: Graph) -> Node | None:
+    """The node of ``graph`` that makes ``value``."""
+    node = value.node
+    is_own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+    return node if is_own else None
+
+
+def makers_of(
+    box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]
+) -> Iterator[tuple[Value, Value, list[Node], Box | None]]:
+    """The inputs of the rejected op, each with the value before views that are not drawn, these views, and
+    the box that it comes from.
+    """
+    rejected = rejected_of(box)
+    for value in rejected.inputs if rejected is not None else ():
+        views = views_behind(value, graph, box_of)
+        source = views[0].inputs[0] if views else value
+        node = _maker(source, graph)
+        if node is None:
+            maker = box_of_value.get(source.id) or _same_storage(source, box_of_value)
+        else:
+            maker = box_of[node.index]
+        yield value, source, views, maker
+
+
+def _same_storage(value: Value, box_of_value: dict[int, Box]) -> Box | None:
+    for box in box_of_value.values():
+        if any(each.storage is value.storage for each in box.values):
+            return box
+    return None
+
+
+def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]) -> list[Box]:
+    """Draw the outside inputs of the rejected op; returns the groups to open so that it is visible."""
+    parent = box.parent
+    assert parent is not None
+    for _, source, _, maker in list(makers_of(box, graph, box_of, box_of_value)):
+        if maker is not None or _maker(source, graph) is not None:
+            continue
+        name = full_name(source.name or source.storage.name) or source.storage.role or "input"
+        if parent.name and source.storage.role in ("parameter", "buffer"):
+            name = name.rpartition(".")[2]
+        given = Box("input", name, box.phase, parent, source.storage.role or "input")
+        given.values = (source,)
+        given.nbytes = source.nbytes
+        box_of_value[source.id] = given
+        parent.children.insert(parent.children.index(box), given)
+    around: list[Box] = []
+    at: Box | None = parent
+    while at is not None and at.kind != "root":
+        if at.kind != "lane":
+            around.append(at)
+        at = at.parent
+    return around
+
+
+def error_json(box: Box, message: str) -> dict[str, Any]:
+    """The content of the rejected op's card: its inputs' shapes, with the mismatched sizes marked, and the
+    reason.
+
+    For each input, ``given`` has the id of its value, and its shape in parts, each with whether it
+    mismatches.
+    """
+    rejected = rejected_of(box)
+    assert rejected is not None
+    given = [
+        (value.id, _parts(tuple(value.meta.shape), marked))
+        for value, marked in zip(rejected.inputs, clashes(rejected), strict=True)
+    ]
+    shapes = ["".join(text for text, _ in parts) for _, parts in given]
+    beside = sum(len(shape) * SHAPE_CHAR + SHAPE_GAP for shape in shapes)  # one another, above the card
+    return {
+        "op": str(rejected.op),
+        "sub": message,
+        "through": " · ".join(shapes),
+        "given": given,
+        "size": [round(min(max(beside, LEAST_WIDTH), MOST_WIDTH)), 64],
+    }
+
+
+def clash_words(graph: Graph, rejected: RejectedOp) -> list[str]:
+    """Where each of the sizes that do not fit is from, and which layer would take them.
+
+    For example ``"64×1152 is from net.pool (line 12), where it is 64×32×6×6"``.
+    """
+    words = []
+    given: tuple[int, ...] = ()  # of what the layer is given
+    for value, marked in zip(rejected.inputs, clashes(rejected), strict=True):
+        if not marked:
+            continue
+        source = _before_views(value, graph)
+        made = _given_out(value, source, graph)
+        shape, there = (_shape_text(tuple(each.meta.shape)) for each in (value, made))
+        text = f"{shape} is from {_origin(source, graph)}"
+        words.append(text if shape == there else f"{text}, where it is {there}")
+        if source.storage.role != "parameter":
+            given = tuple(value.meta.shape)
+    return words + _would_fit(rejected, given)
+
+
+def _before_views(value: Value, graph: Graph) -> Value:
+    """What ``value`` is a view of."""
+    while (node := _own_maker(value, graph)) is not None and node.op.is_view and node.inputs:
+        value = node.inputs[0]
+    return value
+
+
+def _given_out(value: Value, source: Value, graph: Graph) -> Value:
+    """``source``, of which ``value`` is a view, as the module that made it gave it out."""
+    maker = _own_maker(source, graph)
+    path = module_path(maker) if maker is not None else ""
+    found = source
+    while path and value is not source and (view := _own_maker(value, graph)) is not None:
+        if module_path(view) == path:
+            found = value
+            break
+        value = view.inputs[0]
+    return found
+
+
+def _own_maker(value: Value, graph: Graph) -> Node | None:
+    node = value.node
+    own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
+    return node if own else None
+
+
+def _origin(value: Value, graph: Graph) -> str:
+    """``"net.pool (line 12)"``, ``"net.fc.weight"``, ``"x"``."""
+    name = full_name(value.storage.name or value.name)
+    node = _own_maker(value, graph)
+    if node is None or value.storage.role in ("parameter", "buffer"):
+        return name or value.storage.role or "outside"
+    made = name or module_path(node) or op_name(node)
+    return f"{made} (line {node.source.line})" if node.source is not None else made
+
+
+def _would_fit(rejected: RejectedOp, given: tuple[int, ...]) -> list[str]:
+    """The settings with which PyTorch's layer would accept the given shape."""
+    path = module_path(rejected)
+    base = root_parts(rejected.root)[:1]
+    inside = path[len(base[0]) + 1 :] if base else ""
+    facts = facts_of(rejected.root, inside)
+    if facts is None or not given or "groups" in facts.settings:
+        return []
+    if facts.kind in ("Linear", "LazyLinear"):
+        setting, found, size = "in_features", re.match(r"in_features=(\d+)", facts.settings), given[-1]
+    elif re.fullmatch(r"(Lazy)?Conv\d[dD]", facts.kind) and len(given) > 1:
+        setting, found, size = "in_channels", re.match(r"(\d+)", facts.settings), given[1]
+    else:
+        return []
+    if found is None or int(found[1]) == size:
+        return []
+    return [f"{path} would take it with {setting}={size} instead of {found[1]}"]
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "".join(text for text, _ in _parts(shape, set()))
+
+
+def _parts(sizes: tuple[int, ...], marked: set[int]) -> list[tuple[str, bool]]:
+    """``((4, 16), {1})`` -> 4, ×, and 16 marked."""
+    parts = [("scalar", False)] if not sizes else []
+    for dim, size in enumerate(sizes):
+        parts += [("×", False)] if dim else []
+        parts.append((str(size), dim in marked))
+    return parts

@@ -1,0 +1,212 @@
+"""Projected time on this CPU: calibration per machine, and comparison with measured time."""
+
+import copy
+import pickle
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.runtime import cpu_calibration
+from lazyviz.plan.runtime.cpu_op_times import (
+    CpuRates,
+    cache_file,
+    known_rates,
+    project_on_cpu,
+    rate_at,
+    rates_from,
+)
+from lazyviz.plan.runtime.gpu_timeline import duration
+from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
+from lazyviz.plan.runtime.op_classes import short_name
+from lazyviz.plan.runtime.op_costs import operator_class
+
+FLAT = ((1e3, 1e9), (1e6, 1e9))
+RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def _keep(rates):
+    cache_file().parent.mkdir(parents=True, exist_ok=True)
+    cache_file().write_text(rates.text())
+
+
+def test_without_a_calibration_no_time_is_given_and_nothing_is_measured():
+    with lazyviz.lazy() as graph:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    plan = graph.plan()
+    assert plan.time is None and plan.seconds is None
+    assert graph.evaluate().projected_seconds is None
+    assert not cache_file().exists()
+
+
+def test_calibrating_takes_two_seconds_and_is_kept():
+    before = torch.get_rng_state()
+    start = time.process_time()
+    made = lazyviz.calibrate()
+    assert time.process_time() - start < 2 * max(torch.get_num_threads(), 1) + 0.5
+    assert torch.equal(torch.get_rng_state(), before)
+    assert made.file == cache_file() and made.file.exists()
+    assert known_rates() == made.rates
+    assert all(rate > 0 for curve in (made.rates.matmul, made.rates.elementwise) for _, rate in curve)
+    assert "GFLOP/s" in repr(made) and "stored in" in made.table().text()
+    with lazyviz.lazy() as graph:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    plan = graph.plan()
+    low, high = plan.seconds_range
+    assert low < plan.seconds < high
+    assert "What limits this step" in plan.explain()
+
+
+def test_a_block_refuses_calibration():
+    with lazyviz.lazy(), pytest.raises(RuntimeError, match="outside the block"):
+        lazyviz.calibrate()
+
+
+def test_where_nothing_can_be_written_it_is_said(monkeypatch, tmp_path):
+    file = tmp_path / "a file"
+    file.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    made = lazyviz.calibrate()
+    assert made.file is None and "could not be stored" in made.table().text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 0}',
+        '{"format": 2, "call": 1}',
+        '{"format": 2}',
+        RATES.text().replace('"operators": {}', '"operators": []'),
+        RATES.text().replace('"operators": {}', '"operators": {"mm": 0}'),
+    ],
+)
+def test_a_file_of_another_kind_is_no_calibration(text):
+    assert rates_from(text) is None
+    assert rates_from(RATES.text()) == RATES
+
+
+def test_rates_between_sizes_lie_between():
+    curve = ((1e3, 1e9), (1e5, 4e9))
+    assert rate_at(curve, 10) == 1e9
+    assert rate_at(curve, 1e4) == pytest.approx(2e9)
+    assert rate_at(curve, 1e9) == 4e9
+
+
+def test_seconds_are_calls_products_and_traffic():
+    with lazyviz.lazy() as graph:
+        a = torch.ones(100, 100)
+        (a @ a).t()
+    ones, product, view = (
+        project_on_cpu(graph.nodes, RATES).ops[0],
+        *project_on_cpu(graph.nodes, RATES).ops[-2:],
+    )
+    assert ones.seconds == pytest.approx(1e-6 + 40_000 / 1e9)
+    assert product.seconds == pytest.approx(1e-6 + 2e6 / 1e9)
+    assert (ones.bound, product.bound, view.bound) == ("memory", "compute", "launch")
+
+
+def test_a_report_has_projected_and_measured_seconds():
+    _keep(RATES)
+    model = nn.Linear(64, 64)
+    with lazyviz.lazy() as graph:
+        model(torch.ones(8, 64)).sum().backward()
+    report = graph.evaluate()
+    assert report.projected_seconds == pytest.approx(project_on_cpu(graph.nodes, RATES).seconds)
+    projected = report.projected_seconds
+    assert projected is not None
+    assert f"(projected {duration(projected)}, " in report.table().text()  # not 0.000 of a short step
+    assert pickle.loads(pickle.dumps(report)) == report
+    copied = copy.deepcopy(report)
+    del graph, model
+    assert copied.ops_run == report.ops_run
+
+
+def test_a_report_keeps_no_graph():
+    _keep(RATES)
+    with lazyviz.lazy() as graph:
+        torch.ones(3) + 1
+    report = graph.evaluate()
+    assert report._record() is graph.ir
+    del graph
+    import gc
+
+    gc.collect()
+    assert report.projected_seconds is None
+
+
+def test_operators_have_their_own_overhead_and_plain_pytorch_waits_for_python():
+    rates = replace(RATES, issue=9e-6, operators={"mm": 5e-6})
+    with lazyviz.lazy() as graph:
+        a = torch.ones(100, 100)
+        (a @ a).t()
+    product, view = project_on_cpu(graph.nodes, rates).ops[-2:]
+    assert product.seconds == pytest.approx(5e-6 + 2e6 / 1e9 + 8e-6)
+    assert product.waiting == pytest.approx(8e-6) and view.seconds == pytest.approx(4.5e-6)
+    _keep(rates)
+    projection, report = project_on_cpu(graph.nodes, rates), graph.evaluate()
+    # A run of lazyviz's does not wait for Python.
+    assert report.projected_seconds == pytest.approx(projection.seconds - projection.waiting)
+    assert sum(pair.projected for pair in report.times.ops.values()) == pytest.approx(
+        report.projected_seconds
+    )
+
+
+def test_the_ops_of_the_timed_step_are_counted_right():
+    layers = [layer for _ in range(cpu_calibration.ISSUED_LAYERS) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(2, 8)
+    model(x).sum().backward()
+    with lazyviz.lazy() as graph:
+        model(x).sum().backward()
+    halves = sum(1 if operator_class(node) in ("view", "allocation") else 2 for node in graph.nodes)
+    assert halves / 2 == cpu_calibration.ISSUED_OPS
+
+
+def test_the_timed_operators_have_the_names_of_recorded_ones():
+    generator = torch.Generator().manual_seed(0)
+    for name, call in cpu_calibration._operators(
+        lambda *shape: torch.rand(*shape, generator=generator)
+    ).items():
+        with lazyviz.lazy() as graph, torch.no_grad():
+            call()
+        assert name in [short_name(node.op) for node in graph.nodes], name
+
+
+def _times(projected, measured, count=10):
+    with lazyviz.lazy() as graph:
+        x = torch.ones(1)
+        for _ in range(count):
+            x = x + 1
+    nodes = graph.nodes[-count:]
+    return TimesCompared("cpu", {node: Pair(projected, measured) for node in nodes})
+
+
+def test_a_calibration_of_another_state_of_the_machine_is_noticed():
+    assert _times(0.06, 0.01).misfit == pytest.approx(6.0)
+    assert _times(0.01, 0.06).misfit == pytest.approx(1 / 6)
+    assert _times(0.013, 0.01).misfit is None  # within what is claimed
+    assert _times(0.003, 0.001).misfit is None  # too short to judge by
+    assert _times(3e-5, 1e-5, count=3000).misfit is None  # small ops have other costs
+
+
+def test_the_report_says_that_the_calibration_does_not_fit():
+    slow = tuple((amount, rate / 1e5) for amount, rate in FLAT)
+    _keep(replace(RATES, matmul=slow))
+    a = torch.ones(300, 300)
+    with lazyviz.lazy() as graph:
+        for _ in range(3):
+            a = a @ a / 300
+    report = graph.evaluate()
+    assert report.times.misfit > 2
+    assert "lazyviz.calibrate() again" in report.table().text()

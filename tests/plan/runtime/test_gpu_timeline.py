@@ -1,0 +1,207 @@
+"""Projected time: matrix products by waves, memory, launches, the host, ranges, and unknown ops."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+from lazyviz.plan.devices.profiles import PROFILES
+from lazyviz.plan.devices.rates import Rates
+from lazyviz.plan.runtime.gpu_kernel_times import Product, product_seconds
+from lazyviz.plan.runtime.gpu_timeline import duration
+
+
+def _projected(device, step):
+    with lazyviz.lazy(device=device) as graph:
+        step()
+    return graph.plan(device=device).time
+
+
+def _product(n, dtype=torch.float32):
+    def step():
+        a = torch.randn(n, n, device="cuda", dtype=dtype)
+        return a @ a
+
+    return step
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_known_gpu_has_rates_and_projects(name):
+    time = _projected(name, _product(4096))
+    product = next(each for each in time.ops if each.work.flops)
+    rates = PROFILES[name].rates
+    assert product.bound == "compute"
+    attained = product.work.flops / (product.seconds - product.waiting) / rates.peak("float32")
+    assert 0.8 * rates.fraction("float32") < attained <= rates.fraction("float32")
+    low, high = time.seconds_range
+    assert low < time.seconds < high
+
+
+def test_waves_of_tiles_are_a_staircase():
+    rates = PROFILES["A100-40GB"].rates
+    one = product_seconds(Product(1, 128 * 12, 128 * 9, 4096), rates, "float32")
+    same = product_seconds(Product(1, 128 * 12 - 100, 128 * 9, 4096), rates, "float32")
+    more = product_seconds(Product(1, 128 * 12, 128 * 9 + 8, 4096), rates, "float32")
+    assert same == one < more
+
+
+def test_a_large_elementwise_op_is_bound_by_memory():
+    def step():
+        return torch.ones(1 << 28, device="cuda").exp()
+
+    time = _projected("V100-32GB", step)
+    exp = time.ops[-1]
+    assert exp.bound == "memory"
+    assert exp.seconds == pytest.approx(2 * 4 * 2**28 / (900e9 * 0.915), rel=0.02)
+    assert time.coverage == 1
+
+
+def test_many_tiny_ops_wait_for_the_host():
+    def step():
+        x = torch.ones(8, device="cuda")
+        for _ in range(100):
+            x = x + 1
+
+    time = _projected("H100-80GB", step)
+    assert time.by_bound["launch"] > 0.9 * time.seconds
+    assert math.isclose(sum(each.seconds for each in time.ops), time.seconds)
+
+
+def test_a_user_defined_gpu_without_rates_has_no_projected_time():
+    gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 0))
+    with lazyviz.lazy(device=gpu) as graph:
+        _product(64)()
+    plan = graph.plan(device=gpu)
+    assert plan.time is None and plan.seconds is None and plan.seconds_range is None
+    assert plan.flops == 2 * 64**3
+    assert plan.by_phase == {}
+    assert "takes" not in plan.explain()
+
+
+def test_a_user_defined_gpu_with_rates_has_a_projected_time():
+    rates = Rates(10, 0, 0, 500, 40, 200, 8, "GDDR6")
+    gpu = lazyviz.DeviceProfile("mine", "8 GiB", compute_capability=(8, 6), rates=rates)
+    assert _projected(gpu, _product(2048)).known == "rule"
+    assert _projected(gpu, _product(2048, torch.bfloat16)) is None  # no data on 16 bits: no time
+
+
+def test_precision_decides_which_units_compute():
+    single = _projected("A100-80GB", _product(8192)).seconds
+    half = _projected("A100-80GB", _product(8192, torch.bfloat16)).seconds
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        tf32 = _projected("A100-80GB", _product(8192)).seconds
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert half < tf32 < single
+    assert _projected("P100-16GB", _product(512, torch.bfloat16)) is None
+
+
+def test_ranges_say_how_a_rate_is_known():
+    def margin(name, dtype=torch.float32):
+        time = _projected(name, _product(8192, dtype))
+        return time.known, time.margin
+
+    assert margin("V100-32GB") == ("measured", pytest.approx(0.1))
+    assert margin("RTX-3090") == ("measured", pytest.approx(0.1))
+    assert margin("RTX-4080") == ("rule", pytest.approx(0.2))
+    assert margin("T4-16GB") == ("power-limited", pytest.approx(0.35))
+    known, wide = margin("RTX-4080", torch.float16)  # no measurement of its tensor cores
+    assert known == "rule" and wide > 0.5
+
+
+def test_the_work_of_ops_of_unknown_duration_is_counted_in_its_phase_module_and_line():
+    weight, layer = torch.randn(32, 32, dtype=torch.complex64), nn.Linear(512, 512)
+
+    def step():
+        layer.to("cuda")(torch.randn(512, 512, device="cuda")).sum().backward()
+        return weight.cuda() @ weight.cuda()
+
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        kept = step()
+    plan = graph.plan()
+    time = plan.time
+    assert [node.op for node in time.unknown] == [torch.ops.aten.mm.default]
+    assert sum(flops for _, flops, _ in plan.by_phase.values()) == time.flops == plan.flops
+    for groups in (time.by_module, time.by_line):
+        assert sum(work.flops for _, work in groups.values()) == plan.flops
+    assert math.isclose(sum(found[0] for found in plan.by_phase.values()), time.seconds)
+    timed = sum(each.work.flops for each in time.ops)
+    assert time.mfu == timed / time.seconds / time.peak_flops
+    del kept
+    lazyviz.reset()
+
+
+def test_the_parts_of_a_step_add_up():
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64))
+
+    def step():
+        gpu = model.to("cuda")
+        optimizer = torch.optim.AdamW(gpu.parameters())
+        F.cross_entropy(
+            gpu(torch.randn(256, 512, device="cuda")), torch.zeros(256, dtype=torch.long, device="cuda")
+        ).backward()
+        optimizer.step()
+
+    time = _projected("A100-40GB", step)
+    assert math.isclose(sum(seconds for seconds, _ in time.by_module.values()), time.seconds)
+    assert math.isclose(sum(seconds for seconds, _ in time.by_line.values()), time.seconds)
+    assert math.isclose(sum(found[0] for found in time.by_phase.values()), time.seconds)
+    assert math.isclose(sum(time.by_bound.values()), time.seconds)
+    assert {"forward", "backward", "optimizer"} <= set(time.by_phase)
+    forward, backward = time.by_phase["forward"][1], time.by_phase["backward"][1]
+    assert backward == 2 * forward - 2 * 256 * 512 * 512  # the input needs no gradient
+    assert 0 < time.mfu < 1
+    assert time.of(each.node for each in time.ops) == pytest.approx(time.seconds)
+
+
+def test_nothing_runs_and_the_same_op_is_timed_once(monkeypatch):
+    from lazyviz.plan.runtime import gpu_kernel_times
+
+    asked = []
+    timed = gpu_kernel_times._timed
+    monkeypatch.setattr(gpu_kernel_times, "_timed", lambda node, gpu: asked.append(node) or timed(node, gpu))
+    monkeypatch.setattr(gpu_kernel_times, "_memo", {})
+
+    def step():
+        x = torch.ones(16, 16, device="cuda")
+        for _ in range(50):
+            x = (x @ x).relu()
+
+    time = _projected("L4-24GB", step)
+    assert len(time.ops) == 101 and len(asked) == 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100-40GB"])
+def test_explain_names_the_ops_that_prevent_a_projection(monkeypatch, tmp_path, device):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lazyviz.calibrate()
+    with lazyviz.lazy(device=None if device == "cpu" else device) as graph:
+        matrix = torch.eye(64, device="cpu" if device == "cpu" else "cuda")
+        torch.linalg.svd(matrix + 1)
+    plan = graph.plan(device=device)
+    assert plan.time is None
+    assert f"Projected time on {device}: not given" in plan.explain()
+    assert "may take most of it: _linalg_svd." in plan.explain()
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9996e-3, "1 ms"),
+        (0.9994e-3, "999 µs"),
+        (0.99996, "1 s"),
+        (9.996e-3, "10 ms"),
+        (1234.5, "1,234 s"),
+        (999.6, "1,000 s"),
+        (12.34e-9, "12.3 ns"),
+        (0.0, "0 ns"),
+    ],
+)
+def test_durations_are_never_shown_as_powers_of_ten(seconds, text):
+    assert duration(seconds) == text
