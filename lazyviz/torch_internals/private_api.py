@@ -10,7 +10,7 @@ import ctypes
 import logging
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -499,6 +499,23 @@ def quiet_shape_rules() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def is_redispatched(tensor: torch.Tensor) -> bool:
+    """Whether the class of ``tensor`` has handed on the next function called for it; this is asked once.
+
+    ``torch.overrides.redispatch_function`` says so to the first query in C++, whoever makes it.
+    """
+    return torch._C._is_torch_function_enabled() and not torch._C._has_torch_function_unary(tensor)
+
+
+def redispatching(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which does not ask the class of its arguments: that has handed on the call."""
+
+    def redispatched(*args: Any, **kwargs: Any) -> Any:
+        return torch._C._skip_one_hop_torch_function(function, (), args, kwargs)
+
+    return redispatched
 
 
 def no_function_modes() -> Any:

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -1023,3 +1024,36 @@ def test_has_storage():
         torch.eye(2).to_sparse()
     )  # "lazy" tensors need a backend for the process
     assert torch.device("lazy").type in private_api.DEVICES_WITHOUT_STORAGE
+
+
+def test_a_class_that_hands_on_a_call_is_passed_over_once():
+    class HandsOn(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return torch.overrides.redispatch_function(func, types, args, kwargs or {})
+
+    class Counts(torch.Tensor):
+        seen: ClassVar[list[str]] = []
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    asked = []
+
+    def function(tensor):
+        asked.append((private_api.is_redispatched(tensor), private_api.is_redispatched(tensor)))
+
+    tensor = torch.ones(2).as_subclass(HandsOn)
+    function(tensor)
+    torch.overrides.redispatch_function(function, (), (tensor,), {})
+    with private_api.no_function_modes():
+        function(tensor)
+    assert asked == [(False, False), (True, False), (False, False)]
+    counts = torch.ones(2).as_subclass(Counts)
+    Counts.seen.clear()
+    private_api.redispatching(torch.Tensor.tolist)(counts)
+    assert not Counts.seen
+    counts.tolist()
+    assert Counts.seen == ["tolist"]

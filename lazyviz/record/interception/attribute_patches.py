@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ...process.paths import PACKAGE
 from ...torch_internals import generators
+from .torch_function import replacement_of
 
 MISSING = object()
 _IMMUTABLE = 1 << 8  # bit of ``type.__flags__``: a static C type, whose attributes cannot be set
@@ -145,6 +146,7 @@ class Patches:
     def set(self, owner: Any, name: str, value: Any) -> None:
         before = vars(owner).get(name, MISSING)
         originals.note(owner, name, before)
+        value = replacement_of(owner, getattr(owner, name, None), value)
         self._set.append((owner, name, before, value))
         Patches.exchange((_change(owner, {name: (before, value)}),), False)
 

@@ -18,6 +18,7 @@ from ...torch_internals import dispatch_level, private_api
 from ..lazy_tensor import class_of, is_pending
 from ..ops_outside_blocks import nodes_before_access
 from ..tracked_storages import TrackedStorage
+from .torch_function import sees_calls
 
 if TYPE_CHECKING:
     from ..tape import Tape
@@ -160,7 +161,7 @@ def copier(tape: Tape) -> Callable[[torch.Tensor], Any]:
     """``Tensor.__copy__``, which ``copy.copy`` calls if it exists."""
 
     def __copy__(tensor: torch.Tensor) -> Any:
-        made = shallow_copy(tape, tensor) if tape.pending else None
+        made = shallow_copy(tape, tensor) if tape.pending and not sees_calls(tensor) else None
         if made is not None:
             return made
         reduced = tensor.__reduce_ex__(4)  # as it does otherwise

@@ -12,7 +12,7 @@ import torch
 
 from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import storage_owners, tensor_memory
+from ...torch_internals import private_api, storage_owners, tensor_memory
 from .. import native_recorder
 from ..dependencies import closure
 from ..eager_fallback import note_copies
@@ -21,6 +21,7 @@ from ..sync_points import needs_absent
 from ..tape import Tape
 from ..tracked_storages import TrackedStorage
 from .attribute_patches import Patches
+from .torch_function import sees_calls
 from .warning_routing import at_users_line
 
 RAW_ACCESS = "raw memory access"
@@ -87,6 +88,10 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
             try:
+                if sees_calls(tensor):
+                    is_redispatched = private_api.is_redispatched(tensor)
+                    before_read(tensor, RAW_ACCESS)
+                    return (private_api.redispatching(original) if is_redispatched else original)(tensor)
                 if tape.pending and tensor_memory.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
                 traced = torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -50,6 +50,7 @@ from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noti
 from .attribute_patches import Patches, originals
 from .external_aliases import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
+from .torch_function import sees_calls
 from .warning_routing import at_users_line
 
 # Modules that read a generator's state only to set it again.
@@ -80,6 +81,7 @@ _HANDED_OUT = {
 }  # fmt: skip
 
 
+_OPS = {"set_", "resize_"}  # they go through the dispatcher
 _OTHERS = {"map_", "map2_"}  # they read the memory of other tensors as well
 
 
@@ -176,6 +178,35 @@ class SyncPatches:
             with tape.runs.lock:
                 tape.runs.sync(cause, needed, nbytes)
 
+    def of_class(
+        self, original: Callable[..., Any], cause: str, tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A method's call for a tensor whose class sees it; such a tensor is not pending itself."""
+        tape = self.tape
+        call = private_api.redispatching(original) if private_api.is_redispatched(tensor) else original
+        if tape.pending:
+            for each in (tensor, *tensors_in(args)):
+                self.before_read(each, cause)
+            args = tuple(map(real_class, args))
+        with private_api.no_function_modes():
+            tape.runs.await_result(tensor)
+        if tape.recording.graph is None or cause in _OPS:
+            return call(tensor, *args, **kwargs)
+        with tape.recording.paused():
+            result = call(tensor, *args, **kwargs)
+        self._after_read(cause, tensor, result)
+        return result
+
+    def _after_read(self, cause: str, tensor: torch.Tensor, result: Any) -> None:
+        """Note memory that a method has replaced or copied."""
+        if cause == "share_memory_":
+            with private_api.no_function_modes():
+                place = eager_fallback.memory_of(tensor)
+            if place is not None:
+                self.tape.tensors.forget_storage(place[0])
+        if cause == "deepcopy":
+            eager_fallback.note_copies(self.tape, result)
+
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The content of ``tensor``, if it is known without evaluating anything."""
         with private_api.no_function_modes():
@@ -187,7 +218,7 @@ class SyncPatches:
 
     def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
         patches = self
-        dispatches = cause in ("set_", "resize_")
+        dispatches = cause in _OPS
         who = METHODS.get(original.__name__)
         give = (
             original
@@ -198,6 +229,8 @@ class SyncPatches:
         @functools.wraps(original)
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             tape = patches.tape
+            if sees_calls(tensor) and not may_need_absent():
+                return patches.of_class(original, cause, tensor, *args, **kwargs)
             if tape.pending:
                 cls = type(tensor)
                 if (
@@ -235,10 +268,7 @@ class SyncPatches:
                 return give(tensor, *args, **kwargs)
             with tape.recording.paused():
                 result = give(tensor, *args, **kwargs)
-            if cause == "share_memory_" and (place := eager_fallback.memory_of(tensor)) is not None:
-                tape.tensors.forget_storage(place[0])
-            if cause == "deepcopy":
-                eager_fallback.note_copies(tape, result)
+            patches._after_read(cause, tensor, result)
             return result
 
         return data_errors.with_own_errors(patches.tape, original, method)
@@ -249,6 +279,8 @@ class SyncPatches:
 
         @functools.wraps(original)
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if sees_calls(tensor) and not may_need_absent():
+                return self.of_class(original, "tolist", tensor, *args, **kwargs)
             if tape.pending:
                 cls = type(tensor)
                 if may_need_absent() and is_out_of_reach(tape, tensor):
@@ -283,6 +315,8 @@ class SyncPatches:
 
         @functools.wraps(original)
         def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
+            if sees_calls(tensor) and not may_need_absent():
+                return self.of_class(original, "print", tensor, **kwargs)
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
                 return LazyTensor.__repr__(tensor)  # type: ignore[arg-type]

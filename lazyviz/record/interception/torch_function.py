@@ -1,0 +1,107 @@
+"""Replaced methods of tensors, for classes with a ``__torch_function__`` of their own.
+
+Such a class is given the method that is called. It may look it up in a table of methods, or pass it on with
+``torch.overrides.redispatch_function``. So a replacement equals the method that it replaces, and does not
+use up what was said about the next call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from ..lazy_tensor import LazyTensor
+from ..pending_tensor_classes import PendingClass
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
+
+
+class Replacement(functools.partial[Any]):
+    """A function in place of one of PyTorch's, and equal to it.  Its calls have no frame of their own."""
+
+    original: Callable[..., Any]
+
+    def __new__(cls, original: Callable[..., Any], function: Callable[..., Any]) -> Replacement:
+        self = super().__new__(cls, function)
+        functools.update_wrapper(self, original)
+        self.original = original.original if isinstance(original, Replacement) else original
+        return self
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self.func, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return self.original == (other.original if isinstance(other, Replacement) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __reduce__(self) -> Any:
+        """By name, as the original."""
+        if isinstance(self.original, FunctionType):
+            return self.original.__qualname__
+        return self.original.__reduce__()
+
+
+class _Accessor:
+    """``__get__`` or ``__set__`` of a :class:`ReplacedProperty`."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._access = name, getattr(property, name)
+
+    def __get__(self, instance: ReplacedProperty | None, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return _BoundAccessor(getattr(instance.original, self._name), MethodType(self._access, instance))
+
+    def __call__(self, instance: ReplacedProperty, *args: Any) -> Any:
+        return self._access(instance, *args)
+
+
+class ReplacedProperty(property):
+    """A property in place of an attribute of ``torch.Tensor``, whose ``__get__`` equals the attribute's."""
+
+    original: Any
+    __get__: Any = _Accessor("__get__")
+    __set__: Any = _Accessor("__set__")
+
+    @classmethod
+    def of(cls, original: Any, replacement: property) -> ReplacedProperty:
+        self = cls(replacement.fget, replacement.fset, replacement.fdel)
+        self.original = original.original if isinstance(original, ReplacedProperty) else original
+        return self
+
+
+# PyTorch asks for the name of the class of an attribute's getter.
+_BoundAccessor = type("method-wrapper", (Replacement,), {"__module__": __name__})
+
+
+def replacement_of(owner: Any, original: Any, value: Any) -> Any:
+    """``value``, which takes the place of the attribute ``original`` of a class or module."""
+    if owner is not torch and not (isinstance(owner, type) and issubclass(owner, torch.Tensor)):
+        return value
+    if isinstance(value, FunctionType) and callable(original):
+        return Replacement(original, value)
+    if isinstance(value, property) and hasattr(original, "__get__"):
+        return ReplacedProperty.of(original, value)
+    return value
+
+
+def sees_calls(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's class has a ``__torch_function__``, which has to see what the user calls only."""
+    cls = type(tensor)
+    if cls in _PLAIN or isinstance(cls, PendingClass):
+        return False
+    function = cls.__torch_function__
+    return getattr(function, "__func__", function) not in _NEUTRAL
+
+
+def _functions(*classes: type[torch.Tensor]) -> list[Any]:
+    return [getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in classes]
+
+
+_NEUTRAL = _functions(torch.Tensor, torch.nn.Parameter)  # the one of subclasses, and none
