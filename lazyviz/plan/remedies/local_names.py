@@ -10,6 +10,7 @@ import ast
 import functools
 import linecache
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...graph.ir import Node, SourceLine
@@ -84,6 +85,65 @@ class Statements:
 def line_in(node: Node, scope: Scope) -> SourceLine | None:
     """The line of a function that led to a node, if there is one."""
     return next((line for line in chain(node) if scope_of(line) == scope), None)
+
+
+def later_read(line: SourceLine, names: Sequence[str]) -> SourceLine | None:
+    """The last line below ``line`` in the same function, or in the same code outside of functions, that reads
+    one of the variables ``names``.
+
+    It need not lead to an op (``x.shape[0]``), and a recording may have ended before it.
+    """
+    scope = scope_of(line)
+    reads = [each for name in names for each in _reads(line.file).get((name, scope), ()) if each > line.line]
+    if not reads:
+        return None
+    return replace(line, line=max(reads), text=linecache.getline(line.file, max(reads)).strip())
+
+
+@functools.lru_cache(maxsize=100)
+def _reads_in_text(text: str, file: str) -> dict[tuple[str, Scope | None], list[int]]:
+    """The lines in which each variable is read, by name and function.
+
+    A nested function may be called anywhere below its definition: what it reads counts as read in the last
+    line of the function around it. A variable that is only returned does not count: who deletes it cannot
+    return it.
+    """
+    functions = _parsed_text(text, file)[0]
+    found: dict[tuple[str, Scope | None], list[int]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return {}
+    returned = {
+        name for item in ast.walk(tree) if isinstance(item, ast.Return) for name in _parts(item.value)
+    }
+    changed = {item.target for item in ast.walk(tree) if isinstance(item, ast.AugAssign)}
+    for item in ast.walk(tree):
+        if not isinstance(item, ast.Name) or item in returned:
+            continue
+        if not isinstance(item.ctx, ast.Load) and item not in changed:
+            continue
+        around = [each for each in functions if each.scope.line <= item.lineno <= each.last_line]
+        around.sort(key=lambda each: each.scope.line)
+        if not around:
+            found.setdefault((item.id, None), []).append(item.lineno)
+        for inner, each in enumerate(around, 1):
+            line = item.lineno if inner == len(around) else each.last_line
+            found.setdefault((item.id, each.scope), []).append(line)
+    return found
+
+
+def _parts(value: ast.expr | None) -> list[ast.expr]:
+    """The elements of a tuple, list or dictionary; else the value alone."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return value.elts
+    if isinstance(value, ast.Dict):
+        return value.values
+    return [] if value is None else [value]
+
+
+def _reads(file: str) -> dict[tuple[str, Scope | None], list[int]]:
+    return _reads_in_text("".join(linecache.getlines(file)), file)
 
 
 @functools.lru_cache(maxsize=100)
