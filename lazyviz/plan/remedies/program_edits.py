@@ -20,7 +20,7 @@ from ...graph.modules import known_path
 from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..liveness.lifetimes import formula_end
-from .local_names import Scope, Statements, chain, later_read, line_in, scope_of
+from .local_names import Scope, Statements, chain, line_in, needed_after, scope_of
 
 MAX_FAMILIES = 10  # number of module families tried for recomputation
 MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched
@@ -76,8 +76,11 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
             groups.setdefault(held, []).append(key)
     for variable, keys in groups.items():
         free = [key for key in keys if not functions.read_at_peak(key, variable, last[key])]
-        if free or variable.scope is None:
-            yield _deleted(program, functions, variable, free or keys, last, needed=not free)
+        if not free and variable.scope is not None:
+            continue
+        changed = _deleted(program, functions, variable, free or keys, last, needed=not free)
+        if changed is not None:
+            yield changed
 
 
 def _deleted(
@@ -88,8 +91,11 @@ def _deleted(
     last: Mapping[Key, Node],
     *,
     needed: bool,
-) -> Changed:
-    """Delete a variable that refers to ``keys``; ``needed``: before a line that reads it."""
+) -> Changed | None:
+    """Delete a variable that refers to ``keys``; ``needed``: before a line that reads it.
+
+    ``None``: the next iteration of a loop reads it.
+    """
     changed = program.copy()
     changed.kept.difference_update(keys)
     for key in keys:
@@ -103,11 +109,14 @@ def _deleted(
         then = f"in {variable.scope.name}, which can no longer return it"
         if not any(key in program.kept for key in keys):
             then = f"in {variable.scope.name}"
-    later = source and later_read(source, variable.names)
-    if later is not None and not needed:
-        source = later
-    elif later is not None:
-        then = f"if line {later.line}, which reads it later, can do without it"
+    later = source and needed_after(source, variable.names)
+    if source is not None and later is not None:
+        if not needed:
+            source = later.last
+        elif later.first < source.line:
+            return None
+        else:
+            then = f"if line {later.last.line}, which reads it later, can do without it"
     if source is not None:
         text += f" after its last use at {line_text(source)}"
     return Changed("variable", f"{text} ({then})", changed, source, estimate=variable.scope is not None)
@@ -147,13 +156,13 @@ class _Functions:
         used = self.last_use(key, variable.names, final) or next(reversed(chain(final)), None)
         if variable.scope is not None:
             used = line_in(final, variable.scope) or used
-        later = used and later_read(used, variable.names)
-        if used is None or later is None:
+        needed = used and needed_after(used, variable.names)
+        if used is None or needed is None:
             return False
         scope = scope_of(used)
         lines = (each for each in chain(self._nodes[self._at]) if each.file == used.file)
         running = next((each.line for each in lines if scope_of(each) == scope), None)
-        return running is not None and used.line <= running <= later.line
+        return running is not None and needed.first <= running <= needed.last.line
 
     def last_use(self, key: Key, names: tuple[str, ...], final: Node) -> SourceLine | None:
         """The line of ``final`` in the code that gave a storage one of these names: it may be a function."""

@@ -180,3 +180,19 @@ def test_what_reads_a_variable_of_the_block_later_is_named():
     line = remedy.source.line + 3
     assert f"(if line {line}, which reads it later, can do without it)" in remedy.text, len(kept)
     lazyviz.reset()
+
+
+def test_a_variable_that_every_iteration_reads_is_not_deleted_in_the_loop():
+    model = Classifier()
+    with lazyviz.lazy() as graph:
+        data = torch.randn(5000, 16)
+        for start in range(0, 192, 64):
+            batch = data[start : start + 64]
+            loss_of(model(batch), torch.zeros(64, dtype=torch.long)).backward()
+    assert not [each.text for each in variables(graph.plan()) if each.text.startswith("del data")]
+    with lazyviz.lazy() as graph:
+        data = torch.randn(5000, 16)
+        batches = [data[start : start + 64].clone() for start in range(0, 192, 64)]
+        loss_of(model(batches[0]), torch.zeros(64, dtype=torch.long)).backward()
+    assert [each.text for each in variables(graph.plan()) if each.text.startswith("del data")]
+    lazyviz.reset()
