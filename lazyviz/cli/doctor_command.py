@@ -18,7 +18,8 @@ import lazyviz
 from ..plan.devices.devices import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
-from ..torch_internals import native_build
+from ..torch_internals import native_build, native_modules
+from ..view.scene.scene import plural
 from .gpu_check import check
 from .output import console, table
 from .plan_command import FAILED, FINE
@@ -81,8 +82,8 @@ def _versions(diagnosis: Diagnosis) -> list[str]:
             continue
     return [
         ", ".join(f"{name} {version}" for name, version in found.items()),
-        f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"{torch.get_num_threads()} PyTorch threads, {torch.backends.cpu.get_cpu_capability()}",
+        f"{platform.platform()}, {platform.machine()}, {plural(os.cpu_count() or 1, 'CPU')}, "
+        f"{plural(torch.get_num_threads(), 'PyTorch thread')}, {torch.backends.cpu.get_cpu_capability()}",
         f"lazyviz in {Path(lazyviz.__file__).parent}",
     ]
 
@@ -93,6 +94,7 @@ def _native(diagnosis: Diagnosis) -> list[str]:
     lines = [f"in use: {', '.join(used) or 'none'}"]
     if rest:
         lines.append(f"not in use: {', '.join(rest)}")
+    lines += [f"  {why}" for why in dict.fromkeys(native_modules.refused.values())]
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         lines.append("LAZYVIZ_PURE_PYTHON is set, so none is used")
     return lines
