@@ -19,7 +19,6 @@ from ..plan.devices.devices import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build, native_modules
-from ..view.scene.scene import plural
 from .gpu_check import check
 from .output import console, table
 from .plan_command import FAILED, FINE
@@ -80,10 +79,11 @@ def _versions(diagnosis: Diagnosis) -> list[str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    threads = torch.get_num_threads()
     return [
         ", ".join(f"{name} {version}" for name, version in found.items()),
-        f"{platform.platform()}, {platform.machine()}, {plural(os.cpu_count() or 1, 'CPU')}, "
-        f"{plural(torch.get_num_threads(), 'PyTorch thread')}, {torch.backends.cpu.get_cpu_capability()}",
+        f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, "
+        f"{threads} PyTorch thread{'' if threads == 1 else 's'}, {torch.backends.cpu.get_cpu_capability()}",
         f"lazyviz in {Path(lazyviz.__file__).parent}",
     ]
 
