@@ -18,7 +18,7 @@ import lazyviz
 from ..plan.devices.devices import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
-from ..torch_internals import native_build, native_modules
+from ..torch_internals import native_build
 from .gpu_check import check
 from .output import console, table
 from .plan_command import FAILED, FINE
@@ -94,7 +94,7 @@ def _native(diagnosis: Diagnosis) -> list[str]:
     lines = [f"in use: {', '.join(used) or 'none'}"]
     if rest:
         lines.append(f"not in use: {', '.join(rest)}")
-    lines += [f"  {why}" for why in dict.fromkeys(native_modules.refused.values())]
+    lines += [f"  {why}" for why in dict.fromkeys(diagnosis.refused.values())]
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         lines.append("LAZYVIZ_PURE_PYTHON is set, so none is used")
     return lines
