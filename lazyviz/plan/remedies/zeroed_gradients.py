@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ...graph.ir import Node, SourceLine
+from ...graph.modules import full_name
 from ..formatting import line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from .program_edits import Changed
@@ -70,13 +71,13 @@ def _update(program: Program, key: Key, start: int, end: int) -> Node | None:
     Clipping is an optimizer's op, too; a recording may have ended between it and the step.
     """
     gradient = program.storages[key]
-    parameter = gradient.name.removesuffix(".grad")
+    parameter = full_name(gradient.name).removesuffix(".grad")
     for step in reversed(program.steps[start:end]):
         for storage in step.node.writes:
             if (
                 storage.role == "parameter"
                 and storage.nbytes == gradient.nbytes
-                and (storage.name == parameter or not parameter)
+                and (full_name(storage.name) == parameter or not parameter)
             ):
                 return step.node
     return None
