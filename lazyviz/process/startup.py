@@ -5,9 +5,12 @@ Imports nothing but Python's own modules, because it is used before PyTorch is i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -30,6 +33,26 @@ def end() -> None:
     """The command has been imported, and handles Ctrl-C itself."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """No garbage collections while lazyviz is imported.
+
+    It creates enough objects for a full collection, which traverses all objects of PyTorch and would take a
+    third of the time.  Afterwards, all objects belong to the oldest generation, as after a collection, so
+    that the next object does not start that one.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        if not gc.get_freeze_count():  # else, what the user has frozen would be thawed
+            gc.freeze()
+            gc.unfreeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def end_interrupted() -> NoReturn:
