@@ -5,41 +5,44 @@ from __future__ import annotations
 import typing as _typing
 from importlib import import_module as _import_module
 
-from .process import startup_interrupt as _startup  # noqa: F401  # isort: skip
-from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
-from .execute.backend import Backend
-from .execute.eager import Interrupted
-from .execute.microbatch.clusters import NoWorkersError
-from .execute.progress import Progress
-from .execute.registry import register_backend
-from .execute.report import Report
-from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
-from .notebook.extension import load_ipython_extension, unload_ipython_extension
-from .plan.devices.devices import Device, DeviceProfile, devices
-from .process.deferred_signals import deferred as _deferred
-from .record.sync_points import AbsentDeviceError, SyncError
-from .session.asynchronous.run_handle import Run
-from .session.asynchronous.steps import steps
-from .session.kv_cache import mark_kv_cache
-from .session.lazy_graph import (
-    LazyGraph,
-    RecomputeError,
-    SplitError,
-    compare,
-    evaluate,
-    forbid_sync,
-    is_lazy,
-    lazy,
-    lazy_function,
-    metrics,
-    reset,
-    sync,
-    to_eager,
-    to_lazy,
-    why,
-)
-from .session.options import options
-from .session.stage_hooks import connect
+from .process import startup_interrupt as _startup_interrupt  # noqa: F401  # isort: skip
+from .process import gc_pause as _gc_pause  # isort: skip
+
+with _gc_pause.during_import():
+    from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
+    from .execute.backend import Backend
+    from .execute.eager import Interrupted
+    from .execute.microbatch.clusters import NoWorkersError
+    from .execute.progress import Progress
+    from .execute.registry import register_backend
+    from .execute.report import Report
+    from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
+    from .notebook.extension import load_ipython_extension, unload_ipython_extension
+    from .plan.devices.devices import Device, DeviceProfile, devices
+    from .process.deferred_signals import deferred as _deferred
+    from .record.sync_points import AbsentDeviceError, SyncError
+    from .session.asynchronous.run_handle import Run
+    from .session.asynchronous.steps import steps
+    from .session.kv_cache import mark_kv_cache
+    from .session.lazy_graph import (
+        LazyGraph,
+        RecomputeError,
+        SplitError,
+        compare,
+        evaluate,
+        forbid_sync,
+        is_lazy,
+        lazy,
+        lazy_function,
+        metrics,
+        reset,
+        sync,
+        to_eager,
+        to_lazy,
+        why,
+    )
+    from .session.options import options
+    from .session.stage_hooks import connect
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing

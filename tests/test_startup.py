@@ -63,6 +63,23 @@ def test_names_that_are_imported_late_are_there_as_any_other() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_import_runs_no_full_garbage_collection_and_leaves_the_collector_as_it_was(enabled: bool) -> None:
+    shown = in_new_process(
+        f"""
+        import gc, torch
+        gc.enable() if {enabled} else gc.disable()
+        runs = []
+        gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
+        import lazyviz
+        gc.callbacks.clear()
+        print(2 in runs, gc.isenabled())
+        """
+    )
+    assert shown == f"False {enabled}\n"
+
+
+@pytest.mark.slow
 def test_an_import_leaves_nothing_in_pytorch() -> None:
     shown = in_new_process("import torch, lazyviz\nprint(lazyviz.doctor().leftovers)")
     assert shown == "()\n"

@@ -79,10 +79,11 @@ def _versions(diagnosis: Diagnosis) -> list[str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    threads = torch.get_num_threads()
     return [
         ", ".join(f"{name} {version}" for name, version in found.items()),
         f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"{torch.get_num_threads()} PyTorch threads, {torch.backends.cpu.get_cpu_capability()}",
+        f"{threads} PyTorch thread{'' if threads == 1 else 's'}, {torch.backends.cpu.get_cpu_capability()}",
         f"lazyviz in {Path(lazyviz.__file__).parent}",
     ]
 
@@ -93,6 +94,7 @@ def _native(diagnosis: Diagnosis) -> list[str]:
     lines = [f"in use: {', '.join(used) or 'none'}"]
     if rest:
         lines.append(f"not in use: {', '.join(rest)}")
+    lines += [f"  {why}" for why in dict.fromkeys(diagnosis.refused.values())]
     if os.environ.get("LAZYVIZ_PURE_PYTHON"):
         lines.append("LAZYVIZ_PURE_PYTHON is set, so none is used")
     return lines

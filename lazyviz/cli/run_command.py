@@ -78,9 +78,10 @@ class RunCounts:
         order = sorted(self.reads.items(), key=lambda item: -item[1][0])
         for (cause, source, reader), (count, ops) in order[:_MOST_SITES]:
             site = SyncSite(cause, source, reader, count, ops, 0.0, 0)
+            ran = f"ran {ops:,} op{'' if ops == 1 else 's'}"
             text = f": {site.text}" if site.text else ""
             where = " of a recorded step" if self.eager else ""
-            lines.append(f"  sync point{where}: {site}, ran {ops:,} ops{text}")
+            lines.append(f"  sync point{where}: {site}, {ran}{text}")
         if len(order) > _MOST_SITES:
             lines.append(f"  and {len(order) - _MOST_SITES:,} other lines with sync points")
         return lines

@@ -285,7 +285,8 @@ class Report(Tabular):
         if peak and self.comparison:
             peak += f" ({self.comparison})"
         again = f", {self.recomputed} of them recomputed" if self.recomputed else ""
-        text = f"{self.ops_run} ops{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
+        ops = "1 op" if self.ops_run == 1 else f"{self.ops_run:,} ops"
+        text = f"{ops}{again} in {self.seconds:.3f} s with {self.backend}{peak} ({self.cause})"
         return "\n".join([text, *[f"  failed again: {what}" for what in self.left]])
 
 

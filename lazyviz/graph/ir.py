@@ -461,7 +461,8 @@ class SyncPoint:
 
     def __repr__(self) -> str:
         place = ", ".join(places(self.source, self.reader)) or "unknown line"
-        return f"<SyncPoint {self.cause}, {place}: ran {self.ops} ops in {self.seconds:.3g} s>"
+        ran = f"ran {self.ops:,} op{'' if self.ops == 1 else 's'} in {self.seconds:.3g} s"
+        return f"<SyncPoint {self.cause}, {place}: {ran}>"
 
 
 class RunInside(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .transaction import Transaction
 
@@ -21,6 +23,26 @@ class paused(Transaction):
         if gc.isenabled():
             self.undo_by(gc.enable)
             gc.disable()
+
+
+@contextmanager
+def during_import() -> Iterator[None]:
+    """No garbage collections while lazyviz is imported.
+
+    It creates enough objects for a full collection, which traverses all objects of PyTorch and would take a
+    third of the time.  Afterwards, all objects belong to the oldest generation, as after a collection, so
+    that the next object does not start that one.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        if not gc.get_freeze_count():  # else, what the user has frozen would be thawed
+            gc.freeze()
+            gc.unfreeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _PATIENCE = 50  # factor for the number of new objects before the collector traverses them

@@ -34,7 +34,7 @@ from ..process.transaction import Transaction
 from ..record.dependencies import closure
 from ..record.distributed.world import world_size
 from ..record.graph_release import release_unreferenced
-from ..record.provenance.variable_names import name_earlier, name_tensors, variables_of
+from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
@@ -324,17 +324,20 @@ class LazyBlock(Transaction, Generic[G]):
         self.ends_in = None
         if names is None and isinstance(place, Mapping):
             names = place
-        variables = names if names is not None else variables_of(place or sys._getframe())  # type: ignore[arg-type]
-        place = None  # avoids a reference cycle
-        tape.scopes.name_modules(variables)
+        frame: Any = sys._getframe() if place is None else place
+        variables = names if names is not None else variables_of(frame)
+        models = variables if names is not None else {**global_models_of(frame), **variables}
+        place = frame = None  # avoids a reference cycle
+        tape.scopes.name_modules(models)
+        models = {name: each for name, each in models.items() if issubclass(type(each), torch.nn.Module)}
         name_tensors(tape.tensors.value_of, variables, copied=names is None)
-        if self.graph is None or not variables:
+        if self.graph is None:
             return
         ir = self.graph.ir
         if ir.sync_points:
             name_earlier(_values(ir), variables)
         if ir.sync_points or any(each.role == "parameter" and not each.name for each in ir.storages):
-            tape.scopes.name_weights(_values(ir), variables)
+            tape.scopes.name_weights(_values(ir), {**models, **variables})
 
     def _account(self) -> None:
         """Register the recorded ops as pending ops of the graph."""

@@ -66,6 +66,7 @@ class Diagnosis:
     Attributes:
         versions: versions of Python, lazyviz, and its dependencies, by name.
         compiled: for each native module, by name, whether it is in use.
+        refused: why those that have been built are not in use, by name.
         devices: CUDA devices of this process and the state of NVML, as sentences.
         recording: the open blocks, innermost last.
         pending: number of ops that have not run.
@@ -76,6 +77,7 @@ class Diagnosis:
 
     versions: dict[str, str]
     compiled: dict[str, bool]
+    refused: dict[str, str]
     devices: tuple[str, ...]
     recording: tuple[str, ...]
     pending: int
@@ -99,6 +101,7 @@ class Diagnosis:
         lines.append(f"compiled modules: {', '.join(used) or 'none'}")
         if rest:
             lines.append(f"  not in use: {', '.join(rest)}")
+        lines += [f"  {why}" for why in dict.fromkeys(self.refused.values())]
         lines += self.devices
         lines.append(f"recording: {', '.join(self.recording) or 'nothing'}; {self.pending:,} ops pending")
         if self.patched:
@@ -127,6 +130,7 @@ def doctor() -> Diagnosis:
     return Diagnosis(
         _versions(),
         {name: name in native_modules.loaded for name in COMPILED},
+        dict(native_modules.refused),
         _devices(),
         tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
         len(tape.pending),

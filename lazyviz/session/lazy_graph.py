@@ -742,7 +742,7 @@ def compare(a: LazyGraph | Plan, b: LazyGraph | Plan, *, names: tuple[str, str] 
         plans.append(plan)
         ops.append(len(each.nodes) if isinstance(each, LazyGraph) else len(plan.timeline))
     names = names_of(plans[0], plans[1]) if names is None else names
-    return Comparison(plans[0], plans[1], names, (ops[0], ops[1]), defaults.theme)
+    return Comparison(plans[0], plans[1], names, (ops[0], ops[1]), defaults._theme_of_pages())
 
 
 class forbid_sync(Transaction):

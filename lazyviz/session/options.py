@@ -43,7 +43,7 @@ class Options:
         color: what boxes initially show and are colored by: ``"peak"`` (bytes held at the peak), ``"memory"``
             (allocated), ``"time"``, ``"flops"``, ``"dtype"``, or ``"module"``.
         theme: theme of saved pictures and of pictures in notebooks: ``"light"`` or ``"dark"``.  The widget
-            uses the theme of its host.
+            uses the theme of its host, and comparisons that of their page unless one is set.
     """
 
     __slots__ = ("_environment", "_set")
@@ -104,6 +104,11 @@ class Options:
     @theme.setter
     def theme(self, theme: str) -> None:
         self._change("theme", theme)
+
+    def _theme_of_pages(self) -> str | None:
+        """The theme of pictures that follow their page, unless one has been chosen."""
+        found: str | None = self._value("theme", None)
+        return found
 
     def _value(self, name: str, default: Any) -> Any:
         if name in self._set:

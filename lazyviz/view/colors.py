@@ -72,6 +72,7 @@ DARK = {
     "#5f6b7a": "#9aa7b5",
     "#1a7f4b": "#4cc38a",
     "#c0352b": "#ff7b72",
+    "#0b6b45": "#4cc38a",
     # Numbers.
     "#1769c2": "#58a6ff",
     "#c2571a": "#f0935a",
@@ -99,3 +100,11 @@ _PAINT = re.compile(r' (fill|stroke)="(#[0-9a-f]{6})"')
 def darkened(svg: str) -> str:
     """A light picture in the colors of a dark page.  Words have no quotes, which are escaped in them."""
     return _PAINT.sub(lambda found: f' {found[1]}="{DARK[found[2]]}"', svg)
+
+
+def adapted(svg: str) -> str:
+    """A light picture that has the colors of a dark page where that is the color scheme of its place."""
+    used = sorted({found.groups() for found in _PAINT.finditer(svg)})
+    rules = "".join(f'[{kind}="{color}"]{{{kind}:{DARK[color]}}}' for kind, color in used)
+    end = svg.index(">", svg.index("<svg")) + 1
+    return f"{svg[:end]}<style>@media (prefers-color-scheme:dark){{{rules}}}</style>{svg[end:]}"

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ def module(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, NAME, made)
     monkeypatch.setattr(native_modules, "_FOLDER", tmp_path)
     monkeypatch.setattr(native_modules, "loaded", [])
+    monkeypatch.setattr(native_modules, "refused", {})
+    monkeypatch.setattr(native_modules, "_warned", set())
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
     return made
 
@@ -53,8 +56,21 @@ def test_an_older_one_is_not_used(module):
 
 def test_one_for_another_pytorch_is_not_used(module):
     module.TORCH = "2.0.0"
-    with pytest.warns(UserWarning, match=r"for PyTorch 2\.0\.0"):
+    with pytest.warns(UserWarning, match=r"for another PyTorch than \d"):
         assert found() is None
+
+
+def test_those_for_another_pytorch_are_not_even_loaded_and_refused_in_one_line(
+    module, monkeypatch, tmp_path, recwarn
+):
+    monkeypatch.setattr(native_modules.importlib, "import_module", lambda name: pytest.fail("loaded"))
+    for name in ("something", "another"):
+        (tmp_path / f"{name}.cpp").write_text('add("TORCH", LAZYVIZ_TORCH);')
+        (tmp_path / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"\x002.0.0\x00")
+        assert native_modules.load(f"{name}.cpp") is None
+    (warning,) = recwarn
+    assert "\n" not in str(warning.message) and warning.filename == __file__
+    assert list(native_modules.refused) == ["something", "another"]
 
 
 def test_one_that_cannot_be_loaded_is_not_used(module, monkeypatch):

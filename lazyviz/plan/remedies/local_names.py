@@ -10,6 +10,7 @@ import ast
 import functools
 import linecache
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...graph.ir import Node, SourceLine
@@ -84,6 +85,95 @@ class Statements:
 def line_in(node: Node, scope: Scope) -> SourceLine | None:
     """The line of a function that led to a node, if there is one."""
     return next((line for line in chain(node) if scope_of(line) == scope), None)
+
+
+class Needed(NamedTuple):
+    """The lines of a function, or of code outside of functions, in which a variable is still needed."""
+
+    first: int
+    last: SourceLine
+
+
+def needed_after(line: SourceLine, names: Sequence[str]) -> Needed | None:
+    """Where one of the variables ``names`` is read after ``line``: further below in the same function, or in
+    the next iteration of a loop that does not bind it again.
+
+    Such a read need not lead to an op (``x.shape[0]``), and a recording may have ended before it.
+    """
+    scope = scope_of(line)
+    reads, loops = _reads(line.file)
+    lines = [each for name in names for each in reads.get((name, scope), ())]
+    first, last = line.line, max(lines, default=0)
+    for loop in loops:
+        again = loop.first <= line.line <= loop.last and not loop.binds.issuperset(names)
+        if again and any(loop.first <= each <= loop.last for each in lines):
+            first, last = min(first, loop.first), max(last, loop.last)
+    if last <= line.line and first == line.line:
+        return None
+    text = linecache.getline(line.file, last).strip()
+    return Needed(first, replace(line, line=last, text=text))
+
+
+class _Loop(NamedTuple):
+    first: int
+    last: int
+    binds: frozenset[str]
+
+
+_Reads = tuple[dict[tuple[str, Scope | None], list[int]], list[_Loop]]
+
+
+@functools.lru_cache(maxsize=100)
+def _reads_in_text(text: str, file: str) -> _Reads:
+    """The lines in which each variable is read, by name and function, and the loops.
+
+    A nested function may be called anywhere below its definition: what it reads counts as read in the last
+    line of the function around it. A variable that is only returned does not count: who deletes it cannot
+    return it.
+    """
+    functions = _parsed_text(text, file)[0]
+    found: dict[tuple[str, Scope | None], list[int]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return {}, []
+    returned = {
+        name for item in ast.walk(tree) if isinstance(item, ast.Return) for name in _parts(item.value)
+    }
+    changed = {item.target for item in ast.walk(tree) if isinstance(item, ast.AugAssign)}
+    for item in ast.walk(tree):
+        if not isinstance(item, ast.Name) or item in returned:
+            continue
+        if not isinstance(item.ctx, ast.Load) and item not in changed:
+            continue
+        around = [each for each in functions if each.scope.line <= item.lineno <= each.last_line]
+        around.sort(key=lambda each: each.scope.line)
+        if not around:
+            found.setdefault((item.id, None), []).append(item.lineno)
+        for inner, each in enumerate(around, 1):
+            line = item.lineno if inner == len(around) else each.last_line
+            found.setdefault((item.id, each.scope), []).append(line)
+    return found, [
+        _loop(item) for item in ast.walk(tree) if isinstance(item, (ast.For, ast.AsyncFor, ast.While))
+    ]
+
+
+def _loop(loop: ast.stmt) -> _Loop:
+    names = {item.id for item in ast.walk(loop) if isinstance(item, ast.Name) and _is_store(item)}
+    return _Loop(loop.lineno, loop.end_lineno or loop.lineno, frozenset(names))
+
+
+def _parts(value: ast.expr | None) -> list[ast.expr]:
+    """The elements of a tuple, list or dictionary; else the value alone."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return value.elts
+    if isinstance(value, ast.Dict):
+        return value.values
+    return [] if value is None else [value]
+
+
+def _reads(file: str) -> _Reads:
+    return _reads_in_text("".join(linecache.getlines(file)), file)
 
 
 @functools.lru_cache(maxsize=100)

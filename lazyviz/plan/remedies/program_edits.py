@@ -20,7 +20,7 @@ from ...graph.modules import known_path
 from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..liveness.lifetimes import formula_end
-from .local_names import Scope, Statements, chain, line_in, scope_of
+from .local_names import Scope, Statements, chain, line_in, needed_after, scope_of
 
 MAX_FAMILIES = 10  # number of module families tried for recomputation
 MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched
@@ -75,22 +75,51 @@ def variables(program: Program, at: int) -> Iterator[Changed]:
         if held is not None:
             groups.setdefault(held, []).append(key)
     for variable, keys in groups.items():
-        changed = program.copy()
-        changed.kept.difference_update(keys)
-        for key in keys:
-            changed.held.pop(key, None)
-        final = max((last[key] for key in keys), key=lambda node: node.index)
-        source = functions.last_use(keys[0], variable.names, final) or next(reversed(chain(final)), None)
-        then = "if no later code needs it"
-        text = f"del {', '.join(variable.names)}"
-        if variable.scope is not None:
-            source = line_in(final, variable.scope) or source
-            then = f"in {variable.scope.name}, which can no longer return it"
-            if not any(key in program.kept for key in keys):
-                then = f"in {variable.scope.name}"
-        if source is not None:
-            text += f" after its last use at {line_text(source)}"
-        yield Changed("variable", f"{text} ({then})", changed, source, estimate=variable.scope is not None)
+        free = [key for key in keys if not functions.read_at_peak(key, variable, last[key])]
+        if not free and variable.scope is not None:
+            continue
+        changed = _deleted(program, functions, variable, free or keys, last, needed=not free)
+        if changed is not None:
+            yield changed
+
+
+def _deleted(
+    program: Program,
+    functions: _Functions,
+    variable: _Variable,
+    keys: Sequence[Key],
+    last: Mapping[Key, Node],
+    *,
+    needed: bool,
+) -> Changed | None:
+    """Delete a variable that refers to ``keys``; ``needed``: before a line that reads it.
+
+    ``None``: the next iteration of a loop reads it.
+    """
+    changed = program.copy()
+    changed.kept.difference_update(keys)
+    for key in keys:
+        changed.held.pop(key, None)
+    final = max((last[key] for key in keys), key=lambda node: node.index)
+    source = functions.last_use(keys[0], variable.names, final) or next(reversed(chain(final)), None)
+    then = "if no later code needs it"
+    text = f"del {', '.join(variable.names)}"
+    if variable.scope is not None:
+        source = line_in(final, variable.scope) or source
+        then = f"in {variable.scope.name}, which can no longer return it"
+        if not any(key in program.kept for key in keys):
+            then = f"in {variable.scope.name}"
+    later = source and needed_after(source, variable.names)
+    if source is not None and later is not None:
+        if not needed:
+            source = later.last
+        elif later.first < source.line:
+            return None
+        else:
+            then = f"if line {later.last.line}, which reads it later, can do without it"
+    if source is not None:
+        text += f" after its last use at {line_text(source)}"
+    return Changed("variable", f"{text} ({then})", changed, source, estimate=variable.scope is not None)
 
 
 class _Variable(NamedTuple):
@@ -117,6 +146,23 @@ class _Functions:
         if self._statements.own_end(self._nodes[self._program.makers[key]]) <= self._at:
             return own
         return self.of_held(key, final, len(self._nodes)) or own
+
+    def read_at_peak(self, key: Key, variable: _Variable, final: Node) -> bool:
+        """Whether the step ``at`` runs between the last op that uses a storage, and a line that still reads
+        its variable.
+
+        The recording may have ended before that line, and it need not lead to an op (``x.shape[0]``).
+        """
+        used = self.last_use(key, variable.names, final) or next(reversed(chain(final)), None)
+        if variable.scope is not None:
+            used = line_in(final, variable.scope) or used
+        needed = used and needed_after(used, variable.names)
+        if used is None or needed is None:
+            return False
+        scope = scope_of(used)
+        lines = (each for each in chain(self._nodes[self._at]) if each.file == used.file)
+        running = next((each.line for each in lines if scope_of(each) == scope), None)
+        return running is not None and needed.first <= running <= needed.last.line
 
     def last_use(self, key: Key, names: tuple[str, ...], final: Node) -> SourceLine | None:
         """The line of ``final`` in the code that gave a storage one of these names: it may be a function."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ...graph.ir import Node, SourceLine
+from ...graph.modules import full_name
 from ..formatting import line_text
-from ..liveness.allocation_trace import Key, Program, Step
+from ..liveness.allocation_trace import Hold, Key, Program, Step
 from .program_edits import Changed
 
 _ZEROING = frozenset({"zero_", "_foreach_zero_"})
@@ -31,26 +32,55 @@ def zero_grad(program: Program, at: int) -> Iterator[Changed]:
 
 def _dropped_earlier(program: Program, at: int, uses: dict[Key, list[int]]) -> Iterator[Changed]:
     spans = program.spans()
-    idle = [
-        key
-        for key, positions in uses.items()
-        if positions[-1] + 1 < spans[key][1]
-        and program.steps[positions[-1]].node.phase == "optimizer"
-        and (key in program.kept or (key in program.held and program.held[key].last is None))
-    ]
-    if not any(uses[key][-1] < at < spans[key][1] for key in idle):
-        return
-    changed = program.copy()
-    changed.kept.difference_update(idle)
-    for key in idle:
-        changed.held.pop(key, None)
-    stepped = program.steps[max(uses[key][-1] for key in idle)].node
-    yield Changed(
-        "zero_grad",
-        f"zero_grad() right after the optimizer's step{_at(stepped.source)}",
-        changed,
-        stepped.source,
-    )
+    ends = _ends_of_steps(program)
+    stepped: dict[SourceLine | None, dict[Key, int]] = {}  # the step's line, the gradients, the step's end
+    for key, positions in uses.items():
+        end = ends[positions[-1]]
+        if end >= spans[key][1] or not (
+            key in program.kept or (key in program.held and program.held[key].last is None)
+        ):
+            continue
+        if (update := _update(program, key, positions[-1], end)) is not None:
+            stepped.setdefault(update.source, {})[key] = end
+    for source, idle in stepped.items():
+        if not any(end <= at < spans[key][1] for key, end in idle.items()):
+            continue
+        changed = program.copy()
+        changed.kept.difference_update(idle)
+        for key, end in idle.items():
+            changed.held[key] = Hold(program.places[program.steps[end - 1].node] + 1, None)
+        text = f"zero_grad() right after the optimizer's step{_at(source)}"
+        yield Changed("zero_grad", text, changed, source)
+
+
+def _ends_of_steps(program: Program) -> list[int]:
+    """For each position, where the ops of optimizers end that it belongs to: it, if it belongs to none."""
+    ends = list(range(len(program.steps)))
+    end = len(ends)
+    for position in range(len(ends) - 1, -1, -1):
+        if program.steps[position].node.phase == "optimizer":
+            ends[position] = end
+        else:
+            end = position
+    return ends
+
+
+def _update(program: Program, key: Key, start: int, end: int) -> Node | None:
+    """The op between these positions that updates the parameter with this gradient.
+
+    Clipping is an optimizer's op, too; a recording may have ended between it and the step.
+    """
+    gradient = program.storages[key]
+    parameter = full_name(gradient.name).removesuffix(".grad")
+    for step in reversed(program.steps[start:end]):
+        for storage in step.node.writes:
+            if (
+                storage.role == "parameter"
+                and storage.nbytes == gradient.nbytes
+                and (full_name(storage.name) == parameter or not parameter)
+            ):
+                return step.node
+    return None
 
 
 def _dropped_instead_of_zeroed(program: Program, at: int, uses: dict[Key, list[int]]) -> Iterator[Changed]:

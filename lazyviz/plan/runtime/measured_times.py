@@ -111,7 +111,7 @@ class TimesCompared(Tabular):
         """The slowest operators."""
         error = f" ({format_deviation(self.error)})" if self.error is not None else ""
         title = f"Projected on {self.device}: {duration(self.projected)}, measured "
-        title += f"{duration(self.measured)}{error}, {len(self.ops):,} ops"
+        title += f"{duration(self.measured)}{error}, {len(self.ops):,} op{'' if len(self.ops) == 1 else 's'}"
         rows = [
             (
                 duration(pair.projected),

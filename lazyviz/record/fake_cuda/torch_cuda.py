@@ -182,7 +182,8 @@ class AbsentGpus:
         if op in self._kernels.of or (torch.is_inference_mode_enabled() and torch_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
-        if op is torch_cuda.EMBEDDING_BAG_BACKWARD and args[9]:  # whether the gradient is sparse
+        is_sparse = op is torch_cuda.EMBEDDING_BAG_BACKWARD and args[9]
+        if is_sparse and is_absent(args[0].device):
             with mode:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
         if op is torch.ops.aten.copy_.default and self._brings_back(args[1]):

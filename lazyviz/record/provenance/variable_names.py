@@ -62,6 +62,16 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
     return copy
 
 
+def global_models_of(frame: FrameType | None) -> dict[str, torch.nn.Module]:
+    """The global variables for modules that the function reads in which the block was opened."""
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return {}
+    found = ((name, frame.f_globals.get(name)) for name in frame.f_code.co_names)
+    return {name: content for name, content in found if issubclass(type(content), torch.nn.Module)}
+
+
 def variable_for(tensor: torch.Tensor, frame: FrameType) -> str | None:
     """The expression that code in ``frame`` has for ``tensor``, or else for its memory: a variable, or an
     item or attribute of one.

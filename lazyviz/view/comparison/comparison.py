@@ -44,7 +44,7 @@ class Comparison(Tabular):
     after: Plan
     names: tuple[str, str] = ("before", "after")
     ops: tuple[int, int] = (0, 0)
-    theme: str = "light"  # of its pictures
+    theme: str | None = None  # of its pictures; None: that of the page
     figures: Sizes = field(init=False)
     by_category: Sizes = field(init=False)
     by_module: Sizes = field(init=False)
@@ -131,7 +131,27 @@ class Comparison(Tabular):
             for address, name in zip(addresses, self.names, strict=True)
         ]
         row = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start;margin-top:8px"
-        return f'<div style="{row}">{"".join(images)}</div>'
+        rules = "" if self.theme else _SCHEMES
+        return f'<div class="lazyviz-compared" style="{row}">{rules}{"".join(images)}</div>'
+
+
+# An image has the color scheme of its element, which the theme of these hosts does not set.
+_DARK_HOSTS = (
+    '[data-jp-theme-light="false"]', ".vscode-dark", ".vscode-high-contrast", 'html[theme="dark"]'
+)  # fmt: skip
+_LIGHT_HOSTS = (
+    '[data-jp-theme-light="true"]',
+    ".vscode-light",
+    ".vscode-high-contrast-light",
+    'html[theme="light"]',
+)
+
+
+def _rule(hosts: Sequence[str], scheme: str) -> str:
+    return f"{','.join(f'{host} .lazyviz-compared img' for host in hosts)}{{color-scheme:{scheme}}}"
+
+
+_SCHEMES = f"<style>{_rule(_DARK_HOSTS, 'dark')}{_rule(_LIGHT_HOSTS, 'light')}</style>"
 
 
 def _model(before: Plan, after: Plan) -> str:

@@ -19,7 +19,7 @@ Place = tuple[Any, ...]  # what a box is compared by: its lane, the module aroun
 LANES = ("forward", "backward", "optimizer", "other")
 
 
-def side_by_side(here: Scene, there: Scene, names: tuple[str, str], theme: str = "light") -> list[str]:
+def side_by_side(here: Scene, there: Scene, names: tuple[str, str], theme: str | None = "light") -> list[str]:
     """The lanes of both graphs as addresses of images; what holds more or less at the peak is colored.
 
     A box has the same height of bars in both: that of the larger peak.
@@ -40,7 +40,7 @@ def _compared(by_box: dict[str, list[Any]], most: int, *, second: bool = False) 
     return Compared(boxes, most)
 
 
-def _picture(scene: Scene, name: str, compared: Compared | None = None, theme: str = "light") -> str:
+def _picture(scene: Scene, name: str, compared: Compared | None = None, theme: str | None = "light") -> str:
     if compared is not None:
         pairs = {id: pair for id, pair in compared.boxes.items() if pair[0] != pair[1]}
         scene = scene.with_asides(

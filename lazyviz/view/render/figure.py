@@ -23,14 +23,15 @@ CHOICES = {
 class Figure:
     """Options of a figure: a ``title`` ("": none), the parts that are shown, and whether there is a legend.
 
-    ``direction`` is the direction of the forward pass, down or to the right.
+    ``direction`` is the direction of the forward pass, down or to the right.  The theme ``None`` is that of
+    the page, for an SVG image in it.
     """
 
     title: str
     show: tuple[str, ...]
     legend: bool
     direction: str = "TB"
-    theme: str = "light"
+    theme: str | None = "light"
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.show if part not in PARTS]
@@ -39,10 +40,10 @@ class Figure:
             raise ValueError(f"{what}; these parts can be shown: {', '.join(PARTS)}")
         for name, given, known in (
             ("direction", self.direction, DIRECTIONS),
-            ("theme", self.theme, THEMES),
+            ("theme", self.theme, (*THEMES, None)),
         ):
             if given not in known:
-                raise ValueError(f"unknown {name} {given!r}; it is one of {', '.join(known)}")
+                raise ValueError(f"unknown {name} {given!r}; it is one of {', '.join(filter(None, known))}")
 
     @property
     def lanes(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from ...graph.ir import Graph
 from ...graph.sync_point_text import sites
 from ...plan.units import format_bytes
-from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, darkened
+from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, adapted, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
 from ..layout.text_width import cut
 from ..layout.wrapped_rows import folded
@@ -169,7 +169,8 @@ def render_svg(
         + "".join(parts)
         + "</svg>"
     )
-    return darkened(svg) if (theme if figure is None else figure.theme) == "dark" else svg
+    chosen = theme if figure is None else figure.theme
+    return darkened(svg) if chosen == "dark" else adapted(svg) if chosen is None else svg
 
 
 def _body(

@@ -126,3 +126,73 @@ def test_a_variable_of_the_block_keeps_its_name():
     assert remedy.text.startswith("del kept after its last use at test_local_names.py:")
     assert "if no later code needs it" in remedy.text and not remedy.estimate
     lazyviz.reset()
+
+
+def reads_its_shape(model, x, labels):
+    logits = model(x)
+    loss = loss_of(logits, labels)
+    count = logits.shape[0]
+    loss.backward()
+    return loss / count, logits
+
+
+def reads_it_after_the_peak(model, x, labels):
+    logits = model(x)
+    loss = loss_of(logits, labels)
+    loss.backward()
+    return loss, logits.mean()
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_variable_is_not_deleted_above_a_line_that_reads_its_shape(device):
+    (remedy,) = variables(plan_of(reads_its_shape, device))
+    assert remedy.source.text == "count = logits.shape[0]"
+    lazyviz.reset()
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_variable_that_is_read_after_the_peak_is_not_deleted_before(device):
+    def stopped(model, x, labels):
+        with pytest.raises(RuntimeError, match="stopped"):
+            reads_it_in_the_next_step(model, x, labels)
+
+    assert not variables(plan_of(reads_it_after_the_peak, device))
+    assert not variables(plan_of(stopped, device))
+    lazyviz.reset()
+
+
+def reads_it_in_the_next_step(model, x, labels):
+    for step in range(2):
+        logits = model(x)
+        loss = loss_of(logits, labels)
+        loss.backward()
+        if step:
+            raise RuntimeError("stopped", logits)  # as the command stops a script
+        logits.mean()
+
+
+def test_what_reads_a_variable_of_the_block_later_is_named():
+    model = Classifier()
+    with lazyviz.lazy() as graph:
+        kept = model(torch.randn(64, 16))
+        loss_of(kept, torch.zeros(64, dtype=torch.long)).backward()
+    (remedy,) = variables(graph.plan())
+    line = remedy.source.line + 3
+    assert f"(if line {line}, which reads it later, can do without it)" in remedy.text, len(kept)
+    lazyviz.reset()
+
+
+def test_a_variable_that_every_iteration_reads_is_not_deleted_in_the_loop():
+    model = Classifier()
+    with lazyviz.lazy() as graph:
+        data = torch.randn(5000, 16)
+        for start in range(0, 192, 64):
+            batch = data[start : start + 64]
+            loss_of(model(batch), torch.zeros(64, dtype=torch.long)).backward()
+    assert not [each.text for each in variables(graph.plan()) if each.text.startswith("del data")]
+    with lazyviz.lazy() as graph:
+        data = torch.randn(5000, 16)
+        batches = [data[start : start + 64].clone() for start in range(0, 192, 64)]
+        loss_of(model(batches[0]), torch.zeros(64, dtype=torch.long)).backward()
+    assert [each.text for each in variables(graph.plan()) if each.text.startswith("del data")]
+    lazyviz.reset()

@@ -158,6 +158,31 @@ def test_gradients_that_the_next_forward_pass_finds_could_be_dropped_before(opti
     assert not [each for each in actual.remedies if each.kind == "zero_grad"]
 
 
+def test_gradients_are_not_dropped_within_the_step_that_uses_them():
+    model = nn.Sequential(nn.Linear(16, 512), nn.Tanh(), nn.Linear(512, 512))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    with lazyviz.lazy() as graph:
+        for _ in range(2):
+            model(torch.randn(4, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    plan = make_plan(graph.ir, of="eager")
+    assert "sqrt" in plan.peak_node.name  # after the gradients' last use, before the step's end
+    assert not [each for each in plan.remedies if each.kind == "zero_grad"]
+
+
+def test_gradients_that_were_only_clipped_stay():
+    first, second = nn.Linear(64, 256), nn.Linear(256, 256)
+    optimizer = torch.optim.Adam(first.parameters())  # the recording ends before that of `second` steps
+    with lazyviz.lazy() as graph:
+        second(first(torch.randn(4, 64))).sum().backward()
+        nn.utils.clip_grad_norm_(second.parameters(), 1.0)
+        optimizer.step()
+    plan = make_plan(graph.ir, of="eager")
+    assert plan.peak_node.phase == "optimizer"
+    assert not [each for each in plan.remedies if each.kind == "zero_grad"]
+
+
 @pytest.mark.parametrize("where", ["after the forward pass", "after the step"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_gradients_that_are_set_to_zero_could_be_dropped(where, optimizer):

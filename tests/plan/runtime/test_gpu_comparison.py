@@ -50,6 +50,28 @@ def test_the_last_of_several_steps_is_distinguished():
     assert list(last_step(one.nodes)) == list(one.nodes)
 
 
+def test_a_step_of_a_gan_is_that_of_both_its_networks():
+    networks = [torch.nn.Linear(8, 8) for _ in range(2)]
+    optimizers = [torch.optim.Adam(net.parameters(), foreach=False) for net in networks]
+
+    def half(which):
+        networks[1](networks[0](torch.randn(4, 8))).sum().backward()
+        optimizers[which].step()
+        optimizers[which].zero_grad()
+
+    with lazyviz.lazy() as graph:
+        for which in (0, 1, 0, 1, 0):
+            half(which)
+    step = last_step(graph.nodes)
+    assert step[-1] is [node for node in graph.nodes if node.phase == "optimizer"][-1]
+    assert [node.phase for node in step].count("forward") * 5 == 2 * [n.phase for n in graph.nodes].count(
+        "forward"
+    )
+    with lazyviz.lazy() as graph:
+        half(0), half(1)
+    assert list(last_step(graph.nodes)) == list(graph.nodes)
+
+
 def test_every_gpu_is_in_the_table_the_fastest_that_fits_first():
     table = compare_gpus(_record(named=True).plan(), prices={"h100 80gb": 3.6}, epoch=80)
     assert {each.name for each in table.gpus} == set(PROFILES)

@@ -174,3 +174,15 @@ def test_sparse_tensors_with_history_are_refused_by_name():
         values = torch.randn(100, 8, device="cuda", requires_grad=True)
         with pytest.raises(lazyviz.AbsentDeviceError, match="COO tensors without autograd history"):
             torch.sparse_coo_tensor(torch.zeros(1, 100, dtype=torch.long, device="cuda"), values, (50, 8))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_a_layer_on_the_cpu_trains_as_without_a_planned_gpu(mode):
+    def step(**options):
+        torch.manual_seed(0)
+        with lazyviz.lazy(**options):
+            table = nn.EmbeddingBag(50, 16, mode=mode, sparse=True)
+            table(torch.randint(50, (8, 5))).square().sum().backward()
+        return table.weight.grad.to_dense()
+
+    assert torch.equal(step(device="A100-40GB"), step())

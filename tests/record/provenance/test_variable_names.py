@@ -238,3 +238,13 @@ def test_weights_and_optimizer_states_that_a_sync_point_computed_have_names():
     names = names_of(graph)
     assert names["model.weight"] == "parameter"
     assert names["model.weight.average"] == "optimizer"
+
+
+first_global, second_global = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+
+def test_global_models_of_a_function_that_opens_a_block_are_named():
+    with lazyviz.lazy() as graph:
+        second_global(first_global(torch.ones(2, 4))).sum().backward()
+    names = {full_name(each.name) for each in graph.ir.storages if each.role == "parameter"}
+    assert names == {f"{net}_global.{part}" for net in ("first", "second") for part in ("weight", "bias")}

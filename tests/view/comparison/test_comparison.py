@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view import colors
 from lazyviz.view.comparison.pictures import differences
 from lazyviz.view.render.box_bars import GREW, SHRANK
 from lazyviz.view.scene.scene import Scene
@@ -122,9 +123,23 @@ def test_the_pictures_have_the_theme_that_is_chosen_for_notebooks():
     small, large = recorded(32), recorded(64)
     with lazyviz.options(theme="dark"):
         dark = pictures_of(lazyviz.compare(small, large)._repr_html_())
+        dark += pictures_of(lazyviz.compare(large, small)._repr_html_())
     light = pictures_of(lazyviz.compare(small, large)._repr_html_())
     assert all('fill="#ffffff"' in text for text in light)
     assert not any('fill="#ffffff"' in text for text in dark)
+
+
+def test_the_pictures_have_the_theme_of_their_page_where_none_is_chosen():
+    page = lazyviz.compare(recorded(32), recorded(64))._repr_html_()
+    assert '[data-jp-theme-light="false"] .lazyviz-compared img' in page
+    for text in pictures_of(page):
+        style = next(element for element in ET.fromstring(text) if element.tag.endswith("style")).text
+        assert style.startswith("@media (prefers-color-scheme:dark){")
+        for kind, color in re.findall(r' (fill|stroke)="(#[0-9a-f]{6})"', text):
+            assert f'[{kind}="{color}"]{{{kind}:{colors.DARK[color]}}}' in style
+    with lazyviz.options(theme="light"):
+        page = lazyviz.compare(recorded(32), recorded(64))._repr_html_()
+    assert "<style>" not in page and "prefers-color-scheme" not in "".join(pictures_of(page))
 
 
 def test_two_plans_of_one_graph_are_drawn_too_and_what_shrank_has_another_color():
