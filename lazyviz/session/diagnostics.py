@@ -98,7 +98,7 @@ def why() -> str:
         f"last evaluation: {_last_evaluation()}",
         *[f"  {line}" for line in listed(graph.sync_points if graph is not None else ())],
         f"last op with new input shapes: {inferred}",
-        f"last evaluation op by op: {new}",
+        f"last program that was new to the cache: {new}",
         f"last compilation: {compiled}",
     ]
     return DisplayedText("\n".join(lines))

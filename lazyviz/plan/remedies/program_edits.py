@@ -109,7 +109,7 @@ def _deleted(
         then = f"in {variable.scope.name}, which can no longer return it"
         if not any(key in program.kept for key in keys):
             then = f"in {variable.scope.name}"
-    later = source and needed_after(source, variable.names)
+    later = None if source is None else needed_after(source, variable.names)
     if source is not None and later is not None:
         if not needed:
             source = later.last
@@ -156,7 +156,7 @@ class _Functions:
         used = self.last_use(key, variable.names, final) or next(reversed(chain(final)), None)
         if variable.scope is not None:
             used = line_in(final, variable.scope) or used
-        needed = used and needed_after(used, variable.names)
+        needed = None if used is None else needed_after(used, variable.names)
         if used is None or needed is None:
             return False
         scope = scope_of(used)

@@ -118,16 +118,28 @@ def read_prices(file: str | Path) -> dict[str, float]:
             if not any(cells) or cells[0].startswith("#"):
                 continue
             price = _price(cells)
-            if price is None and number == 1:
+            if price is None and number == 1 and not _is_gpu(cells[0]):
                 continue
             place = f"{file}, line {number}"
             if price is None:
-                raise ValueError(f"{place}: expected a GPU and its price per hour, such as L4-24GB,0.71")
+                raise ValueError(f"{place}: expected {_LINE}")
             try:
                 prices[lookup(cells[0]).name] = price
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
+    if not prices:
+        raise ValueError(f"{file} has no prices: expected lines with {_LINE}")
     return prices
+
+
+_LINE = "a GPU and its price per hour, such as L4-24GB,0.71"
+
+
+def _is_gpu(name: str) -> bool:
+    try:
+        return bool(lookup(name))
+    except ValueError:
+        return False
 
 
 def _price(cells: Sequence[str]) -> float | None:

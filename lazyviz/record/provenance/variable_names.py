@@ -62,7 +62,7 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
     return copy
 
 
-def global_models_of(frame: FrameType | None) -> dict[str, torch.nn.Module]:
+def global_models_of(frame: FrameType | None) -> dict[str, Any]:
     """The global variables for modules that the function reads in which the block was opened."""
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back

@@ -125,6 +125,13 @@ def test_unanswerable_questions_are_refused(tmp_path):
     file.write_text("L4-25GB,1\n")  # not a header
     with pytest.raises(ValueError, match="line 1: Unknown device"):
         read_prices(file)
+    file.write_text("L4-24GB,0.71 USD\n")
+    with pytest.raises(ValueError, match="line 1: expected a GPU and its price"):
+        read_prices(file)
+    for nothing in ("", "GPU,price\n", '{"L4-24GB": 0.71}\n', "L4-24GB;0.71\n"):
+        file.write_text(nothing)
+        with pytest.raises(ValueError, match="has no prices: expected lines with"):
+            read_prices(file)
 
 
 def test_explain_says_what_limits_the_step():
