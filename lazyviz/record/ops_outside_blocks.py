@@ -238,6 +238,9 @@ def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, 
     if info.of_parts:
         with private_api.with_autograd():
             return op(*args, **kwargs)
+    if info.calls_autocast:
+        with private_api.with_autocast():
+            return op(*args, **kwargs)
     with private_api.seeing_lazy_bits():
         return op(*args, **kwargs)
 

@@ -373,9 +373,22 @@ class Recorder:
             return args[0]
         if info.shows_bits and (bits := ops_outside_blocks.lazy_bits(args[1])):
             return self._with_bits(op, args, kwargs, bits)
-        if info.of_parts and ops_outside_blocks.is_differentiated((*args, *kwargs.values())):
-            return self.run_now(op, info, args, kwargs, f"{op} has no gradient formula of its own")
+        if (cause := self._reason_to_run(op, info, args, kwargs)) is not None:
+            return self.run_now(op, info, args, kwargs, cause)
         return _NO_ANSWER
+
+    def _reason_to_run(
+        self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Why a call has to run where it is made: its kernel depends on the layers above it."""
+        operands = (*args, *kwargs.values())
+        if info.of_parts and ops_outside_blocks.is_differentiated(operands):
+            return f"{op} has no gradient formula of its own"
+        if info.calls_autocast and self._recording.absent is None:
+            device = next(ops_outside_blocks.tensors_in(operands)).device
+            if private_api.autocast_dtype(device) is not None:
+                return f"{op} under autocast"
+        return None
 
     def _take_over(self, gradient: torch.Tensor) -> torch.Tensor:
         """Store a sparse gradient as the engine would: in the same memory."""

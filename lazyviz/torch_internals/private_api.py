@@ -267,6 +267,22 @@ def below_autograd() -> Any:
     return _ExcludeDispatchKeyGuard(_BELOW_EVERYTHING - _PYTHON_KEY_SET)
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast for the op that is being dispatched; ``None`` where it is not enabled."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        is_enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_enabled else None
+
+
+@contextmanager
+def with_autocast() -> Iterator[None]:
+    """Context: kernels of the op that is being dispatched call others as without a dispatch mode, which would
+    exclude autocast.
+    """
+    with torch._C._RestorePythonTLSSnapshot(), excluding_python(), torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+        yield
+
+
 def excluding_python() -> Any:
     """Context: ops go directly to the kernel, without dispatch modes and wrappers (metadata-only kernels)."""
     return _ExcludeDispatchKeyGuard(_PYTHON_KEY_SET)

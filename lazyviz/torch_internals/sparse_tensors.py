@@ -121,10 +121,3 @@ def same_components(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _COMPOSITE = DispatchKeySet(DispatchKey.CompositeExplicitAutograd)
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast for the op that is being dispatched; ``None`` where it is not enabled."""
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        is_enabled = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if is_enabled else None

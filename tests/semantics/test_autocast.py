@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import lazyviz
+
 from ..lazy_equals_eager import both
 
 
@@ -144,3 +146,30 @@ def test_recurrent_nets_under_autocast():
 
     both(program, lambda: (nn.LSTM(4, 6), torch.randn(3, 2, 4)), syncs=None)
     both(program, lambda: (nn.GRU(4, 6), torch.randn(3, 2, 4)), syncs=None)
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_kernels_that_call_operators_of_autocast(pending):
+    """Autocast passes over ``pinv`` and ``bilinear``, but converts what their kernels multiply."""
+
+    def program(matrix, left, right, weight):
+        with torch.autocast("cpu", torch.bfloat16):
+            inverse = torch.linalg.pinv(matrix * 1)
+            product = nn.functional.bilinear(left * 1, right, weight)
+            (inverse.float().sum() + product.float().sum()).backward()
+            return inverse, product, matrix.grad, weight.grad
+
+    def make():
+        matrix = torch.randn(5, 3, requires_grad=True)
+        return matrix, torch.randn(4, 3), torch.randn(4, 5), torch.randn(2, 3, 5, requires_grad=True)
+
+    if pending:  # ops outside of blocks pass through the recorder
+        with lazyviz.lazy():
+            kept = torch.ones(3) + 1
+        torch.manual_seed(0)
+        found = program(*make())
+        lazyviz.sync()
+        torch.manual_seed(0)
+        assert all(map(torch.equal, found, program(*make()))) and kept.tolist() == [2, 2, 2]
+    else:
+        both(program, make, syncs=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import operator
@@ -1057,3 +1058,37 @@ def test_a_class_that_hands_on_a_call_is_passed_over_once():
     assert not Counts.seen
     counts.tolist()
     assert Counts.seen == ["tolist"]
+
+
+def test_within_a_mode_the_dtype_of_autocast_is_that_of_the_caller():
+    found = []
+
+    class Asks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append(private_api.autocast_dtype(torch.device("cpu")))
+            return func(*args, **(kwargs or {}))
+
+    edges = torch.eye(2).to_sparse()
+    with Asks(), torch.autocast("cpu"):
+        torch.ops.aten._sparse_addmm(torch.zeros(2, 2), edges, torch.ones(2, 2))
+    with Asks():
+        torch.ops.aten._sparse_addmm(torch.zeros(2, 2), edges, torch.ones(2, 2))
+    assert found[0] is torch.bfloat16 and found[-1] is None
+
+
+def test_kernels_see_autocast_within_a_mode():
+    seen = []
+
+    class Runs(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            with private_api.with_autocast() if "pinv" in func.name() else contextlib.nullcontext():
+                seen.append(func.name())
+                return func(*args, **(kwargs or {}))
+
+    matrix = torch.randn(4, 3, requires_grad=True)
+    with torch.autocast("cpu"):
+        expected = torch.linalg.pinv(matrix)
+        with Runs():
+            found = torch.linalg.pinv(matrix)
+    assert found.dtype == expected.dtype == torch.bfloat16 and torch.equal(found, expected)
+    assert "aten::linalg_pinv.atol_rtol_tensor" in seen and found.grad_fn is not None

@@ -78,19 +78,3 @@ def test_every_constructor_ends_in_an_operator_that_modes_see(layout):
         again = sparse_tensors.make_differentiable(example, (*INDICES[layout], values))
     assert {maker.name() for maker in sparse_tensors.MAKERS} & set(seen.names)
     assert made.grad_fn is not None and type(again.grad_fn) is type(made.grad_fn)
-
-
-def test_within_a_mode_the_dtype_of_autocast_is_that_of_the_caller():
-    found = []
-
-    class Asks(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found.append(sparse_tensors.autocast_dtype(torch.device("cpu")))
-            return func(*args, **(kwargs or {}))
-
-    edges = torch.eye(2).to_sparse()
-    with Asks(), torch.autocast("cpu"):
-        torch.ops.aten._sparse_addmm(torch.zeros(2, 2), edges, torch.ones(2, 2))
-    with Asks():
-        torch.ops.aten._sparse_addmm(torch.zeros(2, 2), edges, torch.ones(2, 2))
-    assert found[0] is torch.bfloat16 and found[-1] is None

@@ -51,6 +51,8 @@ _COMMUNICATION = {*NAMESPACES, "fsdp"}
 # Ops that check the content of their integers, usually constants of the program: the error belongs to their
 # line. The kernels of every device check the first, only the CPU's kernels the others.
 CHECKED_EVERYWHERE = {"segment_reduce"}
+# Autocast passes over them, but their kernels call operators that it converts the arguments of.
+_CALLING_AUTOCAST = frozenset({"linalg_pinv", "_trilinear"})
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 
 
@@ -58,7 +60,8 @@ class OpInfo:
     """The properties that all calls of one operator share."""
 
     __slots__ = (
-        "adds", "argument_names", "by_type", "checks", "checks_content", "communicates", "copies",
+        "adds", "argument_names", "by_type", "calls_autocast", "checks", "checks_content", "communicates",
+        "copies",
         "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
         "hidden_writes", "is_view", "op", "lifts", "makes_sparse", "metadata_only", "metadata_write",
         "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
@@ -169,12 +172,14 @@ class OpInfo:
         self.of_views = makes_views_by_decomposition(op)  # its result is a view that PyTorch does not track
         self.of_parts = op.namespace != operators.NAMESPACE and private_api.leaves_autograd_to_its_parts(op)
         self.checks_content = self.name in _CHECKED_CONTENT
+        self.calls_autocast = self.name in _CALLING_AUTOCAST
         self.communicates = op.namespace in _COMMUNICATION
         self.makes_sparse = op in sparse_tensors.MAKERS
         self.special = (
             self.metadata_only
             or self.checks
             or self.checks_content
+            or self.calls_autocast
             or self.communicates
             or self.copies
             or self.lifts

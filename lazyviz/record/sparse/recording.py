@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import sparse_tensors
+from ...torch_internals import private_api, sparse_tensors
 from ...torch_internals.cuda import STAND_INS
 from ...torch_internals.private_api import OpOverload
 from ..lazy_tensor import detached, is_lazy
@@ -73,7 +73,7 @@ def autocast(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     if op is not _aten._sparse_addmm.default or len(args) != 3:
         return args
-    dtype = sparse_tensors.autocast_dtype(args[0].device)
+    dtype = private_api.autocast_dtype(args[0].device)
     if dtype is None:
         return args
 
