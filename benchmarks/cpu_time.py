@@ -1,6 +1,7 @@
 """Compares projected with measured time on this CPU, over small and medium models.
 
-Calibrates first, and keeps nothing of it: run it on an idle machine::
+Calibrates before each model, because the clock rate changes, and keeps nothing of it. With one thread
+(``OMP_NUM_THREADS=1``), the time of other processes does not count::
 
     python benchmarks/cpu_time.py [--rounds N] [--only TEXT]
 """
@@ -109,11 +110,11 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
     assert rates is not None
     projection = project_on_cpu(graph.nodes, rates)
     assert projection is not None and times is not None
-    taken = []
+    taken, now = [], time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = now()
         step()
-        taken.append(time.perf_counter() - start)
+        taken.append(now() - start)
     return projection.seconds, statistics.median(taken), *times.order
 
 
@@ -124,15 +125,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as kept:
         os.environ["XDG_CACHE_HOME"] = kept
-        start = time.perf_counter()
-        lazyviz.calibrate()
-        print(f"calibrated in {time.perf_counter() - start:.2f} s")
+        lazyviz.calibrate()  # otherwise a run's report has no times
         errors, in_order, of = [], 0, 0
         for name, make in models():
             for training in (False, True):
                 if options.only not in name:
                     continue
                 torch.manual_seed(0)
+                lazyviz.calibrate()
                 projected, taken, right, pairs = measured(*make(), training, options.rounds)
                 in_order, of = in_order + right, of + pairs
                 errors.append(abs(projected / taken - 1))
