@@ -249,6 +249,8 @@ def _reordering(node: Node, rates: CpuRates) -> float:
 
 def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
     name = short_name(node.op)
+    if kind == "norm" and not arguments_of(node).get("training", True):
+        return rates.elementwise  # with statistics that are known, a factor and a summand per channel
     if name in rates.kernels:
         return rates.kernels[name]
     if kind == "softmax":

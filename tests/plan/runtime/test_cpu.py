@@ -275,6 +275,20 @@ def test_convolutions_convert_images():
     assert fast - slow == pytest.approx(images / 1e3)
 
 
+def test_batch_norm_with_known_statistics_works_by_element():
+    rates = replace(RATES, kernels={"native_batch_norm": ((1.0, 1e6),)}, elementwise=((1.0, 4e9),))
+    x, norm = torch.ones(4, 3, 8, 8), nn.BatchNorm2d(3)
+    seconds = []
+    for training in (True, False):
+        norm.train(training)
+        with lazyviz.lazy() as graph, torch.no_grad():
+            norm(x)
+        of_op = {short_name(each.node.op): each for each in project_on_cpu(graph.nodes, rates).ops}
+        seconds.append(of_op["native_batch_norm"].seconds)
+    assert seconds[0] > x.nbytes / 1e6
+    assert seconds[1] == pytest.approx(1e-6 + (2 * x.nbytes + 4 * 12) / 4e9, rel=0.01)
+
+
 def test_large_tensors_wait_for_new_memory():
     rates = replace(RATES, fault=1e-9)
     x = torch.ones(ALWAYS_NEW // 4)
