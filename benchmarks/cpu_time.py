@@ -100,23 +100,26 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
             return model(x)
 
     model.train(training)
+
+    def recorded() -> Any:
+        with lazyviz.lazy() as graph:
+            step()
+        graph.evaluate()
+        return graph
+
     step()
     for _ in range(2):  # then nothing is between the kernels
-        with lazyviz.lazy() as graph:
-            step()
-        graph.evaluate()
-    found: dict[int, list[float]] = {}
-    for _ in range(rounds):
-        with lazyviz.lazy() as graph:
-            step()
-        graph.evaluate()
-        for node in graph.nodes:
-            found.setdefault(node.index, []).append(node.measured_seconds or 0.0)
+        recorded()
+    graph = recorded()
+    found = [[node.measured_seconds or 0.0] for node in graph.nodes]
+    for _ in range(rounds - 1):
+        for seconds, node in zip(found, recorded().nodes):
+            seconds.append(node.measured_seconds or 0.0)
     rates = known_rates()
     assert rates is not None
     projection = project_on_cpu(graph.nodes, rates)
     assert projection is not None
-    times = compared(projection, {node: statistics.median(found[node.index]) for node in graph.nodes})
+    times = compared(projection, dict(zip(graph.nodes, map(statistics.median, found))))
     taken, now = [], time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(rounds):
         start = now()
