@@ -1,6 +1,7 @@
 """Compares projected with measured time on this CPU, over small and medium models.
 
-Calibrates first, and keeps nothing of it: run it on an idle machine::
+Calibrates before each model, because the clock rate changes, and keeps nothing of it. With one thread
+(``OMP_NUM_THREADS=1``), the time of other processes does not count::
 
     python benchmarks/cpu_time.py [--rounds N] [--only TEXT]
 """
@@ -20,6 +21,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.runtime.cpu_op_times import known_rates, project_on_cpu
+from lazyviz.plan.runtime.measured_times import compared
 
 
 def _mlp(width: int, depth: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
@@ -87,7 +89,8 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]
 def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> tuple[float, float, int, int]:
     """Projected seconds, the median of eager PyTorch's, pairs of modules that are in order, and all pairs.
 
-    Of the ten dearest modules of one run of the kernels alone, by lazyviz; pairs that are alike do not count.
+    Of the ten dearest modules, by the kernels alone: medians of runs by lazyviz; pairs that are alike do not
+    count.
     """
 
     def step() -> Any:
@@ -97,23 +100,31 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
             return model(x)
 
     model.train(training)
-    step()
-    for _ in range(2):  # then nothing is between the kernels
+
+    def recorded() -> Any:
         with lazyviz.lazy() as graph:
             step()
         graph.evaluate()
-    with lazyviz.lazy() as graph:
-        step()
-    times = graph.evaluate().times
+        return graph
+
+    step()
+    for _ in range(2):  # then nothing is between the kernels
+        recorded()
+    graph = recorded()
+    found = [[node.measured_seconds or 0.0] for node in graph.nodes]
+    for _ in range(rounds - 1):
+        for seconds, node in zip(found, recorded().nodes):
+            seconds.append(node.measured_seconds or 0.0)
     rates = known_rates()
     assert rates is not None
     projection = project_on_cpu(graph.nodes, rates)
-    assert projection is not None and times is not None
-    taken = []
+    assert projection is not None
+    times = compared(projection, dict(zip(graph.nodes, map(statistics.median, found))))
+    taken, now = [], time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = now()
         step()
-        taken.append(time.perf_counter() - start)
+        taken.append(now() - start)
     return projection.seconds, statistics.median(taken), *times.order
 
 
@@ -124,15 +135,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as kept:
         os.environ["XDG_CACHE_HOME"] = kept
-        start = time.perf_counter()
-        lazyviz.calibrate()
-        print(f"calibrated in {time.perf_counter() - start:.2f} s")
+        lazyviz.calibrate()  # otherwise a run's report has no times
         errors, in_order, of = [], 0, 0
         for name, make in models():
             for training in (False, True):
                 if options.only not in name:
                     continue
                 torch.manual_seed(0)
+                lazyviz.calibrate()
                 projected, taken, right, pairs = measured(*make(), training, options.rounds)
                 in_order, of = in_order + right, of + pairs
                 errors.append(abs(projected / taken - 1))

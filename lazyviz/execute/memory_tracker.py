@@ -141,6 +141,13 @@ class ResidentMemory:
             self._names.pop(storage, None)
         self._note_allocated(storage, size - before)
 
+    def taken_over(self, storage: Storage, size: int) -> None:
+        """``size`` bytes that were counted in addition to ``storage`` are now its own."""
+        before = self._sizes.get(storage, 0)
+        self._sizes[storage] = size
+        if before:
+            self._note_freed(storage, before)
+
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
         """``out=`` may have resized its argument."""
         origin = storage.origin

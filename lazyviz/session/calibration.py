@@ -25,7 +25,7 @@ class Calibration(Tabular):
     _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def table(self) -> Table:
-        """The best rate of each kind of op."""
+        """The rate of the largest measured ops of each kind; for memory, of memory that no cache has."""
         rates = self.rates
         products = {"matrix products": rates.matmul, "3x3 convolutions": rates.convolution}
         moved = {

@@ -26,7 +26,7 @@ from .recorded_graph import RecordedGraph
 def status_of(graph: RecordedGraph, where: str = "") -> str:
     """The number of recorded, pending and dropped ops of a graph, its failed ops, and its sync points."""
     dropped = {node for node in graph.nodes if failure_of(node.error) is Failure.FORGOTTEN}
-    lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending - len(dropped):,} pending"]
+    lines = [f"{where}{len(graph.nodes):,} ops recorded, {graph.pending:,} pending"]
     if dropped:
         lines[0] += f", {len(dropped):,} dropped"
     elif graph.state not in ("pending", "done"):

@@ -22,7 +22,7 @@ from ..execute.replay import node_passes
 from ..execute.report import NonFinite
 from ..execute.report import Report as Report
 from ..graph.annotations import LONGEST_NAME, annotation
-from ..graph.ir import Graph, Node, SyncPoint
+from ..graph.ir import Failure, Graph, Node, SyncPoint, failure_of
 from ..plan.devices.devices import DeviceLike
 from ..plan.devices.devices import devices as devices
 from ..plan.tables import DisplayedText
@@ -127,8 +127,8 @@ class LazyGraph(Unpicklable):
 
     @property
     def pending(self) -> int:
-        """Number of ops not yet run."""
-        return sum(node.state != "done" for node in self.ir.nodes)
+        """Number of ops not yet run; without those that were dropped, which never will."""
+        return sum(node.state != "done" and not _is_dropped(node) for node in self.ir.nodes)
 
     @property
     def has_pending(self) -> bool:
@@ -149,7 +149,10 @@ class LazyGraph(Unpicklable):
         """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
         if self.runs.state is not None:
             return self.runs.state
-        return "pending" if self.has_pending else "done"
+        if not self.has_pending:
+            return "done"
+        never = all(map(_is_dropped, node_passes.unfinished(self.nodes)))
+        return "failed" if never else "pending"
 
     @property
     def report(self) -> Report | None:
@@ -774,6 +777,10 @@ def unload() -> None:
     """Restore PyTorch to its state before lazyviz was imported, if nothing is pending."""
     cell_boundary()
     evaluation.watch.unload()
+
+
+def _is_dropped(node: Node) -> bool:
+    return failure_of(node.error) is Failure.FORGOTTEN
 
 
 def reset() -> None:

@@ -111,6 +111,19 @@ def test_after_a_reset_gradients_start_from_zero():
     assert torch.equal(trained("some have been read"), trained(None))
 
 
+def test_after_a_reset_nothing_is_pending():
+    with lazyviz.lazy() as graph:
+        x = torch.ones(3) + 1
+    assert (graph.pending, graph.state) == (2, "pending")
+    lazyviz.reset()
+    assert (graph.pending, graph.state) == (0, "failed")
+    assert "2 ops, 0 pending" in repr(graph)
+    with pytest.raises(RuntimeError, match="forgotten before it ran"):
+        graph.evaluate()
+    with pytest.raises(RuntimeError, match="forgotten before it ran"):
+        x.tolist()
+
+
 def test_a_reset_leaves_gradients_that_are_there():
     model = nn.Linear(3, 1)
     model(torch.ones(4, 3)).sum().backward()

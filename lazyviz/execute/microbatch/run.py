@@ -129,6 +129,8 @@ class SplitRun:
                 level = self._level
                 for node in self._whole[level]:
                     self._run_whole(node)
+                    if self._last.get(node) == (level, True):  # only views: what they show can be freed
+                        self._finish(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
                     if self._over < level:
@@ -327,7 +329,8 @@ class SplitRun:
                 whole = torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device=meta.device)
                 whole.copy_(part)
             add: partial[Any] = partial(self._sums.__setitem__, value, whole)
-            self._memory.made(value.storage, whole)
+            if whole is not part or self._cluster is not None:  # otherwise, it is counted for the piece
+                self._memory.made(value.storage, whole)
         elif isinstance(placement, Partial) and placement.how == "any":
             add = partial(whole.logical_or_, part)
         elif isinstance(placement, Partial) and placement.how == "all":
@@ -448,11 +451,11 @@ class _PieceHere(PieceRun):
             self._memory.add_extra(storage, size)
 
     def given(self, key: int) -> None:
-        """The tensor no longer belongs to the piece."""
+        """The piece's tensor has become the sum."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
-            self._memory.add_extra(storage, -own[0])
+            self._memory.taken_over(storage, own[0])
         own[0] = 0
 
     def free(self, keys: Sequence[int]) -> None:

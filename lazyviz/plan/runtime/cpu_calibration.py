@@ -5,25 +5,74 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .cpu_op_times import CpuRates, Curve
+from .cpu_op_times import ALWAYS_NEW, POINTWISE, CpuRates, Curve
 
-SECONDS = 0.045  # duration of each timing
+SECONDS = 1.7  # duration of all timings
+TURN = 0.003  # at least; functions are timed in turns, so that a disturbance of the machine meets all alike
 ISSUED_LAYERS = 8  # pairs of a linear layer and tanh
 ISSUED_OPS = 17 + 48 + (8 + 40) / 2
 """Ops of a step with these layers, forward and backward, and sums of gradients; a view is half an op."""
-SMALL_SECONDS = 0.008  # duration of the timing of an operator on small tensors
+SMALL_CALLS = 10  # of an op on a single number, for each reading of the clock
+SMALL_ROUNDS = 20  # of calls of all operators on small tensors
 WEIGHTS = 8
 _KIB = 1024
+TENSOR = 1024 * _KIB
+"""Bytes of the largest tensors of kernels that move memory."""
+DISTANCES = (16 * _KIB, 512 * _KIB, 4096 * _KIB, 32768 * _KIB)
+PRODUCTS = (16, 48, 128, 384, 640)
+COMPUTING, MOVING, AT_POINTS = (4, 128, 128, 14, 3), (8, 16, 16, 32, 3), (4, 64, 256, 28, 1)
+"""Batch, channels, output channels, pixels, and kernel of convolutions. Products take nearly all of the
+first's time; the others spend much of theirs on converting images to another layout."""
+
+_Function = Callable[[], Any]
+_New = Callable[..., torch.Tensor]
+_OfTensors = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+class _Timing:
+    """The time of a function. Its last ``kept`` results are kept, as in a model that is being trained."""
+
+    def __init__(self, function: _Function, kept: int = 0, repeat: int = 1) -> None:
+        self.function, self.kept, self.repeat = function, kept, repeat
+        self.taken: list[float] = []
+
+    def once(self, clock: float) -> None:
+        """Time one call; reading the clock takes ``clock`` seconds."""
+        before = _now()
+        self.function()
+        self.taken.append(max(_now() - before - clock, 0.1 * clock))
+
+    def turn(self) -> None:
+        results = deque[Any](maxlen=self.kept)
+        for _ in range(self.kept + 1):
+            results.append(self.function())
+        start = now = _now()
+        while now - start < TURN:
+            before = now
+            for _ in range(self.repeat):
+                results.append(self.function())
+            now = _now()
+            self.taken.append((now - before) / self.repeat)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.taken)
+
+
+def _now() -> float:
+    """Seconds; with one thread, only those in which it ran."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def measure() -> CpuRates:
-    """Time matrix products, a convolution, elementwise ops, copies, softmax, and norms, on new tensors."""
+    """Time matrix products, convolutions, and kernels that move memory, on new tensors."""
     generator = torch.Generator().manual_seed(0)  # the state of the user's generator does not change
 
     def tensor(*shape: int) -> torch.Tensor:
@@ -31,23 +80,53 @@ def measure() -> CpuRates:
 
     with torch.inference_mode(False), torch.no_grad():
         one = tensor(1)
-        call = _seconds(lambda: one + one)
-        small = {name: _seconds(f, SMALL_SECONDS) for name, f in _operators(tensor).items()}
-        return CpuRates(
-            call,
-            _issue(tensor),
-            small,
-            matmul=_products(tensor, small["mm"]),
-            convolution=_convolutions(tensor, small["convolution"]),
-            elementwise=_by_bytes(tensor, lambda x: x + x, 3, call),
-            function=_by_bytes(tensor, torch.tanh, 2, call),
-            copy=_by_bytes(tensor, lambda x: x.t().contiguous(), 2, call),
-            softmax=_by_bytes(tensor, lambda x: x.softmax(-1), 2, small["_softmax"]),
-            norm=_by_bytes(tensor, lambda x: F.layer_norm(x, x.shape[-1:]), 2, small["native_layer_norm"]),
-        )
+        call, issue = _Timing(lambda: one + one, repeat=SMALL_CALLS), _Timing(_training_step(tensor))
+        small = {name: _Timing(f) for name, f in _operators(tensor).items()}
+        products = dict(_products(tensor))
+        images = {shape: _convolution(tensor, *shape) for shape in (COMPUTING, MOVING, AT_POINTS)}
+        moved = _movers(tensor)
+        fault = [_first_touch() for _ in range(2)]
+        _take_turns(small.values(), [call, issue, *products.values(), *images.values(), *moved.values()])
+    operators = {name: each.seconds for name, each in small.items()}
+    again = {
+        name: min(each.taken) for name, each in small.items()
+    }  # as the others are called: again and again
+    curves = _by_distance(moved, {"elementwise": call.seconds} | again)
+    convolution, layouts = _image_rates({s: each.seconds for s, each in images.items()}, again["convolution"])
+    return CpuRates(
+        call.seconds,
+        issue.seconds / ISSUED_OPS,
+        operators,
+        matmul=_rates([(flops, _net(each.seconds, again["mm"])) for flops, each in products.items()]),
+        convolution=convolution,
+        elementwise=curves.pop("elementwise"),
+        function=curves.pop("function"),
+        copy=curves.pop("copy"),
+        softmax=curves["_softmax"],
+        norm=curves["native_layer_norm"],
+        kernels=curves | layouts,
+        fault=min(fault),
+    )
 
 
-def _operators(tensor: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+def _take_turns(small: Collection[_Timing], timings: Sequence[_Timing]) -> None:
+    """Time all of them. In a model, an operator comes after others, so those on ``small`` tensors are called
+    one after another: the code of an operator is no longer in the nearest cache.
+    """
+    start = now = _now()
+    clock = statistics.median(-_now() + _now() for _ in range(100))
+    taken = 0.0
+    while now + taken - start < SECONDS:
+        for each in timings:
+            each.turn()
+        for each in small:
+            each.function()
+        for each in [*small] * SMALL_ROUNDS:
+            each.once(clock)
+        taken, now = _now() - now, _now()
+
+
+def _operators(tensor: _New) -> dict[str, _Function]:
     """Calls of common operators on small tensors, where their own preparations take most of the time."""
     a, b, column = tensor(8, 8), tensor(8), tensor(8, 1)
     image, weight = tensor(1, 8, 8, 8), tensor(8, 8, 3, 3)
@@ -83,21 +162,8 @@ def _operators(tensor: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     }
 
 
-def _seconds(f: Callable[[], Any], duration: float = SECONDS) -> float:
-    """The median time of a call, over as many calls as fit, after one warm-up call."""
-    f()
-    taken, start = [], time.perf_counter()
-    while True:
-        before = time.perf_counter()
-        f()
-        after = time.perf_counter()
-        taken.append(after - before)
-        if after - start > duration:
-            return statistics.median(taken)
-
-
-def _issue(tensor: Callable[..., torch.Tensor]) -> float:
-    """Seconds from one op to the next in a training step of modules whose kernels take no time."""
+def _training_step(tensor: _New) -> _Function:
+    """A training step of modules whose kernels take no time."""
     with torch.random.fork_rng(devices=[]):
         layers = [
             layer
@@ -110,31 +176,19 @@ def _issue(tensor: Callable[..., torch.Tensor]) -> float:
         with torch.enable_grad():
             model(x).sum().backward()
 
-    return _seconds(step) / ISSUED_OPS
+    return step
 
 
-def _net(f: Callable[[], Any], call: float) -> float:
+def _net(seconds: float, call: float) -> float:
     """The same without the overhead of a call."""
-    seconds = _seconds(f)
     return max(seconds - call, seconds / 10)
 
 
-def _products(tensor: Callable[..., torch.Tensor], call: float) -> Curve:
-    found = []
-    for size in (16, 48, 128, 384, 768):
+def _products(tensor: _New) -> Iterator[tuple[float, _Timing]]:
+    for size in PRODUCTS:
         # As in a model, whose linear layers transpose their weights, and have others each time.
         a, weights = tensor(size, size), itertools.cycle([tensor(size, size).t() for _ in range(WEIGHTS)])
-        found.append((2.0 * size**3, _net(lambda a=a, w=weights: torch.mm(a, next(w)), call)))  # type: ignore[misc]
-    return _rates(found)
-
-
-def _convolutions(tensor: Callable[..., torch.Tensor], call: float) -> Curve:
-    found = []
-    for channels, pixels in ((8, 16), (32, 32), (64, 56)):
-        x, weight = tensor(1, channels, pixels, pixels), tensor(channels, channels, 3, 3)
-        seconds = _net(lambda x=x, w=weight: F.conv2d(x, w, padding=1), call)  # type: ignore[misc]
-        found.append((2.0 * 9 * channels**2 * pixels**2, seconds))
-    return _rates(found)
+        yield 2.0 * size**3, _Timing(lambda a=a, w=weights: torch.mm(a, next(w)))  # type: ignore[misc]
 
 
 def _rates(found: list[tuple[float, float]]) -> Curve:
@@ -145,13 +199,113 @@ def _rates(found: list[tuple[float, float]]) -> Curve:
     return tuple((amount, min(amount / seconds, peak)) for amount, seconds in found)
 
 
-def _by_bytes(
-    tensor: Callable[..., torch.Tensor], f: Callable[[torch.Tensor], Any], passes: int, call: float
-) -> Curve:
-    """Bytes moved, and bytes per second, of ``f``, which reads and writes ``passes`` tensors."""
-    found = []
-    for size in (4 * _KIB, 256 * _KIB, 4096 * _KIB, 32768 * _KIB):
-        x = tensor(size // 4 // 256 or 1, 256)
-        moved = float(passes * size)
-        found.append((moved, moved / _net(lambda x=x: f(x), call)))  # type: ignore[misc]
-    return tuple(found)
+def _convolution(tensor: _New, batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> _Timing:
+    x, weight = tensor(batch, channels, pixels, pixels), tensor(outputs, channels, kernel, kernel)
+    return _Timing(lambda: F.conv2d(x, weight, padding=kernel // 2))
+
+
+def _image_rates(
+    seconds: Mapping[tuple[int, int, int, int, int], float], call: float
+) -> tuple[Curve, dict[str, Curve]]:
+    """The rate of products, and those of converting images, of a 3x3 and of a 1x1 convolution.
+
+    With two convolutions, both are known: a FLOP and a byte take as long in one as in the other.
+    """
+
+    def work(batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> tuple[float, float]:
+        images = float(batch * pixels**2)
+        return 2 * images * channels * outputs * kernel**2, 4 * images * (channels + outputs)
+
+    (flops, moved), (few, more) = work(*COMPUTING), work(*MOVING)
+    computing, moving = _net(seconds[COMPUTING], call), _net(seconds[MOVING], call)
+    per_flop = (computing * more - moving * moved) / (flops * more - few * moved)
+    per_flop = min(max(per_flop, 0.5 * computing / flops), computing / flops)
+    known: dict[str, Curve] = {}
+    for name, shape in (("convolution", MOVING), (POINTWISE, AT_POINTS)):
+        few, more = work(*shape)
+        left = _net(seconds[shape], call) - few * per_flop
+        known[name] = ((more, more / max(left, 0.01 * seconds[shape])),)
+    return ((flops, 1 / per_flop),), known
+
+
+def _movers(tensor: _New) -> dict[tuple[str, int], _Timing]:
+    """Kernels that move memory, by operator or class and reuse distance."""
+    kernels, found = _kernels(tensor), {}
+    pool = [tensor(TENSOR // _KIB, 256) for _ in range(DISTANCES[-1] // TENSOR // 2)]
+    for distance in DISTANCES:
+        count = max(distance // TENSOR // 2, 1)  # and as many results
+        rows = min(distance // 2, TENSOR) // _KIB
+        tensors = [each[:rows] for each in pool[:count]]
+        for name, function in kernels.items():
+            if distance not in (DISTANCES[1], DISTANCES[-1]) and name not in (
+                "elementwise",
+                "function",
+                "copy",
+            ):
+                continue
+            given = itertools.cycle(zip(tensors, tensors[1:] + tensors[:1]))
+            found[name, distance] = _Timing(
+                lambda f=function, given=given: f(*next(given)),  # type: ignore[misc]
+                count if count > 1 else 0,
+            )
+    return found
+
+
+def _kernels(tensor: _New) -> dict[str, _OfTensors]:
+    """On pairs of tensors of 256 columns."""
+    b, channel, positive, aten = tensor(256), tensor(8), torch.ones(8, device="cpu"), torch.ops.aten
+    column, masks = torch.ones(TENSOR // _KIB, 1, device="cpu"), [True, True, True]
+
+    def image(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 8, 2, 256)
+
+    return {
+        "elementwise": lambda x, y: x + y,
+        "function": lambda x, _: torch.tanh(x),
+        "copy": lambda x, _: x.t().contiguous(),
+        "gelu": lambda x, _: F.gelu(x),
+        "gelu_backward": lambda x, y: aten.gelu_backward.default(x, y),
+        "_softmax": lambda x, _: x.softmax(-1),
+        "_softmax_backward_data": lambda x, y: aten._softmax_backward_data.default(x, y, -1, x.dtype),
+        "native_layer_norm": lambda x, _: F.layer_norm(x, (256,)),
+        "native_layer_norm_backward": lambda x, y: aten.native_layer_norm_backward.default(
+            x, y, [256], column[: len(x)], column[: len(x)], b, b, masks
+        ),
+        "native_batch_norm": lambda x, _: F.batch_norm(
+            image(x), channel, positive, channel, channel, training=True
+        ),
+        "native_batch_norm_backward": lambda x, y: aten.native_batch_norm_backward.default(
+            image(x), image(y), channel, channel, positive, channel, positive, True, 1e-5, masks
+        ),
+        "sum": lambda x, _: x.sum(0),
+    }
+
+
+PASSES = {
+    "elementwise": 3,
+    "gelu_backward": 3,
+    "_softmax_backward_data": 3,
+    "native_layer_norm_backward": 3,
+    "native_batch_norm_backward": 3,
+    "sum": 1,
+}
+"""Tensors that a call reads and writes; of the others, two."""
+
+
+def _by_distance(timings: Mapping[tuple[str, int], _Timing], calls: Mapping[str, float]) -> dict[str, Curve]:
+    """The rates of kernels that move memory; ``calls``: the overhead of each."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (name, distance), each in timings.items():
+        moved = PASSES.get(name, 2) * min(distance // 2, TENSOR)
+        seconds = _net(each.seconds, calls.get(name, calls["elementwise"]))
+        found.setdefault(name, []).append((float(distance), moved / seconds))
+    return {name: tuple(curve) for name, curve in found.items()}
+
+
+def _first_touch() -> float:
+    """Seconds per byte that writing to new memory takes longer."""
+    start = _now()
+    new = torch.empty(ALWAYS_NEW, dtype=torch.uint8, device="cpu").fill_(1)
+    middle = _now()
+    new.fill_(1)
+    return max(2 * middle - start - _now(), 0.0) / ALWAYS_NEW

@@ -268,7 +268,7 @@ def backward_weights(
     block = conv.group_block
     plain = conv.weights()
     with_bias = conv.out_channels * conv.itemsize if bias else 0
-    wide = conv.depthwise and max(conv.kernel) > 3
+    wide = conv.depthwise and not _suits_depthwise(conv)
     by_matrix = not block or (not direct and conv.groups > 1 and (block < 8 or wide))
     by_matrix = by_matrix or (not direct and conv.dilated and conv.block == 8)
     if by_matrix:
@@ -286,7 +286,7 @@ def backward_weights(
     weights = conv.weights(block, 1 if first else block)
     space = _reduction_space(conv, block, bias, first)
     if direct and conv.depthwise:
-        # Depthwise or not, larger kernels use blocks of 16 by 16 channels for each group.
+        # What the kernel for depthwise weights does not take uses blocks of 16 by 16 channels for each group.
         width = _round_up(conv.groups, block) * conv.itemsize
         if wide:
             weights *= block * conv.groups * block // _round_up(conv.groups, block)
@@ -302,6 +302,15 @@ def backward_weights(
         run.take(plain)
         run.free(plain)
     run.free(weights, with_bias)
+
+
+def _suits_depthwise(conv: Conv) -> bool:
+    """Whether the kernel for weights of depthwise convolutions takes it: few taps in a row, and an image that
+    is as high as the filter where that starts (``boundaries_ok``, jit_uni_dw_conv_kernel_utils.cpp).
+    """
+    if conv.kernel[-1] > 3 or len(conv.kernel) < 2:
+        return conv.kernel[-1] <= 3
+    return conv.image[-2] >= conv.kernel[-2] + conv.padding[-2] % conv.stride[-2]
 
 
 def _matrix_space(conv: Conv) -> Workspace:

@@ -16,6 +16,11 @@ from ..sync_points import TRACE_ELSEWHERE, AbsentDeviceError
 from ..tape import Tape
 from ..tracked_storages import TrackedStorage
 
+SHARD_BY_PARAMETER = (
+    "If FullyShardedDataParallel asks for it, plan with torch.distributed.fsdp.fully_shard instead, which "
+    "shards each parameter by itself."
+)
+
 
 class PlannedStorage:
     """Replaces ``torch.UntypedStorage`` for memory that will never have content."""
@@ -65,9 +70,13 @@ class PlannedStorage:
         return f"<storage of {self.nbytes()} bytes on {self.device}, pending>"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
+        if name.startswith("__") or not (
+            hasattr(torch.UntypedStorage, name) or hasattr(torch.TypedStorage, name)
+        ):
             raise AttributeError(name)
         text = f"{name} of a storage that is only planned: only its size can be read and changed."
+        if name in ("_size", "_resize_"):
+            text += f" {SHARD_BY_PARAMETER}"
         if name == "_fix_weakref":  # accessed when fake tensors are created
             text += f" {TRACE_ELSEWHERE}"
         raise AbsentDeviceError(text)

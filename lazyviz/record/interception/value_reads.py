@@ -606,7 +606,7 @@ class SyncPatches:
                 given = {"log_probs": log_probs, "targets": targets, "blank": blank}
                 given |= dict(zip(ctc_shapes.LENGTHS, known))
                 # Arguments that the kernel rejects are unchanged, so that its message is the same.
-                if ctc_shapes.is_valid(given):
+                if ctc_shapes.is_valid(given, moves_targets=True):
                     lengths = [self._on_device(each or [], log_probs.device) for each in known]
             return ctc_loss(log_probs, targets, *lengths, *args, **kwargs)
 

@@ -14,11 +14,12 @@ import torch
 LENGTHS = ("input_lengths", "target_lengths")
 
 
-def is_valid(arguments: Mapping[str, Any]) -> bool:
+def is_valid(arguments: Mapping[str, Any], *, moves_targets: bool = False) -> bool:
     """Whether the kernel accepts the call, whose lengths are lists. A call that it rejects must run to raise
     its error.
 
-    ``arguments`` hold values or tensors, by the names in the operator's schema.
+    ``arguments`` hold values or tensors, by the names in the operator's schema. ``moves_targets``: it is a
+    call of ``torch.ctc_loss``, which moves targets from the CPU, where cuDNN takes them, to the scores.
     """
     scores, targets = arguments["log_probs"], arguments["targets"]
     if not all(isinstance(arguments[name], (list, tuple)) for name in LENGTHS):
@@ -32,7 +33,7 @@ def is_valid(arguments: Mapping[str, Any]) -> bool:
     longest = targets.shape[1] if len(targets.shape) == 2 else targets.shape[0]
     given = sum(wanted) if len(targets.shape) == 1 else max(wanted, default=0)
     return (
-        scores.device == targets.device
+        (scores.device == targets.device or (moves_targets and targets.device.type == "cpu"))
         and 0 <= arguments.get("blank", 0) < labels
         and len(inputs) == len(wanted) == batch > 0
         and all(0 <= length <= steps for length in inputs)

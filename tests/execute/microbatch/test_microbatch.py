@@ -317,6 +317,36 @@ def recorded_in_seven():
     return model, whole, graph
 
 
+def test_sums_of_gradients_take_their_memory_once_and_as_long_as_they_are_needed():
+    torch.manual_seed(0)
+
+    def network(given, result):
+        layers = [nn.Linear(given, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.LeakyReLU(0.2)]
+        return nn.Sequential(*layers, nn.Linear(256, result))
+
+    def loss(scores, label):
+        return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, label))
+
+    generator, critic = network(64, 784), network(784, 1)
+    makes = torch.optim.SGD(generator.parameters(), 0.1)
+    judges = torch.optim.SGD(critic.parameters(), 0.1)
+    real, noise = torch.randn(512, 784), torch.randn(512, 64)
+    with lazyviz.lazy(batch=[real, noise], split=8) as graph:
+        fake = generator(noise)
+        judges.zero_grad()
+        (loss(critic(real), 1.0) + loss(critic(fake.detach()), 0.0)).backward()
+        judges.step()
+        makes.zero_grad()
+        loss(critic(fake), 1.0).backward()  # these gradients of the critic are added to the first ones
+        makes.step()
+    planned = graph.plan()
+    report = graph.evaluate()
+    assert report.peak_bytes == planned.tensor_peak_bytes
+    held, expected = dict(report.timeline), dict(planned.timeline)
+    end = [node.index for node in graph.nodes if node.phase == "optimizer"][-6:]
+    assert [held[index] for index in end] == [expected[index] for index in end]
+
+
 def test_an_interrupted_run_goes_on_between_pieces():
     model, whole, graph = recorded_in_seven()
     seen = itertools.count()

@@ -1,6 +1,7 @@
 """Projected time on this CPU: calibration per machine, and comparison with measured time."""
 
 import copy
+import itertools
 import pickle
 import time
 from dataclasses import replace
@@ -12,6 +13,8 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.runtime import cpu_calibration
 from lazyviz.plan.runtime.cpu_op_times import (
+    ALWAYS_NEW,
+    POINTWISE,
     CpuRates,
     cache_file,
     known_rates,
@@ -86,10 +89,12 @@ def test_where_nothing_can_be_written_it_is_said(monkeypatch, tmp_path):
         "[]",
         "{}",
         '{"format": 0}',
-        '{"format": 2, "call": 1}',
-        '{"format": 2}',
+        '{"format": 3, "call": 1}',
+        '{"format": 3}',
         RATES.text().replace('"operators": {}', '"operators": []'),
         RATES.text().replace('"operators": {}', '"operators": {"mm": 0}'),
+        RATES.text().replace('"kernels": {}', '"kernels": {"sum": [[8, 0]]}'),
+        RATES.text().replace('"fault": 0.0', '"fault": -1'),
     ],
 )
 def test_a_file_of_another_kind_is_no_calibration(text):
@@ -175,12 +180,126 @@ def test_the_ops_of_the_timed_step_are_counted_right():
 
 def test_the_timed_operators_have_the_names_of_recorded_ones():
     generator = torch.Generator().manual_seed(0)
-    for name, call in cpu_calibration._operators(
-        lambda *shape: torch.rand(*shape, generator=generator)
-    ).items():
+
+    def tensor(*shape):
+        return torch.rand(*shape, generator=generator)
+
+    x = tensor(16, 256)
+    kernels = {name: lambda call=call: call(x, x) for name, call in cpu_calibration._kernels(tensor).items()}
+    for name in ("elementwise", "function", "copy"):  # classes of operators
+        del kernels[name]
+    for name, call in itertools.chain(cpu_calibration._operators(tensor).items(), kernels.items()):
         with lazyviz.lazy() as graph, torch.no_grad():
             call()
         assert name in [short_name(node.op) for node in graph.nodes], name
+
+
+CACHES = ((2e6, 4e9), (3e6, 1e9))
+"""Rates of memory that was touched recently, and of other memory."""
+MIB = 2**20
+
+
+def _busy(graph, rates):
+    """Seconds of each op of a class, without the overhead of calls."""
+    projection = project_on_cpu(graph.nodes, rates)
+    return [each.seconds - each.waiting - 1e-6 for each in projection.ops if each.work.bytes_moved]
+
+
+def test_what_was_touched_recently_is_read_faster():
+    rates = replace(RATES, elementwise=CACHES)
+    x = torch.ones(MIB // 8)  # 0.5 MiB
+    with lazyviz.lazy() as graph:
+        near = [x.add_(1) for _ in range(2)]
+    first, second = _busy(graph, rates)
+    assert first == pytest.approx(second) == pytest.approx(MIB / 4e9)  # nothing else is in use
+    others = [torch.ones(MIB // 8) for _ in range(8)]
+    with lazyviz.lazy() as graph:
+        x.add_(1)
+        x.add_(1)
+        for each in others:
+            each.add_(1)
+        x.add_(1)
+    seconds = _busy(graph, rates)
+    far = MIB / 2 / 1e9 + MIB / 2 / 4e9  # read from memory, written to the cache
+    assert seconds[0] == pytest.approx(far)  # in a loop, too
+    assert seconds[1] == pytest.approx(MIB / 4e9)
+    assert seconds[-1] == pytest.approx(far)
+    assert near
+
+
+def test_results_are_written_to_memory_that_is_free():
+    rates = replace(RATES, elementwise=CACHES)
+    x = torch.ones(MIB // 8)
+    with lazyviz.lazy() as graph:
+        kept = [x + 1 for _ in range(8)]
+    with lazyviz.lazy() as reusing:
+        for _ in range(8):
+            x + 1
+    assert len(kept) == 8
+    assert _busy(graph, rates)[-1] == pytest.approx(MIB / 2 / 4e9 + MIB / 2 / 1e9)
+    assert _busy(reusing, rates)[-1] == pytest.approx(MIB / 4e9)
+
+
+def test_products_wait_for_operands_that_are_not_in_the_cache():
+    rates = replace(RATES, elementwise=CACHES)
+    weights = [torch.ones(512, 512) for _ in range(4)]
+    x, bias = torch.ones(512, 512), torch.ones(512)
+    with lazyviz.lazy() as graph:
+        for weight in weights:
+            x = x @ weight
+    product, slower = 2 * 512**3 / 1e9, 1e-9 - 0.25e-9
+    assert _busy(graph, rates)[-1] - product > MIB * slower
+    with lazyviz.lazy() as graph:
+        torch.addmm(bias, x, weights[0])
+        torch.mm(x, weights[0])
+    with_bias, without = _busy(graph, RATES)
+    assert with_bias - without == pytest.approx(MIB / 1e9)  # the bias is copied to the result
+
+
+def test_convolutions_convert_images():
+    rates = replace(RATES, kernels={"convolution": ((1.0, 1e6),)})
+    x, weight = torch.ones(2, 3, 8, 8, requires_grad=True), torch.ones(5, 3, 3, 3, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        nn.functional.conv2d(x, weight, padding=1).sum().backward()
+    seconds = {each.node: each.seconds for each in project_on_cpu(graph.nodes, rates).ops}
+    without = {each.node: each.seconds for each in project_on_cpu(graph.nodes, RATES).ops}
+    images = 4 * 2 * 64 * (3 + 5) / 1e6
+    more = {short_name(node.op): seconds[node] - without[node] for node in seconds}
+    assert more["convolution"] == pytest.approx(images)
+    assert more["convolution_backward"] == pytest.approx(2 * images)
+    with lazyviz.lazy() as graph, torch.no_grad():
+        nn.functional.conv2d(x, torch.ones(5, 3, 1, 1))
+    pointwise = replace(rates, kernels=rates.kernels | {POINTWISE: ((1.0, 1e9),)})
+    slow, fast = (project_on_cpu(graph.nodes, each).seconds for each in (rates, pointwise))
+    assert slow == pytest.approx(project_on_cpu(graph.nodes, RATES).seconds)
+    assert fast - slow == pytest.approx(images / 1e3)
+
+
+def test_batch_norm_with_known_statistics_works_by_element():
+    rates = replace(RATES, kernels={"native_batch_norm": ((1.0, 1e6),)}, elementwise=((1.0, 4e9),))
+    x, norm = torch.ones(4, 3, 8, 8), nn.BatchNorm2d(3)
+    seconds = []
+    for training in (True, False):
+        norm.train(training)
+        with lazyviz.lazy() as graph, torch.no_grad():
+            norm(x)
+        of_op = {short_name(each.node.op): each for each in project_on_cpu(graph.nodes, rates).ops}
+        seconds.append(of_op["native_batch_norm"].seconds)
+    assert seconds[0] > x.nbytes / 1e6
+    assert seconds[1] == pytest.approx(1e-6 + (2 * x.nbytes + 4 * 12) / 4e9, rel=0.01)
+
+
+def test_large_tensors_wait_for_new_memory():
+    rates = replace(RATES, fault=1e-9)
+    x = torch.ones(ALWAYS_NEW // 4)
+    with lazyviz.lazy() as graph:
+        y = x + 1
+        y.add_(1)
+        x[1:] + 1
+    new, in_place, smaller = (
+        after - before for before, after in zip(_busy(graph, RATES), _busy(graph, rates))
+    )
+    assert (new, in_place, smaller) == pytest.approx((ALWAYS_NEW * 1e-9, 0.0, 0.0))
 
 
 def _times(projected, measured, count=10):

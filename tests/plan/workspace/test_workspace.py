@@ -128,6 +128,22 @@ def test_channels_last_convolutions_and_gradients_out_of_order_are_counted_too(s
     check_claim(lambda: backward(turned, x, w, stride, 1, mask=(True, True, False)))
 
 
+@pytest.mark.skipif(INSTRUCTIONS < Instructions.AVX512, reason="other kernels without AVX-512")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("filters", [(3, 3), (5, 3), (3, 5)], ids=str)
+@pytest.mark.parametrize("image", [(2, 8), (3, 8), (14, 14)], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_weights_of_depthwise_convolutions_are_in_blocks_if_rows_are_few(layout, filters, image, stride):
+    x, w = torch.randn(2, 48, *image).to(memory_format=layout), torch.randn(48, 1, *filters)
+    rest = ([stride] * 2, [size // 2 for size in filters], [1, 1], False, [0, 0], 48)
+    gradient = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+
+    def call():
+        return torch.ops.aten.convolution_backward(gradient, x, w, [48], *rest, (False, True, False))
+
+    assert planned(call).nbytes == pytest.approx(measured(call), rel=0.02, abs=2048)
+
+
 def test_a_transposed_convolution_is_the_gradient_of_another():
     x, w, b = torch.randn(3, 24, 8, 8), torch.randn(24, 16, 2, 2), torch.randn(16)
     check_claim(lambda: convolution(x, w, b, 2, transposed=True))

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -21,6 +26,7 @@ import lazyviz
 from lazyviz.graph.collectives import collective_of
 from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.planner import make_plan
+from lazyviz.record.sync_points import AbsentDeviceError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 GPU = "H100-80GB"
@@ -63,6 +69,11 @@ def test_data_parallel_reduces_each_bucket_in_the_backward_pass():
     parameters = 3 * WIDTH * WIDTH * 4
     sent = graph.plan().communication
     assert sent["all_reduce"] == 2 * 2 * 7 * parameters // 8
+
+
+def test_flat_parameters_are_refused_with_what_to_use():
+    with pytest.raises(AbsentDeviceError, match="fully_shard instead"), lazyviz.lazy(device=GPU, mesh=(4,)):
+        FullyShardedDataParallel(nn.Linear(8, 8).cuda())
 
 
 def test_without_synchronization_nothing_is_sent():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -277,6 +279,21 @@ def test_ctc_loss_is_planned_with_lengths_that_are_known(place):
     assert scores.grad.device == CUDA and "_ctc_loss_backward" in names(graph)
     kept = next(node for node in graph.nodes if node.name.startswith("_ctc_loss_")).outputs[1]
     assert kept.shape == (3, 10, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (12,)], ids=str)
+@pytest.mark.parametrize("place", ["cpu", "cuda", None], ids=str)
+def test_ctc_loss_moves_targets_from_the_cpu(place, shape, dtype):
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        scores = torch.randn(10, 3, 5, device="cuda", requires_grad=True)
+        lengths: list[Any] = [[10] * 3, [4] * 3]
+        if place is not None:
+            lengths = [torch.tensor(each, dtype=dtype, device=place) for each in lengths]
+        nn.CTCLoss()(scores.log_softmax(2), torch.ones(shape, dtype=dtype), *lengths).backward()
+    assert not graph.sync_points
+    kept = next(node for node in graph.nodes if node.name.startswith("_ctc_loss_")).outputs[1]
+    assert kept.shape == (3, 10, 9) and kept.device == scores.grad.device == CUDA
 
 
 @pytest.mark.parametrize(
