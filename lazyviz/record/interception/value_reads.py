@@ -320,6 +320,9 @@ class SyncPatches:
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
                 return LazyTensor.__repr__(tensor)  # type: ignore[arg-type]
+            if composite_ops.is_functorch_wrapper(tensor):
+                with tape.recording.paused():  # the tensor in it is shown by its own `repr`
+                    return original(tensor, **kwargs)
             if nodes_before_access(tape, tensor, write=False):
                 see_history(tensor)
                 values = lazy_tensor.shown(tensor) if lazy_tensor.shown is not None else None

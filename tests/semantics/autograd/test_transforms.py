@@ -139,3 +139,21 @@ def test_what_transforms_make_has_eager_bits(name):
         found = PROGRAMS[name](samples(batched=False))
     graph.evaluate()
     assert difference(expected, found) is None
+
+
+def test_tensors_in_transforms_are_shown_with_the_pending_ones_in_them():
+    shown = []
+
+    def function(x):
+        shown.append(" ".join(repr(x).split()))
+        return x.sum()
+
+    with lazyviz.lazy() as graph:
+        torch.func.grad(function)(torch.ones(3) * 2)
+        torch.func.vmap(torch.func.grad(function))(torch.ones(2, 3) * 2)
+    assert shown == [
+        "GradTrackingTensor(lvl=1, value= lazy[3] float32 cpu, pending )",
+        "GradTrackingTensor(lvl=2, value= BatchedTensor(lvl=1, bdim=0, "
+        "value= lazy[2, 3] float32 cpu, pending ) )",
+    ]
+    assert not graph.sync_points
