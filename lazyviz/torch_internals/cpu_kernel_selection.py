@@ -89,7 +89,13 @@ def onednn_instructions() -> Instructions:
     return found
 
 
-def multiplies_bfloat16_in_onednn() -> bool:
-    """Whether ATen uses oneDNN for products of bfloat16 matrices (``mkldnn_bf16_device_check``)."""
-    mkldnn = torch.backends.mkldnn
-    return bool(mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def multiplies_in_onednn(dtype: torch.dtype) -> bool:
+    """Whether ATen uses oneDNN for products of matrices of a half-precision dtype
+    (``mkldnn_bf16_device_check``, ``mkldnn_fp16_device_check``).
+    """
+    mkldnn, ops = torch.backends.mkldnn, torch.ops.mkldnn
+    if not (mkldnn.is_available() and mkldnn.enabled):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype is torch.float16 and bool(ops._is_mkldnn_fp16_supported())

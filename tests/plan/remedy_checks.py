@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from lazyviz.plan.plan import Plan
-from lazyviz.torch_internals.cpu_kernel_selection import multiplies_bfloat16_in_onednn
+from lazyviz.torch_internals.cpu_kernel_selection import multiplies_in_onednn
 
 
 def check_autocast(plan: Plan, actual: Plan, tolerance: float, *, may_cost: bool) -> None:
@@ -25,4 +26,4 @@ def check_autocast(plan: Plan, actual: Plan, tolerance: float, *, may_cost: bool
 
 def unfolds_in_bfloat16(device: str) -> bool:
     """Whether convolutions in bfloat16 are not oneDNN's."""
-    return device == "cpu" and not multiplies_bfloat16_in_onednn()
+    return device == "cpu" and not multiplies_in_onednn(torch.bfloat16)

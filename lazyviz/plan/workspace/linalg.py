@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.cpu_kernel_selection import (
     Instructions,
-    multiplies_bfloat16_in_onednn,
+    multiplies_in_onednn,
     onednn_instructions,
 )
 from .rules import Rule, argument, copied, exactly, on
@@ -152,7 +150,7 @@ def _matrix_product(node: Node, threads: int) -> Need:
     (``addmm_impl_cpu_``, LinearAlgebra.cpp).
     """
     left, right = [value.meta for value in node.args if isinstance(value, Value)][-2:]
-    if left.dtype is torch.bfloat16 and multiplies_bfloat16_in_onednn():
+    if multiplies_in_onednn(left.dtype):
         return _in_blocks(left, right, threads)
     name = node.op._schema.name.rpartition("::")[2]
     if name in ("mv", "addmv"):
@@ -196,11 +194,13 @@ def _leading(meta: TensorMeta) -> bool:
 
 
 def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
-    """oneDNN's bfloat16 product: for each thread, a packed block of the right operand, and sums in float32.
+    """oneDNN's product in half precision: for each thread, a packed block of the right operand, and sums in
+    float32.
 
     The scratchpad is that of ``init_scratchpad`` (oneDNN, x64/matmul/brgemm_matmul_utils.cpp). The sizes of
-    blocks were observed in the allocator's events of 170 products with each of the three instruction sets and
-    oneDNN 3.12. All are estimates, because the division of work among threads is internal to oneDNN.
+    blocks were observed in the allocator's events of 170 products of bfloat16 with each of the three
+    instruction sets and oneDNN 3.12. All are estimates, because the division of work among threads is
+    internal to oneDNN, and float16 has kernels of its own.
     """
     *batch, rows, steps = left.shape
     columns = right.shape[-1] if len(right.shape) > 1 else 1

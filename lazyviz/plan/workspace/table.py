@@ -19,7 +19,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...torch_internals.cpu_kernel_selection import (
     Instructions,
-    multiplies_bfloat16_in_onednn,
+    multiplies_in_onednn,
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
@@ -263,7 +263,7 @@ def _gelu_backward(node: Node, threads: int) -> Need:
     """oneDNN's kernel, for contiguous input, has contiguous gradients (Activation.cpp, mkldnn/Gelu.cpp)."""
     gradient, image, result = node.args[0].meta, node.args[1].meta, node.outputs[0].meta
     by_onednn = image.dtype == torch.float32 or (
-        image.dtype == torch.bfloat16 and multiplies_bfloat16_in_onednn()
+        image.dtype == torch.bfloat16 and multiplies_in_onednn(torch.bfloat16)
     )
     if not by_onednn or argument(node, 2, "approximate", "none") != "none" or not contiguous(image):
         return NOTHING

@@ -444,15 +444,29 @@ def test_the_table_s_entries_are_what_the_allocator_sees(name):
         assert planned(call).nbytes == pytest.approx(measured(call), abs=16)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(512, 256, 128), (300, 600, 33), (40, 1500, 700), (3, 64, 64)], ids=str)
-def test_products_in_bfloat16_pack_a_block_for_each_thread(shape):
+def test_products_in_half_precision_pack_a_block_for_each_thread(shape, dtype):
     rows, steps, columns = shape
-    x = torch.randn(rows, steps).bfloat16()
-    weight, bias = torch.randn(columns, steps).bfloat16(), torch.randn(columns).bfloat16()
+    x = torch.randn(rows, steps).to(dtype)
+    weight, bias = torch.randn(columns, steps).to(dtype), torch.randn(columns).to(dtype)
     need, seen = planned(lambda: F.linear(x, weight, bias)), measured(lambda: F.linear(x, weight, bias))
     assert need.low <= seen <= need.high
-    if INSTRUCTIONS is Instructions.AVX512_BF16:
+    if INSTRUCTIONS is Instructions.AVX512_BF16 and dtype is torch.bfloat16:
         assert need.nbytes == pytest.approx(seen, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["x @ x.t()", "x.t() @ x", "bmm"])
+def test_other_products_in_half_precision_are_inside_their_range(name, dtype):
+    x = torch.randn(256, 1024).to(dtype)
+    batch = x.view(4, 64, 1024)
+    call = {
+        "x @ x.t()": lambda: x @ x.t(),
+        "x.t() @ x": lambda: x.t() @ x,
+        "bmm": lambda: torch.bmm(batch, batch.transpose(1, 2)),
+    }[name]
+    assert planned(call).low <= measured(call) <= planned(call).high
 
 
 @pytest.mark.parametrize("shape", [(50, 4, 32, 64), (100, 8, 64, 256), (12, 20, 300, 128)], ids=str)
