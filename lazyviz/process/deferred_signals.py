@@ -172,7 +172,7 @@ class Deferred(ArrivedSignals):
                 for number, handler in list(self._handlers.items()):
                     if _signal.getsignal(number) == note:  # another handler may have been set
                         _signal.signal(number, handler)
-                    del self._handlers[number]
+                    self._handlers.pop(number, None)  # a handler that came now may have restored all
             except BaseException as error:  # a signal that came after it was restored
                 first = first or error
         if first is not None:

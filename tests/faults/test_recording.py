@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.process import deferred_signals
 from lazyviz.process.deferred_signals import Deferred
 from lazyviz.record.tape import tape
 from lazyviz.torch_internals import private_api
@@ -189,6 +190,22 @@ def test_signals_are_deferred_again_whatever_a_handler_raises_where_that_ends(st
         assert not Deferred.current
         with Deferred() as arrived:
             assert Deferred.current and not arrived
+
+
+def test_a_handler_that_comes_while_handlers_are_set_back_may_set_all_of_them_back(monkeypatch, state):
+    set_handler = deferred_signals._signal.signal
+    back = []
+
+    def signal_and_reset(number, handler):
+        set_handler(number, handler)
+        if not back:
+            back.append(number)
+            deferred._restore()  # as `lazyviz.reset` does
+
+    with Deferred() as deferred:
+        monkeypatch.setattr(deferred_signals._signal, "signal", signal_and_reset)
+    monkeypatch.undo()
+    assert back and not Deferred.current
 
 
 def test_gradients_are_computed_after_a_signal_in_what_a_planned_gpu_does_without_them(state, request):

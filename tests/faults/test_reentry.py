@@ -341,7 +341,8 @@ def test_an_error_of_an_op_leaves_the_collector_as_it_was(natively):
 
 
 def through_sparse(values: torch.Tensor) -> list[float]:
-    return torch.sparse_coo_tensor([[0, 1]], values, (2,), check_invariants=False).to_dense().tolist()
+    made = torch.sparse_coo_tensor([[0, 1]], values, (2,), check_invariants=False)
+    return made.coalesce().to_dense().tolist()  # how many elements are left depends on data
 
 
 @pytest.mark.parametrize("natively", [True, False])
