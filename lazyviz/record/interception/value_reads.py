@@ -181,9 +181,16 @@ class SyncPatches:
     def of_class(
         self, original: Callable[..., Any], cause: str, tensor: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """A method's call for a tensor whose class sees it; such a tensor is not pending itself."""
+        """A method's call for a tensor whose class sees it; such a tensor is not pending itself.
+
+        ``NotImplemented`` if an absent GPU has to compute what is read.
+        """
         tape = self.tape
+        # Asked first, because any check in C++ uses it up.
         call = private_api.redispatching(original) if private_api.is_redispatched(tensor) else original
+        with private_api.no_function_modes():
+            if may_need_absent() and is_out_of_reach(tape, tensor):
+                return NotImplemented
         if tape.pending:
             for each in (tensor, *tensors_in(args)):
                 self.before_read(each, cause)
@@ -229,8 +236,10 @@ class SyncPatches:
         @functools.wraps(original)
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             tape = patches.tape
-            if sees_calls(tensor) and not may_need_absent():
-                return patches.of_class(original, cause, tensor, *args, **kwargs)
+            if sees_calls(tensor):
+                found = patches.of_class(original, cause, tensor, *args, **kwargs)
+                if found is not NotImplemented:
+                    return found
             if tape.pending:
                 cls = type(tensor)
                 if (
@@ -279,8 +288,10 @@ class SyncPatches:
 
         @functools.wraps(original)
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if sees_calls(tensor) and not may_need_absent():
-                return self.of_class(original, "tolist", tensor, *args, **kwargs)
+            if sees_calls(tensor):
+                found = self.of_class(original, "tolist", tensor, *args, **kwargs)
+                if found is not NotImplemented:
+                    return found
             if tape.pending:
                 cls = type(tensor)
                 if may_need_absent() and is_out_of_reach(tape, tensor):
@@ -315,8 +326,10 @@ class SyncPatches:
 
         @functools.wraps(original)
         def __repr__(tensor: torch.Tensor, **kwargs: Any) -> str:
-            if sees_calls(tensor) and not may_need_absent():
-                return self.of_class(original, "print", tensor, **kwargs)
+            if sees_calls(tensor):
+                found = self.of_class(original, "print", tensor, **kwargs)
+                if found is not NotImplemented:
+                    return found
             value = tensor.__dict__.get("_lazyviz")
             if value is not None:
                 return LazyTensor.__repr__(tensor)  # type: ignore[arg-type]

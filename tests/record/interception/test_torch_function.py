@@ -103,8 +103,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("beside", ["nothing", "a planned GPU"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_class_that_redispatches_sees_the_same_calls(name):
+def test_a_class_that_redispatches_sees_the_same_calls(name, beside):
     def calls():
         tensor = torch.ones(1, dtype=torch.int64 if name == "__index__" else None).as_subclass(Redispatching)
         Redispatching.seen.clear()
@@ -115,10 +116,16 @@ def test_a_class_that_redispatches_sees_the_same_calls(name):
         return type(result), list(Redispatching.seen)
 
     expected = calls()
+    if beside == "a planned GPU":
+        with lazyviz.lazy(device="A100-40GB"):
+            planned = torch.ones(2, device="cuda") + 1
+    else:
+        planned = None
     with lazyviz.lazy():
         kept = torch.ones(1) + 1
         assert calls() == expected
     assert kept.item() == 2
+    del planned
 
 
 class Wrapper:
