@@ -47,27 +47,23 @@ class Replacement(functools.partial[Any]):
         return self.original.__reduce__()
 
 
-class _Accessor:
-    """``__get__`` or ``__set__`` of a :class:`ReplacedProperty`."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._access = name, getattr(property, name)
+class _Getter:
+    """``__get__`` of a :class:`ReplacedProperty`."""
 
     def __get__(self, instance: ReplacedProperty | None, owner: Any = None) -> Any:
         if instance is None:
             return self
-        return _BoundAccessor(getattr(instance.original, self._name), MethodType(self._access, instance))
+        return _BoundGetter(instance.original.__get__, MethodType(property.__get__, instance))
 
     def __call__(self, instance: ReplacedProperty, *args: Any) -> Any:
-        return self._access(instance, *args)
+        return property.__get__(instance, *args)
 
 
 class ReplacedProperty(property):
     """A property in place of an attribute of ``torch.Tensor``, whose ``__get__`` equals the attribute's."""
 
     original: Any
-    __get__: Any = _Accessor("__get__")
-    __set__: Any = _Accessor("__set__")
+    __get__: Any = _Getter()
 
     @classmethod
     def of(cls, original: Any, replacement: property) -> ReplacedProperty:
@@ -77,7 +73,7 @@ class ReplacedProperty(property):
 
 
 # PyTorch asks for the name of the class of an attribute's getter.
-_BoundAccessor = type("method-wrapper", (Replacement,), {"__module__": __name__})
+_BoundGetter = type("method-wrapper", (Replacement,), {"__module__": __name__})
 
 
 def replacement_of(owner: Any, original: Any, value: Any) -> Any:
