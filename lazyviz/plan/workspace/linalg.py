@@ -1,4 +1,4 @@
-"""Workspace of linear algebra on the CPU: LAPACK copies and workspace, distances, bfloat16 products.
+"""Workspace of linear algebra on the CPU: LAPACK copies and workspace, distances, half-precision products.
 
 Copies are those of the named files below ``aten/src/ATen/native``.  Workspace is what LAPACK requests; its
 sizes were observed with MKL 2024 in the allocator's events, and have a range.
