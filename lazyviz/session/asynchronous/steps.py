@@ -216,15 +216,14 @@ class steps(Generic[T]):
             with block as graph:
                 del graph  # others are to come
                 for item in unrecorded(items):
-                    ended.end(sys._getframe(1))
                     ended.begin()
                     yield item
                     ended.ran()
                     self.rounds += 1
-                last, block.ends_in = block.graph, sys._getframe(1)
-            if last is not None and last.nodes:
-                ended.evaluate(last)
-                ended.finish()
+                    # Before the loader makes the next batch: it works during the run, and takes its memory later.
+                    ended.end(sys._getframe(1))
+                block.ends_in = sys._getframe(1)
+            ended.finish()
         except BaseException as error:  # of a kernel, the loader, or an interrupt
             shorten(error)
             raise

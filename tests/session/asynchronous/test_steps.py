@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import lazyviz
 from lazyviz.execute.replay import node_passes
 from lazyviz.record.tape import tape
+
+from ...plan.profiler import allocated_by
 
 compiled = pytest.mark.skipif(not node_passes.active, reason="a program of Python's runs at once")
 
@@ -234,3 +237,42 @@ def test_records_of_rounds_are_freed_without_the_garbage_collector(dropout: floa
         gc.enable()
     assert loop.waited is None
     assert len([number for number in alive if number > 5]) <= 4, alive
+
+
+def test_a_batch_is_made_after_the_iteration_before_it_has_begun_to_run() -> None:
+    """The loader's work overlaps with the run, and a synchronous run has no other batch in memory."""
+    weight = nn.Parameter(torch.randn(4, 4))
+    at_requests: list[int | None] = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            graph = loop.graph
+            at_requests.append(None if graph is None else graph.pending)
+            yield torch.randn(2, 4)
+        at_requests.append(loop.graph.pending)
+
+    loop = lazyviz.steps(batches(), wait=True, always_record=True)
+    for x in loop:
+        (x @ weight).sum().backward()
+    assert at_requests == [None, 0, 0, 0]
+
+
+def test_a_synchronous_loop_takes_the_memory_of_an_eager_one() -> None:
+    layer = nn.Linear(256, 256)
+    rows = 4096
+    batch = rows * 256 * 4  # bytes
+
+    def train_on_large_batches(around: Callable[[Iterable[Any]], Iterable[Any]]) -> None:
+        for x in around(torch.ones(rows, 256) for _ in range(3)):
+            layer(x).relu().sum().backward()
+
+    def synchronous(items: Iterable[Any]) -> Iterable[Any]:
+        return lazyviz.steps(items, wait=True, always_record=True)
+
+    peaks = []
+    for around in (iter, synchronous):
+        train_on_large_batches(around)
+        peaks.append(allocated_by(partial(train_on_large_batches, around))[0])
+    eager, ours = peaks
+    assert eager >= 2 * batch
+    assert ours - eager < batch // 16
