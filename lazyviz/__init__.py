@@ -10,11 +10,11 @@ from .process import gc_pause as _gc_pause  # isort: skip
 
 with _gc_pause.during_import():
     from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
-    from .execute.backend import Backend
-    from .execute.eager import Interrupted
-    from .execute.microbatch.clusters import NoWorkersError
+    from .execute.backend_protocol import Backend
+    from .execute.backend_registry import register_backend
+    from .execute.eager_backend import Interrupted
+    from .execute.microbatch.ray_and_ipyparallel import NoWorkersError
     from .execute.progress import Progress
-    from .execute.registry import register_backend
     from .execute.report import Report
     from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
     from .notebook.extension import load_ipython_extension, unload_ipython_extension

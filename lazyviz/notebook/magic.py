@@ -37,7 +37,7 @@ from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from ..execute.failures import STAYS
+from ..execute.kernel_errors import STAYS
 from ..plan.explain import summary
 from ..plan.runtime.gpu_comparison import compare_gpus, read_prices
 from ..process.deferred_signals import deferred

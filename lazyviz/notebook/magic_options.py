@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ..execute.registry import backend_names, find_backend
+from ..execute.backend_registry import backend_names, find_backend
 from ..plan.devices.devices import PROFILES, cuda_devices
 from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
 from ..session import planned_device

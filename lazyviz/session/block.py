@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch
 
 from ..execute import shutdown
-from ..execute.microbatch.clusters import is_cluster
-from ..execute.registry import find_backend
+from ..execute.backend_registry import find_backend
+from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
 from ..plan.devices.devices import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder

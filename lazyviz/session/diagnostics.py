@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..execute.registry import backend_counters, compiled_programs
+from ..execute.backend_registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
 from ..graph.ir import Failure, failure_of
 from ..graph.sync_point_text import listed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ..execute.microbatch.clusters import NoWorkersError
+from ..execute.microbatch.ray_and_ipyparallel import NoWorkersError
 from ..execute.report import Report
 from ..plan.formatting import line_with_text
 from ..record.dependencies import can_run_without, closure

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from ..execute import eager, shutdown
-from ..execute.memory_tracker import Memory, Timelines
-from ..execute.replay import codegen, native_run, node_passes
-from ..execute.replay.async_run import AsyncRun
+from ..execute import eager_backend, shutdown
+from ..execute.measured_memory import Memory, Timelines
+from ..execute.remaining_time import learn
+from ..execute.replay import native_codegen, native_run, node_passes
+from ..execute.replay.background_run import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
-from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
 from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
@@ -47,7 +47,7 @@ from .strategies.base import Strategy
 from .strategies.selection import choose
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.run import SplitRun
+    from ..execute.microbatch.split_run import SplitRun
 
 Looked = TypeVar("Looked", bound=RecordedGraph)
 Parameters = ParamSpec("Parameters")
@@ -263,7 +263,7 @@ class AsyncEvaluation:
     def cancel(self) -> None:
         """Stop it between two nodes; finishing it then raises ``Interrupted``."""
         if (started := self.started) is not None:
-            started.stop(eager.Interrupted("canceled"))
+            started.stop(eager_backend.Interrupted("canceled"))
 
     def finish_first(self, needed: Iterable[TrackedNode]) -> None:
         """Wait until all of ``needed`` have run, and do the bookkeeping of the nodes up to the last of them.
@@ -405,7 +405,7 @@ def _end(
 
 def outcome_of(error: BaseException, arrived: Deferred) -> str:
     """The outcome of a run that ended with ``error``."""
-    kinds = (KeyboardInterrupt, eager.Interrupted, SystemExit)
+    kinds = (KeyboardInterrupt, eager_backend.Interrupted, SystemExit)
     stopped = isinstance(error, kinds) or error is arrived.raised
     return "interrupted" if stopped else "failed"
 
@@ -556,10 +556,10 @@ def stop_background() -> None:
     """At process exit: stop the kernels on another thread between two ops, and wait for it."""
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
-        started.stop(eager.Interrupted("the process is exiting"))
+        started.stop(eager_backend.Interrupted("the process is exiting"))
         if not started.wait(shutdown.SECONDS):
             return
-    codegen.end_worker()
+    native_codegen.end_worker()
 
 
 def end_abandoned() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..execute.registry import find_backend
+from ..execute.backend_registry import find_backend
 from ..plan.devices.devices import DeviceLike, planned
 from ..view.render.figure import CHOICES, THEMES
 

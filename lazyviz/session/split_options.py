@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from ..execute.microbatch.clusters import Cluster
+from ..execute.microbatch.ray_and_ipyparallel import Cluster
 from ..graph.ir import Value
 from ..plan.batch.placement import Shard
 from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
@@ -14,7 +14,7 @@ from ..record.tracked_storages import TrackedNode, TrackedValue
 from .recorded_graph import RecordedGraph
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.run import SplitRun
+    from ..execute.microbatch.split_run import SplitRun
 
 
 class SplitError(RuntimeError):
@@ -66,7 +66,7 @@ def split_run(
     found = batch.schedule
     if found is None or not found.passes:
         return None  # one sample, or no node depends on the batch
-    from ..execute.microbatch.run import SplitRun  # imported by the first split run
+    from ..execute.microbatch.split_run import SplitRun  # imported by the first split run
 
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ..execute import eager
-from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
-from ..execute.microbatch.clusters import is_cluster
+from ..execute import eager_backend
+from ..execute.backend_registry import find_backend
+from ..execute.measured_memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..execute.progress import Run
-from ..execute.registry import find_backend
 from ..execute.replay import native_run, node_passes, program_cache
 from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
@@ -167,7 +167,7 @@ def _run_for_values(
             found.run(tape, timed=True)
         elif resident is not None:
             with progress_bar.Bar(live, wanted=progress_bar.is_wanted()):
-                eager.run(tape, nodes, resident, timed=True)
+                eager_backend.run(tape, nodes, resident, timed=True)
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":

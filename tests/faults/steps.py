@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.replay import codegen
+from lazyviz.execute.replay import native_codegen
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.process import deferred_signals
 from lazyviz.record.tape import tape
@@ -24,7 +24,7 @@ from lazyviz.record.tracked_storages import PARTIAL_WRITE
 from lazyviz.session.recompute_options import RecomputeError
 
 from ..bit_equality import difference
-from ..execute.microbatch.clusters import Here
+from ..execute.microbatch.in_process_cluster import Here
 from .faulty_kernels import Alarm, Calls, Fault, FaultyKernels, KernelError, ThreadSwitch, error
 
 FAULTS = (KernelError, torch.OutOfMemoryError, KeyboardInterrupt, Alarm)
@@ -219,7 +219,7 @@ class Trial:
 
     def __init__(self, way: Way, step: str = "perceptron") -> None:
         self.way, self.step = dataclasses.replace(way, evaluate=dict(way.evaluate)), Step(step, way.reads)
-        codegen.use(way.compiled)
+        native_codegen.use(way.compiled)
         replays.clear()
         if way.name == "workers":
             lazyviz.register_backend("lazyviz-here", Here())
@@ -254,7 +254,7 @@ class Trial:
         lazyviz.reset()
         if self.way.reads:
             tape.runs.evaluator = self._evaluator
-        codegen.use(True)
+        native_codegen.use(True)
         replays.clear()
 
     def _at_sync_points(self, nodes: Any, cause: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import lazyviz
-from lazyviz.execute.compiler import segment_cache
+from lazyviz.execute.compiler import single_segment_runs
 
 from .faulty_kernels import (
     ThreadSwitch,
@@ -171,7 +171,7 @@ def test_compiled_code_that_has_run_and_was_not_noted_never_runs_again(monkeypat
         with trial._block() as graph:
             trial.step.take(*trial._begun)
         with monkeypatch.context() as patch:
-            patch.setattr(segment_cache, "complete", stopped)
+            patch.setattr(single_segment_runs, "complete", stopped)
             with pytest.raises(RuntimeError, match="stopped midway"):
                 graph.evaluate()
         with pytest.raises(RuntimeError, match="stopped midway"):

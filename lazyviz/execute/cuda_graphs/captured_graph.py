@@ -18,7 +18,7 @@ import torch
 
 from ...graph.ir import Node, Value
 from ...torch_internals import cuda_graph_capture, op_calls, private_api
-from ..backend import Segment, first_line
+from ..backend_protocol import Segment, first_line
 from ..compiler.fx_lowering import views_of
 from .partition import Layout, Part
 from .stream_capture import Captured, CaptureDevice

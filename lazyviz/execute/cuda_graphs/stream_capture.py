@@ -18,7 +18,7 @@ from ...process.gc_pause import paused
 from ...record.rng import READERS, state_of
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import cuda_graph_capture, private_api
-from ..backend import first_line
+from ..backend_protocol import first_line
 
 
 class CaptureFailed(RuntimeError):

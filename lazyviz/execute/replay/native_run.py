@@ -44,7 +44,7 @@ def finish_stopped(
 def raise_stopped(
     subgraph: Subgraph, known: Known, times: array[float], stopped: Stopped, warn: Callable[[], None] | None
 ) -> None:
-    """Raise the error that stopped a run, like :func:`lazyviz.execute.eager.run`, after its warnings."""
+    """Warn, and raise the error that stopped a run, like :func:`lazyviz.execute.eager_backend.run`."""
     error, _, has_run, midway = stopped
     try:
         if warn is not None:

@@ -25,7 +25,7 @@ _LITERALS = (int, bool, type(None))
 
 
 def write(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
-    """The generated function; see :func:`lazyviz.execute.replay.codegen.generate`."""
+    """The generated function; see :func:`lazyviz.execute.replay.native_codegen.generate`."""
     choose_calls(subgraph, steps)
     return _Writer(subgraph, store_result).function(list(lines(subgraph, steps)))
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
-from ...execute import eager
-from ...execute.memory_tracker import Memory, ResidentMemory
+from ...execute import eager_backend
+from ...execute.measured_memory import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
 from ...execute.value_stats import Summaries
@@ -26,8 +26,8 @@ from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
     from ...execute.compiler.partitioned_run import Outcome
-    from ...execute.microbatch.run import SplitRun
-    from ...execute.replay.async_run import AsyncRun
+    from ...execute.microbatch.split_run import SplitRun
+    from ...execute.replay.background_run import AsyncRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None
 Marks: TypeAlias = list[tuple[TrackedNode, Any, Any]]
@@ -144,7 +144,7 @@ class Strategy:
         for node, begin, end in self.marks:
             node.measured_seconds = begin.elapsed_time(end) / 1000
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         raise NotImplementedError
 
     @property
@@ -160,12 +160,12 @@ class Strategy:
     def _op_by_op(
         self,
         nodes: Sequence[TrackedNode],
-        on_progress: eager.Progress | None,
+        on_progress: eager_backend.Progress | None,
         cancelled: Cancelled,
-        around: eager.AroundNodes | None = None,
+        around: eager_backend.AroundNodes | None = None,
     ) -> None:
         """Run ``nodes`` by their recorded kernels, with CUDA events around them if times are requested."""
-        eager.run(
+        eager_backend.run(
             tape,
             nodes,
             self.resident,

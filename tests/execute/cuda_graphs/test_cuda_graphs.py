@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache
@@ -33,7 +33,7 @@ def graphs(captures):
     backend = CudaGraphsBackend(captures)
     lazyviz.register_backend(NAME, backend)
     yield backend
-    del registry._backends[NAME]
+    del backend_registry._backends[NAME]
     lazyviz.session.lazy_graph.reset()
 
 
@@ -508,9 +508,9 @@ def test_the_backend_says_what_it_lacks():
     with pytest.raises(ValueError, match="the backend 'cudagraphs' needs a CUDA device"):
         with lazyviz.lazy(backend="cudagraphs"):
             pass
-    assert "cudagraphs" in registry.backend_names()
-    assert registry.missing("cudagraphs").startswith("needs a CUDA device")
-    assert not registry.is_loaded("cudagraphs")
+    assert "cudagraphs" in backend_registry.backend_names()
+    assert backend_registry.missing("cudagraphs").startswith("needs a CUDA device")
+    assert not backend_registry.is_loaded("cudagraphs")
 
 
 def test_strides_that_a_kernel_returns_unlike_recorded_are_returned_as_they_are(graphs, monkeypatch):

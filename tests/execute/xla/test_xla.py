@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import functionalization
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def xla(monkeypatch):
     """A backend of its own, with nothing compiled yet."""
     backend = XlaBackend()
-    monkeypatch.setitem(registry._backends, "xla", backend)
+    monkeypatch.setitem(backend_registry._backends, "xla", backend)
     return backend
 
 
@@ -43,7 +43,7 @@ def shared():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_programs_of_the_conformance_tests_are_right(shared, program, monkeypatch):
-    monkeypatch.setitem(registry._backends, "xla", shared)
+    monkeypatch.setitem(backend_registry._backends, "xla", shared)
     share = check_backend("xla", program)
     # Random operators and MKL-DNN's recurrent layers run by themselves.
     partly = program in ("dropout and noise", "an LSTM with Adagrad")
@@ -208,8 +208,8 @@ def test_code_that_is_not_right_is_found_out_and_never_runs_again(xla, monkeypat
 
 
 def test_without_jax_the_backend_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    monkeypatch.delitem(registry._backends, "xla", raising=False)
+    monkeypatch.setattr(backend_registry, "find_spec", lambda name: None)
+    monkeypatch.delitem(backend_registry._backends, "xla", raising=False)
     message = r"needs the packages jax and torchax: pip install 'lazyviz\[xla\]'"
     with pytest.raises(ValueError, match=message), lazyviz.lazy(backend="xla"):
         pass

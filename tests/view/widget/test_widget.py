@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.microbatch.run import SplitRun
+from lazyviz.execute.microbatch.split_run import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.widget import page_state, runner

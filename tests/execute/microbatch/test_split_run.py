@@ -380,7 +380,7 @@ def test_a_value_read_in_the_midst_of_an_interrupted_run_ends_it():
 
 
 def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
-    from lazyviz.execute.microbatch import run as microbatch_run
+    from lazyviz.execute.microbatch import split_run as microbatch_run
 
     x, y, _ = data(torch.float32)
     model, whole = perceptron(), perceptron()

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
-from lazyviz.execute.backend import Compiled
-from lazyviz.execute.compiler.verify import run_recorded
+from lazyviz.execute import backend_registry
+from lazyviz.execute.backend_protocol import Compiled
+from lazyviz.execute.compiler.numerical_verification import run_recorded
 
 
 class Interpreter:
@@ -46,7 +46,7 @@ def interpreter():
     backend = Interpreter()
     lazyviz.register_backend("interpreter", backend)
     yield backend
-    del registry._backends["interpreter"]
+    del backend_registry._backends["interpreter"]
 
 
 def test_a_training_step_on_a_registered_backend(interpreter):
@@ -97,7 +97,7 @@ def test_a_backend_that_fails_leaves_everything_pending():
         assert graph.pending == 1
         assert y.tolist() == [2, 2, 2]
     finally:
-        del registry._backends["broken"]
+        del backend_registry._backends["broken"]
 
 
 def test_results_that_share_memory_otherwise_than_was_recorded_are_given_to_no_code(interpreter):
@@ -147,7 +147,7 @@ def spoilt():
         lazyviz.register_backend("spoilt", Spoilt(spoil, known))
 
     yield register
-    registry._backends.pop("spoilt", None)
+    backend_registry._backends.pop("spoilt", None)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_new_code_that_fails_loses_nothing_even_after_it_wrote(spoilt, spoil, er
     with lazyviz.lazy(backend="spoilt") as graph:
         a.add_(1)
         b = a * 2
-    with pytest.raises(error, match=rf"{words}[\s\S]*2 ops from add__0 at .*test_backends.py:\d+: a.add_"):
+    with pytest.raises(error, match=rf"{words}[\s\S]*2 ops from add__0 at .*_registry.py:\d+: a.add_"):
         graph.evaluate()
     assert graph.pending == 2
     graph.evaluate(backend="eager")
@@ -201,7 +201,7 @@ def stopped(spoilt, known=True):
         graph.evaluate()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     for read in (a.tolist, weight.tolist, b.tolist, graph.evaluate, lazyviz.sync):
-        with pytest.raises(RuntimeError, match=r"partially written[\s\S]*add__0 at .*test_backends.py"):
+        with pytest.raises(RuntimeError, match=r"partially written[\s\S]*add__0 at .*_registry.py"):
             read()
     return a, weight, b, graph
 

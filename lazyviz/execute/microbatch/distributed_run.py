@@ -20,19 +20,19 @@ import torch
 from ...plan.batch.placement import Piece
 from ...process.deferred_signals import Deferred
 from ...record.tracked_storages import TrackedNode, TrackedValue
-from ..eager import check_interrupts
-from ..failures import name_line
-from . import protocol
+from ..eager_backend import check_interrupts
+from ..kernel_errors import name_line
+from . import wire_protocol
 from . import worker as remote
-from .clusters import Cluster as Cluster
-from .clusters import IPyParallelBackend as IPyParallelBackend
-from .clusters import LostWorkerError as LostWorkerError
-from .clusters import NoWorkersError as NoWorkersError
-from .clusters import RayBackend as RayBackend
-from .messages import Done, Drawing, Failed, PassWork, PieceWork, Prepared
-from .program import Part, PassProgram, Step, Whole
+from .piece_program import Part, PassProgram, Step, Whole
+from .ray_and_ipyparallel import Cluster as Cluster
+from .ray_and_ipyparallel import IPyParallelBackend as IPyParallelBackend
+from .ray_and_ipyparallel import LostWorkerError as LostWorkerError
+from .ray_and_ipyparallel import NoWorkersError as NoWorkersError
+from .ray_and_ipyparallel import RayBackend as RayBackend
 from .rng import Draws
-from .serialization import pack, unpack
+from .tensor_serialization import pack, unpack
+from .worker_messages import Done, Drawing, Failed, PassWork, PieceWork, Prepared
 
 POLL_SECONDS = 0.05
 """How often a run that waits for workers checks for an interrupt."""
@@ -147,11 +147,11 @@ class _PassElsewhere:
                 state = self.owner.draws.state(node)
                 draws[number] = Drawing(cuda, bytes(state.tolist()))
         work = PassWork(remote.portable(program.steps), whole, draws, remote.settings())
-        return protocol.dumps(work)
+        return wire_protocol.dumps(work)
 
     def _piece(self, piece: Piece) -> bytes:
         parts = {part: part.of(self._real(part.key), piece) for part in self.parts}
-        return protocol.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
+        return wire_protocol.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
 
     def _real(self, key: int) -> torch.Tensor:
         value = self.program.values[key]
@@ -193,23 +193,23 @@ class _PassElsewhere:
             self._lost(worker, piece, error)
             return
         if piece is None:
-            begun = protocol.answer(message, Prepared)
+            begun = wire_protocol.answer(message, Prepared)
             if isinstance(begun, Failed):
                 self._failed(worker, piece, begun)
             elif begun.token != self.token:
-                raise protocol.MessageError(f"worker {worker} returned the answer to another message")
+                raise wire_protocol.MessageError(f"worker {worker} returned the answer to another message")
             else:
                 self.idle.append(worker)
             return
-        result = protocol.answer(message, Done)
+        result = wire_protocol.answer(message, Done)
         if isinstance(result, Failed):
             self._failed(worker, piece, result)
             return
         if (result.token, result.start, result.stop) != (self.token, piece.start, piece.stop):
-            raise protocol.MessageError(f"worker {worker} returned the answer to another message")
+            raise wire_protocol.MessageError(f"worker {worker} returned the answer to another message")
         due = {key for step in self.program.steps for key in step.collects}
         if result.collected.views.keys() != due:
-            raise protocol.MessageError(f"worker {worker} returned other values than requested")
+            raise wire_protocol.MessageError(f"worker {worker} returned other values than requested")
         self.idle.append(worker)
         self.ended[piece.start] = result
 

@@ -15,10 +15,10 @@ import torch
 from ...graph.ir import TensorMeta
 from ...plan.batch.placement import Piece, Shard
 from ...torch_internals import private_api
-from .encoding import Codec
-from .program import Changes, Own, Part, Step, Whole, weight_alone
+from .json_encoding import Codec
+from .piece_program import Changes, Own, Part, Step, Whole, weight_alone
 from .rng import Draw
-from .serialization import Packed, View
+from .tensor_serialization import Packed, View
 
 _OPERATOR = re.compile(r"(?P<namespace>[A-Za-z]\w*)::(?P<name>\w+)(?:\.(?P<overload>\w+))?")
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {weight_alone.__name__: weight_alone}

@@ -28,9 +28,9 @@ from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, op_calls, private_api
 from . import shutdown, write_rollback
-from .failures import note_failure
-from .memory_tracker import ResidentMemory
-from .replay import codegen, node_passes
+from .kernel_errors import note_failure
+from .measured_memory import ResidentMemory
+from .replay import native_codegen, node_passes
 
 if TYPE_CHECKING:
     from .value_stats import Summaries
@@ -391,7 +391,7 @@ def deliver(results: Mapping[TrackedValue, torch.Tensor], memory: ResidentMemory
 
 def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
     """Make the user's tensor real, if it still exists; a kernel may omit a result."""
-    if real is None or codegen.store_result(value, real):
+    if real is None or native_codegen.store_result(value, real):
         return
     for ref in list(value.refs()):
         tensor = ref()

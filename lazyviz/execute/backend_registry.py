@@ -8,10 +8,10 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from ..torch_internals.cuda import missing_cuda
-from .backend import Backend
-from .microbatch.clusters import Cluster, IPyParallelBackend, RayBackend
+from .backend_protocol import Backend
+from .microbatch.ray_and_ipyparallel import Cluster, IPyParallelBackend, RayBackend
 
-_backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager
+_backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: lazyviz.execute.eager_backend
 
 
 def _inductor() -> Backend:
@@ -64,7 +64,7 @@ def register_backend(name: str, backend: Backend | Cluster) -> None:
     """Make ``backend`` available as ``backend=name``.
 
     A backend with a method ``compile`` runs segments of a graph; one with ``workers`` (a
-    :class:`lazyviz.execute.microbatch.clusters.Cluster`) runs the pieces of a split batch.
+    :class:`lazyviz.execute.microbatch.ray_and_ipyparallel.Cluster`) runs the pieces of a split batch.
 
     Raises:
         TypeError: ``backend`` has neither.

@@ -17,12 +17,12 @@ from IPython.core.error import UsageError
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
-from lazyviz.execute.microbatch import clusters as cluster_module
-from lazyviz.execute.microbatch import serialization, worker
-from lazyviz.execute.microbatch.cluster_run import IPyParallelBackend, LostWorkerError, RayBackend
+from lazyviz.execute import backend_registry
+from lazyviz.execute.microbatch import ray_and_ipyparallel as cluster_module
+from lazyviz.execute.microbatch import tensor_serialization, worker
+from lazyviz.execute.microbatch.distributed_run import IPyParallelBackend, LostWorkerError, RayBackend
 
-from .clusters import Here
+from .in_process_cluster import Here
 
 SAMPLES = 24
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -106,7 +106,7 @@ def use(monkeypatch):
     """Have a backend known as "workers"."""
 
     def register(backend):
-        monkeypatch.setitem(registry._backends, "workers", backend)
+        monkeypatch.setitem(backend_registry._backends, "workers", backend)
         return backend
 
     return register
@@ -331,7 +331,7 @@ def test_the_error_of_a_kernel_names_the_users_line(use):
     with lazyviz.lazy(batch=x) as graph:
         table(x).sum()
     with pytest.raises(
-        IndexError, match=r"embedding\.default was recorded at .*test_distributed.py:\d+: table\(x\)"
+        IndexError, match=r"embedding\.default was recorded at .*test_distributed_run.py:\d+: table\(x\)"
     ):
         graph.evaluate(backend="workers", split=2)
     assert graph.state == "failed" and graph.nodes[0].state == "failed"
@@ -362,7 +362,7 @@ def test_without_a_batch_it_is_an_error_that_says_how_to_name_one(use):
 @pytest.mark.parametrize("name", ["ipyparallel", "ray"])
 def test_without_its_package_a_backend_names_the_extra(name, monkeypatch, shell):
     monkeypatch.setattr(cluster_module, "find_spec", lambda package: None)
-    monkeypatch.delitem(registry._backends, name, raising=False)
+    monkeypatch.delitem(backend_registry._backends, name, raising=False)
     with pytest.raises(ValueError, match=rf"pip install 'lazyviz\[{name}\]'"):
         with lazyviz.lazy(backend=name, batch=torch.ones(2)):
             pass
@@ -408,8 +408,8 @@ def test_tensors_travel_with_their_strides_and_shared_memory_once():
         "bool": torch.tensor([True, False]),
         "complex": torch.randn(3, dtype=torch.complex64).conj(),
     }
-    sent = serialization.pack(tensors)
-    received = serialization.unpack(sent, lambda device: device)
+    sent = tensor_serialization.pack(tensors)
+    received = tensor_serialization.unpack(sent, lambda device: device)
     for name, tensor in tensors.items():
         assert torch.equal(received[name], tensor.resolve_conj()) and received[name].dtype == tensor.dtype
         if name != "every 10th":
@@ -418,7 +418,7 @@ def test_tensors_travel_with_their_strides_and_shared_memory_once():
     received["whole"].zero_()
     assert base.abs().sum() > 0 and received["row"].abs().sum() == 0
     with pytest.raises(ValueError, match="sparse"):
-        serialization.pack({"sparse": torch.ones(2).to_sparse()})
+        tensor_serialization.pack({"sparse": torch.ones(2).to_sparse()})
 
 
 def test_a_worker_computes_with_the_senders_settings_and_gives_its_own_back():

@@ -1,8 +1,8 @@
 """Protocol between this process and workers: a versioned header, followed by data without code.
 
 A message is a line of text with the sender's versions, followed by chunks, each preceded by its length in
-eight bytes: JSON (:mod:`lazyviz.execute.microbatch.encoding`), and the bytes that it refers to.  Operators
-are given by name, tensors as bytes with dtype, shape, and strides.
+eight bytes: JSON (:mod:`lazyviz.execute.microbatch.json_encoding`), and the bytes that it refers to.
+Operators are given by name, tensors as bytes with dtype, shape, and strides.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from .encoding import MessageError as MessageError
-from .messages import CODEC, Failed
+from .json_encoding import MessageError as MessageError
+from .worker_messages import CODEC, Failed
 
 PROTOCOL = 3
 MOST_BYTES = 2**40

@@ -10,7 +10,7 @@ import torch
 
 from ...graph.ir import Node, Storage, Value
 from ...graph.modules import full_name
-from ..backend import Segment
+from ..backend_protocol import Segment
 from ..value_stats import BLANK
 
 _TIMES = 4  # the rounding of one op on every input, compared with that of a whole program

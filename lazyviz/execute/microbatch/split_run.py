@@ -25,7 +25,7 @@ from ...plan.batch.split import SHOWN
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
-from ..eager import (
+from ..eager_backend import (
     call_atomically,
     check_interrupts,
     deliver,
@@ -36,14 +36,24 @@ from ..eager import (
     run_node,
     seconds_of_statistics,
 )
-from ..failures import name_line
-from ..memory_tracker import ResidentMemory
+from ..kernel_errors import name_line
+from ..measured_memory import ResidentMemory
 from ..replay import node_passes
 from ..value_stats import Summaries
-from . import cluster_run
-from .clusters import Cluster
+from . import distributed_run
 from .dropout_masks import Masks
-from .program import ONEDNN_FAILED, Part, PassProgram, PieceRun, Step, compile_pass, cut, out_of_memory, place
+from .piece_program import (
+    ONEDNN_FAILED,
+    Part,
+    PassProgram,
+    PieceRun,
+    Step,
+    compile_pass,
+    cut,
+    out_of_memory,
+    place,
+)
+from .ray_and_ipyparallel import Cluster
 from .rng import Draw, Draws
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -117,11 +127,11 @@ class SplitRun:
     ) -> None:
         """Run to the end; with ``cluster``, pieces on its workers.
 
-        Raises what :func:`lazyviz.execute.eager.run` raises, and :class:`NoWorkersError`.
+        Raises what :func:`lazyviz.execute.eager_backend.run` raises, and :class:`NoWorkersError`.
         """
         self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
-            cluster.workers(cluster_run.on_cuda(self._programs))  # none: nothing runs
+            cluster.workers(distributed_run.on_cuda(self._programs))  # none: nothing runs
         self._memory, self._progress, self.cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self.interrupted, ExitStack() as self._modes:
@@ -230,7 +240,7 @@ class SplitRun:
             self.next_piece, self._added, self._divided, self._begun = 0, {}, set(), level
         if self.next_piece < len(self.pieces):
             if self._cluster is not None:
-                cluster_run.run_pass(self, program, self._cluster)
+                distributed_run.run_pass(self, program, self._cluster)
             else:
                 self._run_pieces(program)
         self._publish_collected(self.schedule.passes[level])

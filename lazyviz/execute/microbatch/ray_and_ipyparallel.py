@@ -1,8 +1,8 @@
 """Clusters of workers: ipyparallel's engines and Ray's actors.
 
 A :class:`Cluster` transports calls of functions on bytes to worker processes, and reports lost workers.
-:mod:`lazyviz.execute.microbatch.worker` has the functions, and :mod:`lazyviz.execute.microbatch.cluster_run`
-assigns the work.
+:mod:`lazyviz.execute.microbatch.worker` has the functions, and
+:mod:`lazyviz.execute.microbatch.distributed_run` assigns the work.
 """
 
 from __future__ import annotations

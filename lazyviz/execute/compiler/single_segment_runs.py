@@ -19,12 +19,19 @@ from ...process.transaction import complete
 from ...record.rng import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import PARTIAL_WRITE, DrawSequence, TrackedNode
-from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import Progress, check_interrupts, kernel_level, recorded_modes, report_progress, store_result
+from ..backend_protocol import Backend, Compiled, Refused, Segment
+from ..eager_backend import (
+    Progress,
+    check_interrupts,
+    kernel_level,
+    recorded_modes,
+    report_progress,
+    store_result,
+)
 from ..lru_cache import LRUCache
 from ..replay.program_cache import finish, replays
 from ..replay.program_key import Key, Subgraph
-from .output_checks import refuse_other_metadata
+from .output_metadata_checks import refuse_other_metadata
 
 Reuse = Callable[[Segment], Compiled | None]
 MAX_SEGMENTS = 128  # structures; the backends keep their programs
