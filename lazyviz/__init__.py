@@ -46,7 +46,7 @@ with _gc_pause.during_import():
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing
-    from .plan.batch.split import SplitPlan
+    from .plan.batch.split_plan import SplitPlan
     from .plan.device_plan import DevicePlan
     from .plan.plan import Plan
     from .plan.remat.selection import RecomputePlan
@@ -63,7 +63,7 @@ _MODULES = {
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
     "RecomputePlan": "plan.remat.selection",
-    "SplitPlan": "plan.batch.split",
+    "SplitPlan": "plan.batch.split_plan",
     "advise": "session.advice.advise",
     "assert_peak_below": "testing.peak_assertion",
     "calibrate": "session.calibration",

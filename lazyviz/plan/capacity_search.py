@@ -25,11 +25,11 @@ def largest_fitting(
     """The largest size up to ``most`` that fits; 0 if none does.
 
     ``ask`` returns whether a size fits, and the bytes that it needs; ``room`` bytes are available. The bytes
-    are nearly a linear, or else a convex, function of the size (:func:`lazyviz.plan.batch.split.scaled`), so
-    the next size is found by linear interpolation between known sizes. Because the allocator rounds sizes up,
-    every third step bisects the interval instead. ``too_big``: the bytes for size ``most + 1``, if it is
-    known not to fit; otherwise ``start`` is tried first. ``alike`` returns whether two sizes are equally
-    good.
+    are nearly a linear, or else a convex, function of the size
+    (:func:`lazyviz.plan.batch.split_plan.scaled`), so the next size is found by linear interpolation between
+    known sizes. Because the allocator rounds sizes up, every third step bisects the interval instead.
+    ``too_big``: the bytes for size ``most + 1``, if it is known not to fit; otherwise ``start`` is tried
+    first. ``alike`` returns whether two sizes are equally good.
     """
     low, need_low = 0, 0
     high, turn = min(start, most), 0

@@ -17,7 +17,7 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from .liveness.lifetimes import Lifetime, lifetimes, main_device
 from .liveness.live_set import Category, categorize
-from .workspace.table import scratch
+from .workspace.workspace_lookup import scratch
 
 
 class Peak(NamedTuple):

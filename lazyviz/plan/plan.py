@@ -1,9 +1,9 @@
 """The plan: how much memory a graph needs, when, and for what.
 
 Sizes are those of the tensors' storages, to the byte, plus the scratch memory of kernels while they run
-(:mod:`lazyviz.plan.workspace.table`).  A GPU needs more: ``reserved_bytes`` also includes rounding and
-fragmentation by the caching allocator, and library workspaces.  Together with the CUDA context, it decides
-whether a graph fits.
+(:mod:`lazyviz.plan.workspace.workspace_lookup`).  A GPU needs more: ``reserved_bytes`` also includes rounding
+and fragmentation by the caching allocator, and library workspaces.  Together with the CUDA context, it
+decides whether a graph fits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..graph.ir import Graph, Node, Storage, Value
 from ..process import gc_pause
 from ..process.unpicklable import Unpicklable
 from .allocator.reserved_memory import Call, Reservation
-from .batch.split import SplitPlan as SplitPlan
-from .batch.split import check_split
+from .batch.split_plan import SplitPlan as SplitPlan
+from .batch.split_plan import check_split
 from .communication import sent
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
@@ -40,7 +40,7 @@ from .runtime.measured_times import TimesCompared, compare_with_profile
 from .tables import DisplayedText, Table, Tabular, sizes
 from .uncertainty import CONTEXT_RANGE, LEVEL
 from .units import format_bytes
-from .workspace.size import Need
+from .workspace.workspace_size import Need
 
 
 class Answers(Protocol):

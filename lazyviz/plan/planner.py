@@ -12,8 +12,8 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage
 from ..process import gc_pause
-from .batch.placement import Shard
-from .batch.split import (
+from .batch.batch_placement import Shard
+from .batch.split_plan import (
     BATCH_NEEDED,
     SHOWN,
     Batch,
@@ -49,8 +49,8 @@ from .remedies.remedy import Remedies, Remedy
 from .runtime.device_projection import project_on
 from .runtime.gpu_timeline import Projection
 from .runtime.op_costs import total
-from .workspace.size import Need
-from .workspace.table import scratch
+from .workspace.workspace_lookup import scratch
+from .workspace.workspace_size import Need
 
 
 @gc_pause.paused()

@@ -12,8 +12,8 @@ from ..execute.backend_registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
 from ..graph.ir import Failure, failure_of
 from ..graph.sync_point_text import listed
-from ..plan.batch.analysis_result import Blocker
-from ..plan.batch.split import describe
+from ..plan.batch.batch_analysis_result import Blocker
+from ..plan.batch.split_plan import describe
 from ..plan.tables import DisplayedText
 from ..record import native_recorder
 from ..record.tape import tape

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from ..execute.microbatch.ray_and_ipyparallel import Cluster
 from ..graph.ir import Value
-from ..plan.batch.placement import Shard
-from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
+from ..plan.batch.batch_placement import Shard
+from ..plan.batch.split_plan import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from .recorded_graph import RecordedGraph

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...plan.batch.placement import Piece
+from ...plan.batch.batch_placement import Piece
 from ...process.deferred_signals import Deferred
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ..eager_backend import check_interrupts

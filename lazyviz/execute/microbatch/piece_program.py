@@ -15,10 +15,10 @@ import torch
 
 from ...graph.ir import Node, Value
 from ...plan.batch.batch_dim_propagation import BatchAnalysis, separable
+from ...plan.batch.batch_placement import Piece, Shard
+from ...plan.batch.batch_rule import Call
 from ...plan.batch.layer_rules import total_weight
-from ...plan.batch.placement import Piece, Shard
-from ...plan.batch.rule import Call
-from ...plan.batch.schedule import Pass
+from ...plan.batch.split_schedule import Pass
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from .rng import Draw, draw_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...plan.batch.placement import Piece, Shard
+from ...plan.batch.batch_placement import Piece, Shard
 from ...torch_internals import private_api
 from .json_encoding import Codec
 from .piece_program import Changes, Own, Part, Step, Whole, weight_alone

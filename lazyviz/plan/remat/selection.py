@@ -26,7 +26,7 @@ from ..liveness.live_set import Category, categorize
 from ..liveness.run_order import RunsInside
 from ..peak_projection import Held, Peak, highest
 from ..units import format_bytes, format_share
-from ..workspace.size import Need
+from ..workspace.workspace_size import Need
 from .candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable
 
 from ...graph.ir import Node, TensorMeta, Value
-from . import cudnn_rnn as workspace_cudnn
-from .size import NOTHING, Need
+from . import cudnn_rnn_workspace as workspace_cudnn
+from .workspace_size import NOTHING, Need
 
 Rule = Callable[[Node, int], Need]
 TABLE: dict[str, Rule] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Node, SourceLine, Storage
-from ...plan.batch.split import SplitPlan
+from ...plan.batch.split_plan import SplitPlan
 from ...plan.devices.devices import Device, DeviceProfile
 from ...plan.liveness.lifetimes import Run
 from ...plan.liveness.live_set import Moment

@@ -23,7 +23,7 @@ from lazyviz.execute.microbatch import json_encoding, wire_protocol, worker, wor
 from lazyviz.execute.microbatch.json_encoding import Codec, MessageError
 from lazyviz.execute.microbatch.tensor_serialization import Packed, View, pack, unpack
 from lazyviz.execute.microbatch.worker_messages import Done, Drawing, Failed, OpName, PassWork, PieceWork
-from lazyviz.plan.batch.placement import Piece
+from lazyviz.plan.batch.batch_placement import Piece
 
 from .in_process_cluster import Here
 

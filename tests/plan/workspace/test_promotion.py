@@ -11,7 +11,7 @@ import torch
 
 import lazyviz
 from lazyviz.graph.ir import Value
-from lazyviz.plan.workspace.casts import common_dtype, promoted_dtype
+from lazyviz.plan.workspace.elementwise_casts import common_dtype, promoted_dtype
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,

@@ -11,8 +11,8 @@ import math
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from .rules import Rule, argument, meta_of, on
-from .size import NOTHING, Events, Need
+from .workspace_rule import Rule, argument, meta_of, on
+from .workspace_size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from .rules import Rule, exactly, on
-from .size import NOTHING, Need
+from .workspace_rule import Rule, exactly, on
+from .workspace_size import NOTHING, Need
 
 TABLE: dict[str, Rule] = {}
 

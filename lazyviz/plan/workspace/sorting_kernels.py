@@ -7,9 +7,9 @@ import math
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from .linalg import transposing
-from .rules import Rule, argument, contiguous, copied, exactly, meta_of, on
-from .size import NOTHING, Need
+from .matrix_products import transposing
+from .workspace_rule import Rule, argument, contiguous, copied, exactly, meta_of, on
+from .workspace_size import NOTHING, Need
 
 TABLE: dict[str, Rule] = {}
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import Node, Value
-from .rules import Rule, exactly
-from .size import NOTHING, Need
+from .workspace_rule import Rule, exactly
+from .workspace_size import NOTHING, Need
 
 TABLE: dict[str, Rule] = {}
 _MKL_INDEX = 4  # bytes; ATen converts indices to MKL's integers

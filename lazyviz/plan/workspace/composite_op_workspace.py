@@ -10,9 +10,9 @@ import math
 import torch
 
 from ...graph.ir import Node, Value
-from .casts import cast_bytes, common_dtype
-from .rules import Rule, argument, contiguous, copied, exactly, on
-from .size import NOTHING, Events, Need
+from .elementwise_casts import cast_bytes, common_dtype
+from .workspace_rule import Rule, argument, contiguous, copied, exactly, on
+from .workspace_size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
 

@@ -19,8 +19,8 @@ import torch
 
 from ...graph.ir import Node, Storage, Value
 from .batch_dim_propagation import BatchAnalysis, Blocker, draws_nothing, is_view, separable
-from .placement import Local, Partial
-from .rule import base_name
+from .batch_placement import Local, Partial
+from .batch_rule import base_name
 
 MOST_PASSES = 6
 """More passes would repeat the forward pass too often, for example for batch statistics in every layer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...graph.ir import Node, TensorMeta, Value
-from .size import Need
+from .workspace_size import Need
 
 # Computes the memory that a node needs with that many threads.
 Rule = Callable[[Node, int], Need]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ...graph.ir import Node, TensorMeta
-from .rules import (
+from .workspace_rule import (
     Rule,
     argument,
     channels_last,
@@ -18,7 +18,7 @@ from .rules import (
     on,
     suggests_channels_last,
 )
-from .size import Need
+from .workspace_size import Need
 
 TABLE: dict[str, Rule] = {}
 

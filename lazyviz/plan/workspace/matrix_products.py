@@ -1,7 +1,7 @@
-"""Workspace of linear algebra on the CPU: LAPACK copies and workspace, distances, half-precision products.
+"""Workspace of matrix products on the CPU, of distances by them, and of copies into another order.
 
-Copies are those of the named files below ``aten/src/ATen/native``.  Workspace is what LAPACK requests; its
-sizes were observed with MKL 2024 in the allocator's events, and have a range.
+Copies are those of the named files below ``aten/src/ATen/native``.  oneDNN computes products in half
+precision.
 """
 
 from __future__ import annotations
@@ -14,95 +14,10 @@ from ...torch_internals.cpu_kernel_selection import (
     multiplies_in_onednn,
     onednn_instructions,
 )
-from .rules import Rule, argument, copied, exactly, on
-from .size import NOTHING, Events, Need
+from .workspace_rule import Rule, argument, copied, exactly, on
+from .workspace_size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
-
-
-def matrices(meta: TensorMeta) -> tuple[int, int, int, int]:
-    """The number of matrices, rows, columns, and bytes of an element."""
-    *batch, rows, columns = meta.shape
-    return math.prod(batch), rows, columns, meta.dtype.itemsize
-
-
-@on(TABLE, "linalg_inv_ex", "inverse")
-def _inverse(node: Node, threads: int) -> Need:
-    """LU factors, pivots, checks of them (``linalg_solve_ex_out``, BatchLinearAlgebra.cpp)."""
-    matrix = node.args[0].meta
-    count, rows, _, _ = matrices(matrix)
-    return exactly(matrix.nbytes + count * rows * (4 + 1) + 12)
-
-
-@on(TABLE, "_linalg_det", "_linalg_slogdet")
-def _determinant(node: Node, threads: int) -> Need:
-    """The parity of the pivots: which of them have moved, as numbers (``lu_det_P``,
-    BatchLinearAlgebra.cpp); for the determinant itself, also the product of the diagonal.
-    """
-    count, rows, _, item = matrices(node.args[0].meta)
-    product = count * item if node.op._schema.name == "aten::_linalg_det" else 0
-    return exactly(rows * 4 + count * rows * (1 + 8) + 12 * count + product)
-
-
-@on(TABLE, "_linalg_svd")
-def _singular(node: Node, threads: int) -> Need:
-    """A copy in Fortran order, which LAPACK overwrites (``_linalg_svd_out``), and its status."""
-    matrix = node.args[0].meta
-    return exactly(matrix.nbytes + transposing_fortran(matrix) + 4 * matrices(matrix)[0])
-
-
-@on(TABLE, "_linalg_eigh")
-def _eigenvalues(node: Node, threads: int) -> Need:
-    """LAPACK's ``syevd`` or ``heevd`` (``apply_lapack_eigh``, BatchLinearAlgebraKernel.cpp)."""
-    matrix = node.args[0].meta
-    if argument(node, 2, "compute_v", True):
-        return of_eigenvectors(matrix)
-    count, size, _, item = matrices(matrix)
-    known = matrix.nbytes + 4 * count
-    work = (22 * size + 1) * item + 4
-    if matrix.dtype.is_complex:
-        columns = 2 if size <= 10 else 25 if item == 8 else 21
-        work = (columns * size + 1) * item + (size + 1) * item // 2 + 4
-    return Need(
-        known + max(work, transposing_fortran(matrix)), known, known + 3 * work + transposing_fortran(matrix)
-    )
-
-
-def of_eigenvectors(matrix: TensorMeta) -> Need:
-    """The status of Hermitian matrices, and what LAPACK requests if their eigenvectors are computed, too."""
-    count, size, _, item = matrices(matrix)
-    integers, status = (5 * size + 3) * 4, 4 * count
-    if not matrix.dtype.is_complex:
-        work = (2 * size * size + 6 * size + 2) * item + integers
-        return Need(work + status, work - item, work + 32 * size * item + status)
-    reals = (2 * size * size + 5 * size + 2) * item // 2
-    least = (size * size + 2 * size + 1) * item + reals + integers
-    best = least + (31 * size * item if size > 10 else 0)
-    return Need(best + status, least - 2 * item, best + 32 * size * item + status)
-
-
-@on(TABLE, "linalg_qr")
-def _orthogonal(node: Node, threads: int) -> Need:
-    """The reflectors' factors, and the workspace of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
-    count, rows, columns, item = matrices(node.args[0].meta)
-    order = min(rows, columns)
-    factors = count * order * item
-    work = 17 * (columns + 1)
-    if node.outputs[0].nbytes:
-        work = max(work, 32 * node.outputs[0].shape[-1] + 1)
-    return Need(factors + work * item, factors, factors + 4 * work * item)
-
-
-@on(TABLE, "linalg_matrix_exp")
-def _exponential(node: Node, threads: int) -> Need:
-    """Powers of the matrix, and the terms that they are combined from (LinearAlgebra.cpp): an estimate.
-
-    The norms of the matrices select the polynomial: four matrices for the smallest, twelve for the largest.
-    For several matrices, the kernel computes on copies of those with similar norms: ten for each.
-    """
-    matrix = node.args[0].meta
-    several = math.prod(matrix.shape[:-2]) > 1
-    return Need((10 if several else 12) * matrix.nbytes, 4 * matrix.nbytes, 13 * matrix.nbytes + 4096)
 
 
 @on(TABLE, "_euclidean_dist", "_cdist_forward")
@@ -231,11 +146,6 @@ def _in_blocks(left: TensorMeta, right: TensorMeta, threads: int) -> Need:
     return Need(size, 0, 2 * size + packed + sums + threads * (deep * 64 * 2 + 16 * 1024))
 
 
-def transposing_fortran(meta: TensorMeta) -> int:
-    """Bytes of the tile through which a matrix is copied into Fortran order."""
-    return transposing(meta.shape, meta.stride, meta.dtype.itemsize, fortran=True)
-
-
 def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, fortran: bool = False) -> int:
     """Bytes of the tile through which a matrix is copied into the other order (``copy_transpose_valid``,
     Copy.cpp): 60 x 60 elements, if the matrix has as many. ``fortran``: its transpose is copied.
@@ -245,16 +155,6 @@ def transposing(shape: tuple[int, ...], stride: tuple[int, ...], item: int, *, f
     if fortran:
         shape, stride = shape[::-1], stride[::-1]
     return 60 * 60 * item if stride == (1, shape[0]) else 0
-
-
-@on(TABLE, "lu_unpack")
-def _lu_unpack(node: Node, threads: int) -> Need:
-    """The permutation as positions, one row, and in a batch one for each matrix (BatchLinearAlgebra.cpp)."""
-    if not argument(node, 3, "unpack_pivots", True):
-        return NOTHING
-    *batch, rows, _ = node.args[0].meta.shape
-    matrices = math.prod(batch)
-    return exactly(8 * rows * (1 + (matrices if matrices > 1 else 0)))
 
 
 @on(TABLE, "clone", "copy_")

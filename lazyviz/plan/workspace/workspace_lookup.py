@@ -23,28 +23,37 @@ from ...torch_internals.cpu_kernel_selection import (
     onednn_instructions,
 )
 from ..liveness.lifetimes import Lifetime
-from . import casts, composites, fft, gloo, lapack, sorting, sparse, transformer
-from . import images as workspace_images
-from . import linalg as workspace_linalg
-from .convolution import backward_need, forward_need
+from . import (
+    composite_op_workspace,
+    elementwise_casts,
+    fft,
+    fused_transformer_layers,
+    gloo,
+    image_kernels,
+    matrix_decompositions,
+    matrix_products,
+    sorting_kernels,
+    sparse_kernels,
+)
+from .cpu_convolution import backward_need, forward_need
 from .cuda_kernels import TABLE as CUDA_TABLE
 from .cuda_kernels import benchmarked
-from .linalg import transposing
-from .onednn import PAGE
-from .rules import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
-from .size import NOTHING, Need
+from .matrix_products import transposing
+from .onednn_convolution import PAGE
+from .workspace_rule import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
+from .workspace_size import NOTHING, Need
 
 _CPU_TABLE: dict[str, Rule] = {
-    **casts.TABLE,
-    **composites.TABLE,
+    **elementwise_casts.TABLE,
+    **composite_op_workspace.TABLE,
     **fft.TABLE,
     **gloo.TABLE,
-    **lapack.TABLE,
-    **sorting.TABLE,
-    **sparse.TABLE,
-    **transformer.TABLE,
-    **workspace_images.TABLE,
-    **workspace_linalg.TABLE,
+    **matrix_decompositions.TABLE,
+    **sorting_kernels.TABLE,
+    **sparse_kernels.TABLE,
+    **fused_transformer_layers.TABLE,
+    **image_kernels.TABLE,
+    **matrix_products.TABLE,
 }
 SCRATCH = "scratch"  # the name of a storage that represents it
 
@@ -404,7 +413,7 @@ def _logsumexp(node: Node, threads: int) -> Need:
     operand, result = node.args[0].meta, node.outputs[0]
     exponentials = math.prod(operand.shape) * result.dtype.itemsize
     maxima = result.nbytes // (2 if result.dtype.is_complex else 1)  # of the real parts
-    return exactly(exponentials + maxima + casts.cast_bytes((operand,), result.dtype))
+    return exactly(exponentials + maxima + elementwise_casts.cast_bytes((operand,), result.dtype))
 
 
 @on(_CPU_TABLE, "mse_loss", "smooth_l1_loss", "huber_loss")
@@ -415,8 +424,8 @@ def _elementwise_loss(node: Node, threads: int) -> Need:
     """
     reduction = argument(node, 2, "reduction", 1)
     operands = [node.args[0].meta, node.args[1].meta]
-    losses, common = _broadcast(*operands), casts.common_dtype(node.args[:2])
-    cast = casts.cast_bytes(operands, common)
+    losses, common = _broadcast(*operands), elementwise_casts.common_dtype(node.args[:2])
+    cast = elementwise_casts.cast_bytes(operands, common)
     if node.op._schema.name.endswith("huber_loss"):
         return _huber_loss(node, losses, cast, common, reduction)
     if not reduction:

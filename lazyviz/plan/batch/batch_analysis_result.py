@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...graph.ir import Node, Value
-from .placement import Placement, Shard
-from .rule import Call
+from .batch_placement import Placement, Shard
+from .batch_rule import Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...graph.ir import Node, Value
 from ...torch_internals.private_api import OpOverload
-from .placement import PARTIAL, Part, Placement, Shard
+from .batch_placement import PARTIAL, Part, Placement, Shard
 
 Outputs = Sequence[Placement | None]
 Rule = Callable[["Call"], "Outputs | Placement | None"]

@@ -16,7 +16,7 @@ import torch
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals import cudnn_sizes
 from ..liveness.lifetimes import Lifetime
-from .size import NOTHING, Need
+from .workspace_size import NOTHING, Need
 
 _FORWARD = torch.ops.aten._cudnn_rnn.default
 _DROPOUT_STATE = torch.ops.aten._cudnn_init_dropout_state.default

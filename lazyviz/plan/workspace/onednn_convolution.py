@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
-from .size import Events, Workspace
+from .workspace_size import Events, Workspace
 
 PAGE = 4096
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...torch_internals.cpu_kernel_selection import Instructions, conv_backend, onednn_instructions
-from .onednn import PAGE, Conv, backward_data, backward_weights, columns_of, forward, transpose
-from .size import NOTHING, Events, Need
+from .onednn_convolution import PAGE, Conv, backward_data, backward_weights, columns_of, forward, transpose
+from .workspace_size import NOTHING, Events, Need
 
 
 class _Tensor(NamedTuple):

@@ -20,13 +20,13 @@ from ...graph.modules import known_path
 from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
 from ..tables import DisplayedText
-from ..workspace.size import NOTHING, Need
-from ..workspace.table import has_rule, scratch, with_metadata
-from .analysis_result import BatchAnalysis
+from ..workspace.workspace_lookup import has_rule, scratch, with_metadata
+from ..workspace.workspace_size import NOTHING, Need
+from .batch_analysis_result import BatchAnalysis
 from .batch_dim_propagation import Blocker, analyze, is_view, separable
-from .placement import Local, Part, Partial, Shard
-from .rule import Call, base_name
-from .schedule import Schedule, Unschedulable, schedule
+from .batch_placement import Local, Part, Partial, Shard
+from .batch_rule import Call, base_name
+from .split_schedule import Schedule, Unschedulable, schedule
 
 SHOWN = 2
 """Pieces of each pass in a plan's timeline: from the second piece on, the accumulated sums exist as well."""
