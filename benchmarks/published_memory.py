@@ -70,7 +70,7 @@ def published(row: Row) -> tuple[float, float]:
 
 def device_of(name: str) -> Any:
     import lazyviz
-    from lazyviz.plan.devices.profiles import CONTEXT_BYTES
+    from lazyviz.plan.devices.cuda_context import CONTEXT_BYTES
 
     if name not in CARDS:
         return name
@@ -82,7 +82,7 @@ def device_of(name: str) -> Any:
 
 def simulated(plan: Any, release: tuple[int, int]) -> Any:
     """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
-    from lazyviz.plan.allocator.simulation import simulate
+    from lazyviz.plan.allocator.event_replay import simulate
 
     calls = plan._reservation.calls
     if release < CUBLAS_WORKSPACE:

@@ -18,7 +18,7 @@ with _gc_pause.during_import():
     from .execute.report import Report
     from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
     from .notebook.extension import load_ipython_extension, unload_ipython_extension
-    from .plan.devices.devices import Device, DeviceProfile, devices
+    from .plan.devices.device_lookup import Device, DeviceProfile, devices
     from .process.deferred_signals import deferred as _deferred
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run

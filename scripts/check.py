@@ -76,7 +76,7 @@ EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
     "tests/plan/remedies/test_precision.py",
-    "tests/plan/remedies/test_remedies.py",
+    "tests/plan/remedies/test_remedy_search.py",
     "tests/session/test_split_under_process_limit.py",
 )
 PROCESSORS = tuple(

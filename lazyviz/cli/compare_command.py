@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..plan.formatting import category_text
+from ..plan.node_formatting import category_text
 from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
 from .output import console, table

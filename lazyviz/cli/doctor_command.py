@@ -15,7 +15,7 @@ import torch
 
 import lazyviz
 
-from ..plan.devices.devices import Device, devices
+from ..plan.devices.device_lookup import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..plan.formatting import category_text
+from ..plan.node_formatting import category_text
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.stdio import StandardStreams, is_terminal
 from .plan_data import HERE, Data, place_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.runtime.gpu_comparison import GpuTable, compare_gpus, read_prices
+from ..plan.runtime.gpu_price_comparison import GpuTable, compare_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup_interrupt import INTERRUPTED
 from ..process.stdio import StandardStreams

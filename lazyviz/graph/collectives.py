@@ -65,7 +65,7 @@ class Collective:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank sends, by the ring algorithm; see :mod:`lazyviz.plan.communication`."""
+        """Bytes that this rank sends, by the ring algorithm; see :mod:`lazyviz.plan.communication_bytes`."""
         size, kind = self.group.size, self.kind
         if size < 2 or kind in ("recv", "barrier"):
             return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..cli.plan_data import PICTURES, described, plan_of
 from ..execute.report import Report
-from ..plan.devices.devices import DeviceLike, planned
+from ..plan.devices.device_lookup import DeviceLike, planned
 from ..plan.explain import essence
 from ..plan.plan import Plan
 from ..plan.units import format_bytes, parse_bytes

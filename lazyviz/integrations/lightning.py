@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from .first_steps import Findings, FirstSteps, logger
 from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 

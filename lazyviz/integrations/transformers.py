@@ -16,7 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from .first_steps import Findings, FirstSteps, logger
 from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.remedies.remedy import Remedies, Remedy
-from ..plan.tables import Table, Tabular
+from ..plan.result_tables import Table, Tabular
 
 _TYPES: tuple[type, ...] = (list, tuple)
 Undo = Callable[[], None]

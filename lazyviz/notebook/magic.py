@@ -39,7 +39,7 @@ from IPython.display import display
 
 from ..execute.kernel_errors import STAYS
 from ..plan.explain import summary
-from ..plan.runtime.gpu_comparison import compare_gpus, read_prices
+from ..plan.runtime.gpu_price_comparison import compare_gpus, read_prices
 from ..process.deferred_signals import deferred
 from ..process.gc_pause import paused
 from ..process.tracebacks import shortened

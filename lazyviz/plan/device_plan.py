@@ -13,7 +13,7 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
-from .devices.devices import Device, DeviceProfile, capacity, planned
+from .devices.device_lookup import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn_rnn_workspace import unsure

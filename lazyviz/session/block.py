@@ -25,7 +25,7 @@ from ..execute import shutdown
 from ..execute.backend_registry import find_backend
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder
 from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..plan.result_tables import Table, Tabular
 from ..plan.runtime.cpu_calibration import measure
 from ..plan.runtime.cpu_op_times import CpuRates, cache_file
-from ..plan.tables import Table, Tabular
 from ..record.tape import tape
 from ..view.export.atomic_write import write_whole
 

@@ -14,7 +14,7 @@ from ..graph.ir import Failure, failure_of
 from ..graph.sync_point_text import listed
 from ..plan.batch.batch_analysis_result import Blocker
 from ..plan.batch.split_plan import describe
-from ..plan.tables import DisplayedText
+from ..plan.result_tables import DisplayedText
 from ..record import native_recorder
 from ..record.tape import tape
 from ..torch_internals import native_modules

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..graph.ir import Graph
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from ..process.gc_pause import paused
 from .options import options
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import torch
 
-from ..plan.devices.devices import cuda_devices
+from ..plan.devices.device_lookup import cuda_devices
 from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, abandoned
 from ..process.gc_pause import patience

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..execute.microbatch.ray_and_ipyparallel import NoWorkersError
 from ..execute.report import Report
-from ..plan.formatting import line_with_text
+from ..plan.node_formatting import line_with_text
 from ..record.dependencies import can_run_without, closure
 from ..record.partial_writes import is_partial_write
 from ..record.sync_points import AbsentDeviceError

@@ -23,9 +23,9 @@ from ..execute.report import NonFinite
 from ..execute.report import Report as Report
 from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Failure, Graph, Node, SyncPoint, failure_of
-from ..plan.devices.devices import DeviceLike
-from ..plan.devices.devices import devices as devices
-from ..plan.tables import DisplayedText
+from ..plan.devices.device_lookup import DeviceLike
+from ..plan.devices.device_lookup import devices as devices
+from ..plan.result_tables import DisplayedText
 from ..process.deferred_signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete

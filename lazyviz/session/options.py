@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..execute.backend_registry import find_backend
-from ..plan.devices.devices import DeviceLike, planned
+from ..plan.devices.device_lookup import DeviceLike, planned
 from ..view.render.figure import CHOICES, THEMES
 
 _SWITCHES = {

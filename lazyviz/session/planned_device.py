@@ -10,7 +10,7 @@ import torch
 
 from ..graph.ir import Graph
 from ..plan.device_plan import is_gpu
-from ..plan.devices.devices import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
+from ..plan.devices.device_lookup import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..process.transaction import Transaction
 from ..record import partial_writes

@@ -9,7 +9,7 @@ import torch
 
 from ..execute.report import Report
 from ..graph.ir import Graph, SyncPoint
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from ..record.tracked_storages import TrackedNode
 from .graph_options import GraphOptions
 from .run_history import RunHistory

@@ -33,12 +33,12 @@ def connect() -> None:
 
 
 def _count_work(node: Node) -> Work:
-    from ..plan.runtime.op_costs import work_of  # imports PyTorch's FLOP counter on the first call
+    from ..plan.runtime.flops_and_bytes import work_of  # imports PyTorch's FLOP counter on the first call
 
     return work_of(node)
 
 
 def _project_time(node: Node) -> Timed | None:
-    from ..plan.runtime.device_projection import time_of_node  # also imported on the first call
+    from ..plan.runtime.run_time_projection import time_of_node  # also imported on the first call
 
     return time_of_node(node, node.graph) if isinstance(node, TrackedNode) else None

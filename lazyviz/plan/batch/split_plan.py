@@ -17,9 +17,9 @@ import torch
 
 from ...graph.ir import Graph, Node, Storage, TensorMeta, Value
 from ...graph.modules import known_path
-from ..formatting import line_text
 from ..liveness.lifetimes import Lifetime
-from ..tables import DisplayedText
+from ..node_formatting import line_text
+from ..result_tables import DisplayedText
 from ..workspace.workspace_lookup import has_rule, scratch, with_metadata
 from ..workspace.workspace_size import NOTHING, Need
 from .batch_analysis_result import BatchAnalysis

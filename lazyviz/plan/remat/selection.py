@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...graph.ir import Graph, Node, Storage, Value
 from ..device_plan import MARGIN, DevicePlan, fits_with_margin, plan_device
-from ..devices.devices import Device, DeviceProfile
+from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
 from ..liveness.live_set import Category, categorize

@@ -19,7 +19,7 @@ import torch
 
 from ...graph.collectives import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
-from .op_costs import is_view
+from .flops_and_bytes import is_view
 
 
 @dataclass(slots=True)

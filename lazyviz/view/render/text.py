@@ -9,7 +9,7 @@ from wcwidth import wcswidth
 
 from ...graph.ir import Graph
 from ...graph.sync_point_text import listed
-from ...plan.formatting import category_text, line_text, line_with_text
+from ...plan.node_formatting import category_text, line_text, line_with_text
 from ...plan.units import format_bytes
 from ..layout.text_width import letters
 from ..printable_text import visible

@@ -10,7 +10,7 @@ from ...graph.collectives import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name, module_path
 from ...plan.explain import keeper
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_flops
 from ..printable_text import as_written

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import full_name, module_path, root_key, root_parts
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, is_of_numbers, op_name
 from .dataflow import (

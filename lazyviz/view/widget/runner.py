@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ...graph.ir import Graph, Node
-from ...plan.devices.devices import memory_in_use
+from ...plan.devices.device_lookup import memory_in_use
 from ...plan.units import format_bytes
 from ...process.deferred_signals import deferred
 from ...process.tracebacks import report_ignored

@@ -19,7 +19,7 @@ from wcwidth import wcswidth
 
 import lazyviz
 from lazyviz.graph.ir import Graph
-from lazyviz.plan.formatting import line_text
+from lazyviz.plan.node_formatting import line_text
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import save as export_save
 from lazyviz.view.export.save import save

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..devices.profiles import PROFILES, lookup
+from ..devices.known_gpus import PROFILES, lookup
 from ..plan import Plan
-from ..tables import Table, Tabular
+from ..result_tables import Table, Tabular
 from .gpu_timeline import Projection, duration
-from .training_steps import last_step
+from .last_training_step import last_step
 
 
 @dataclass(frozen=True, slots=True)

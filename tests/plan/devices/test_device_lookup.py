@@ -12,8 +12,16 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.plan.devices import devices as module
-from lazyviz.plan.devices.devices import PROFILES, Device, DeviceProfile, capacity, devices, lookup, resolve
+from lazyviz.plan.devices import device_lookup as module
+from lazyviz.plan.devices.device_lookup import (
+    PROFILES,
+    Device,
+    DeviceProfile,
+    capacity,
+    devices,
+    lookup,
+    resolve,
+)
 from lazyviz.plan.devices.nvml import LiveMemory
 from lazyviz.plan.units import format_bytes
 

@@ -6,11 +6,8 @@ import difflib
 from dataclasses import dataclass
 
 from ..units import parse_bytes
-from .rates import RATES, Rates
-
-CONTEXT_BYTES = 600 << 20
-"""Conservative estimate of the size of a CUDA context: reports have 300 to 430 MiB with lazily loaded kernels
-(pytorch issues 107667 and 109888), more with each kernel that a program uses."""
+from .cuda_context import CONTEXT_BYTES
+from .gpu_rates import RATES, Rates
 
 
 @dataclass(frozen=True, slots=True, init=False)

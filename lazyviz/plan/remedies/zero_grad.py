@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import full_name
-from ..formatting import line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
+from ..node_formatting import line_text
 from .program_edits import Changed
 
 _ZEROING = frozenset({"zero_", "_foreach_zero_"})

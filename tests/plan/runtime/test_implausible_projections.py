@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.profiles import PROFILES
+from lazyviz.plan.devices.known_gpus import PROFILES
 from lazyviz.plan.runtime.cpu_op_times import CpuRates, project_on_cpu
 from lazyviz.plan.runtime.flop_rules import executed_flops_of
 

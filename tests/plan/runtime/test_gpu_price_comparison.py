@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.profiles import PROFILES
+from lazyviz.plan.devices.known_gpus import PROFILES
 from lazyviz.plan.runtime.bottlenecks import changes
-from lazyviz.plan.runtime.gpu_comparison import compare_gpus, read_prices
-from lazyviz.plan.runtime.training_steps import last_step
+from lazyviz.plan.runtime.gpu_price_comparison import compare_gpus, read_prices
+from lazyviz.plan.runtime.last_training_step import last_step
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from . import precision, program_edits
 from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
-from .zeroed_gradients import zero_grad
+from .zero_grad import zero_grad
 
 WORTHWHILE = 0.005  # minimum share of the peak that a listed remedy saves
 SMALLEST_BLOCK = 512  # and minimum bytes: the CUDA caching allocator reserves nothing smaller

@@ -14,14 +14,14 @@ from typing import TypeAlias
 import torch
 
 from ..units import format_bytes, parse_bytes
+from . import cuda_context
+from .known_gpus import PROFILES as PROFILES
+from .known_gpus import WELL_KNOWN
+from .known_gpus import DeviceProfile as DeviceProfile
+from .known_gpus import lookup as lookup
 from .nvml import Device as Device
 from .nvml import LiveMemory
 from .nvml import cuda_devices as cuda_devices
-from .profiles import CONTEXT_BYTES as CONTEXT_BYTES
-from .profiles import PROFILES as PROFILES
-from .profiles import WELL_KNOWN
-from .profiles import DeviceProfile as DeviceProfile
-from .profiles import lookup as lookup
 
 try:
     import resource
@@ -84,7 +84,7 @@ def resolve(device: str | torch.device | Device | DeviceProfile) -> Device | Dev
         return DeviceProfile("cpu", parse_bytes(name[4:]))
     if (position := gpu_number(name)) is not None:
         gpus, state = cuda_devices()
-        if name == "cuda" and _cuda_in_use():
+        if name == "cuda" and cuda_context.exists():
             position = torch.cuda.current_device()
         for gpu in gpus:
             if gpu.name == f"cuda:{position}":
@@ -215,11 +215,6 @@ def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | Non
     return None
 
 
-def _cuda_in_use() -> bool:
-    """Whether this process has a CUDA context; further queries would create one."""
-    return bool(torch.cuda.is_initialized())
-
-
 def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
     """Bytes that a plan for ``device`` may use; ``None`` if the driver does not report them.
 
@@ -234,7 +229,7 @@ def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
     if device.free_bytes is None:
         return None
     spare = 0
-    if device.name.startswith("cuda") and _cuda_in_use():
+    if device.name.startswith("cuda") and cuda_context.exists():
         index = int(device.name.partition(":")[2])
         allocated = torch.cuda.memory_allocated(index)
         spare = torch.cuda.memory_reserved(index) - allocated

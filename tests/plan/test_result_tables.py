@@ -54,9 +54,9 @@ def test_shown_alone_it_is_a_table_in_every_front_end(results, name):
 
 
 def test_columns_are_aligned_and_numbers_end_where_they_end():
-    table = lazyviz.plan.tables.Table("title", ("bytes", "what"), [("1 B", "a"), ("100 KiB", "bb")])
+    table = lazyviz.plan.result_tables.Table("title", ("bytes", "what"), [("1 B", "a"), ("100 KiB", "bb")])
     assert table.text() == "title\n    bytes  what\n      1 B  a\n  100 KiB  bb"
-    assert lazyviz.plan.tables.Table("nothing", ("a",), []).text() == "nothing"
+    assert lazyviz.plan.result_tables.Table("nothing", ("a",), []).text() == "nothing"
 
 
 @pytest.mark.parametrize("name", ["plan", "report", "moment", "remedy"])
@@ -70,13 +70,13 @@ def test_inside_of_a_list_it_is_one_line(results, name):
 
 
 def test_names_in_tables_are_text():
-    table = lazyviz.plan.tables.Table("<b>", ("<i>",), [("<script>",)], 0)
+    table = lazyviz.plan.result_tables.Table("<b>", ("<i>",), [("<script>",)], 0)
     assert "<script>" not in table.html()
     assert "&lt;script&gt;" in table.html()
 
 
 def test_in_html_each_column_is_aligned_and_has_room_whatever_the_host():
-    shown = lazyviz.plan.tables.Table("title", ("bytes", "what"), [("1 B", "a")]).html()
+    shown = lazyviz.plan.result_tables.Table("title", ("bytes", "what"), [("1 B", "a")]).html()
     cells = re.findall(r'<(t[hd]) style="([^"]*)">([^<]*)<', shown)
     assert [(tag, text) for tag, _, text in cells] == [
         ("th", "bytes"),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lazyviz.plan.capacity_search import fewest_pieces, largest_fitting
+from lazyviz.plan.largest_fitting_size import fewest_pieces, largest_fitting
 
 
 def asked(need, room, start=8, most=2**40):

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...graph.ir import Bound, Graph, Node
-from ..devices.devices import Device, DeviceProfile, planned
-from ..devices.profiles import PROFILES
+from ..devices.device_lookup import Device, DeviceProfile, planned
+from ..devices.known_gpus import PROFILES
 from .cpu_op_times import known_rates, project_on_cpu, without_time_on_cpu
 from .gpu_kernel_times import Gpu, kernel_time, times_on
 from .gpu_timeline import Projection, project

@@ -78,7 +78,7 @@ def variables(plan):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_what_is_returned_is_named_as_the_function_calls_it(device):
     (remedy,) = variables(plan_of(returns_both, device))
-    assert remedy.text.startswith("del logits after its last use at test_local_names.py:")
+    assert remedy.text.startswith("del logits after its last use at test_local_variable_names.py:")
     assert "in returns_both, which can no longer return it" in remedy.text
     assert remedy.source.text == "loss = loss_of(logits, labels)" and remedy.estimate
     lazyviz.reset()
@@ -123,7 +123,7 @@ def test_a_variable_of_the_block_keeps_its_name():
         loss = loss_of(kept, torch.zeros(64, dtype=torch.long))
         loss.backward()
     (remedy,) = variables(graph.plan())
-    assert remedy.text.startswith("del kept after its last use at test_local_names.py:")
+    assert remedy.text.startswith("del kept after its last use at test_local_variable_names.py:")
     assert "if no later code needs it" in remedy.text and not remedy.estimate
     lazyviz.reset()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyviz.plan.devices.rates import RATES, TORCH_MM, Unit
+from lazyviz.plan.devices.gpu_rates import RATES, TORCH_MM, Unit
 
 REPORTS = Path(__file__).parents[3] / "benchmarks" / "data" / "matmul_rates.csv"
 UNITS: dict[str, Unit] = {"float32": "float32", "tf32": "tf32", "float16": "half", "bfloat16": "half"}
