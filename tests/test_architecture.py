@@ -13,8 +13,8 @@ import pytest
 import lazyviz
 
 PACKAGE = Path(lazyviz.__file__).parent
-# What modules of a stage may import from the package. `graph.ir`, `graph.modules` and `graph.collectives` are
-# the vocabulary that recording writes in; the rest of `graph` comes after it.
+# What modules of a stage may import from the package. `graph.ir`, `graph.modules` and `graph.collective_info`
+# are the vocabulary that recording writes in; the rest of `graph` comes after it.
 MAY_IMPORT = {
     "process": {"process"},  # signals, transactions, tracebacks: of this process, for all
     "torch_internals": {"process", "torch_internals"},  # private PyTorch APIs, with nothing of lazyviz's
@@ -38,7 +38,7 @@ MAY_IMPORT = {
         "torch_internals.process_groups",
         "graph.ir",
         "graph.modules",
-        "graph.collectives",
+        "graph.collective_info",
     },
     "graph": {"torch_internals.private_api", "graph"},
     "plan": {

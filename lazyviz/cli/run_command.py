@@ -13,7 +13,7 @@ from typing import Any
 
 from ..execute.report import Report
 from ..graph.ir import Node
-from ..graph.sync_point_text import SyncSite, sites
+from ..graph.sync_point_groups import SyncSite, sites
 from ..plan.units import format_bytes
 from ..process.startup_interrupt import INTERRUPTED
 from ..process.stdio import StandardStreams

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..graph.collectives import collective_of
+from ..graph.collective_info import collective_of
 from ..graph.ir import Graph, Value
 from .units import format_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
-from ..graph.sync_point_text import listed
+from ..graph.sync_point_groups import listed
 from .communication_bytes import communication_lines
 from .liveness.live_set import CATEGORIES, Allocation, Moment
 from .node_formatting import category_text, family, line_text, line_with_text, where

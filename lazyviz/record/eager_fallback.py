@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from ..graph.collectives import NAMESPACES
+from ..graph.collective_info import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import composite_ops, operators, private_api
-from .dependencies import closure
+from .dependency_closure import closure
 from .ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
 from .provenance.variable_names import tensors_under
 from .sparse.components import parts_of

@@ -12,7 +12,7 @@ import torch
 from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import private_api, tensor_memory
-from .pending_tensor_classes import PendingClass, pending_class
+from .lazy_tensor_subclasses import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__

@@ -17,19 +17,19 @@ from ..process.deferred_signals import Deferred
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependencies, ops_outside_blocks, sync_points
+from . import backward_nodes, constant_folding, dependency_closure, ops_outside_blocks, sync_points
 from .constant_folding import is_given
 from .interception import attribute_patches
-from .interception.external_aliases import Unexamined
+from .interception.memory_holders import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
-from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
+from .shapes.shape_inference import Inferred, OutputSpec
 from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
@@ -61,7 +61,7 @@ IN_PYTHON = (
     module_scopes.ScopePatches.module_call_of,
     module_scopes.content_of,
     attribute_patches.exchange,
-    dependencies.Search.closure,
+    dependency_closure.Search.closure,
     constant_folding.Search.is_unknown,
     *[getattr(owner, name) for owner, name in METHODS],
 )
@@ -156,7 +156,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Shadow=Shadow,
         evaluate_number=evaluate_number,
         number_in=number_in,
-        can_run_without=dependencies.can_run_without,
+        can_run_without=dependency_closure.can_run_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
@@ -229,7 +229,7 @@ def use(compiled: bool) -> bool:
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
-    dependencies.Search.closure = staticmethod(closure)
+    dependency_closure.Search.closure = staticmethod(closure)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     for (owner, name), method in zip(METHODS, methods, strict=True):
         setattr(owner, name, method)

@@ -15,13 +15,13 @@ import torch
 from ..torch_internals import composite_ops, private_api, tensor_memory
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals.private_api import OpOverload
-from .dependencies import closure
+from .dependency_closure import closure
 from .fake_cuda.host_values import on_host, reads_host
 from .lazy_tensor import is_lazy, is_pending, refusal
-from .parity.gradient_accumulation import is_taken_over, sharing_memory
-from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
+from .parity.inplace_gradient_sums import is_taken_over, sharing_memory
+from .partially_written_memory import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
-from .shapes.inference import OpInfo
+from .shapes.shape_inference import OpInfo
 from .sparse.components import parts_of
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape

@@ -15,11 +15,11 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from ..graph.collectives import NAMESPACES
+from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..torch_internals import cuda as torch_cuda
 from ..torch_internals import dynamo
-from .dependencies import Search
+from .dependency_closure import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode

@@ -31,8 +31,8 @@ from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
 from ..process.tracebacks import shorten_block
 from ..process.transaction import Transaction
-from ..record.dependencies import closure
-from ..record.distributed.world import world_size
+from ..record.dependency_closure import closure
+from ..record.distributed.planned_rank import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT

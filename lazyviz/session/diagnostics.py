@@ -11,7 +11,7 @@ from typing import Any
 from ..execute.backend_registry import backend_counters, compiled_programs
 from ..execute.replay.program_cache import replays
 from ..graph.ir import Failure, failure_of
-from ..graph.sync_point_text import listed
+from ..graph.sync_point_groups import listed
 from ..plan.batch.batch_analysis_result import Blocker
 from ..plan.batch.split_plan import describe
 from ..plan.result_tables import DisplayedText

@@ -11,8 +11,8 @@ from dataclasses import replace
 from ..execute.microbatch.ray_and_ipyparallel import NoWorkersError
 from ..execute.report import Report
 from ..plan.node_formatting import line_with_text
-from ..record.dependencies import can_run_without, closure
-from ..record.partial_writes import is_partial_write
+from ..record.dependency_closure import can_run_without, closure
+from ..record.partially_written_memory import is_partial_write
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode

@@ -30,7 +30,7 @@ from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
 from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
 from ..process.transaction import complete
-from ..record.dependencies import closure
+from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Instrumentation
 from ..record.ops_outside_blocks import nodes_before_access

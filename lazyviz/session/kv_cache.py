@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..record.interception import kv_caches
+from ..record.interception import kv_cache_detection
 from ..record.tape import tape
 
 
@@ -22,7 +22,7 @@ def mark_kv_cache(*caches: Any) -> None:
         TypeError: an argument, such as a number or string, holds no tensors.
     """
     for cache in caches:
-        if not kv_caches.note(tape, cache):
+        if not kv_cache_detection.note(tape, cache):
             raise TypeError(
                 "a KV cache must be tensors or an object that holds tensors: this "
                 f"{type(cache).__name__} holds none"

@@ -21,8 +21,8 @@ from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
 from ..execute.report import NonFinite
 from ..execute.report import Report as Report
-from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Failure, Graph, Node, SyncPoint, failure_of
+from ..graph.user_annotations import LONGEST_NAME, annotation
 from ..plan.devices.device_lookup import DeviceLike
 from ..plan.devices.device_lookup import devices as devices
 from ..plan.result_tables import DisplayedText
@@ -30,8 +30,8 @@ from ..process.deferred_signals import deferred
 from ..process.tracebacks import shortened
 from ..process.transaction import Transaction, complete
 from ..process.unpicklable import Unpicklable
-from ..record import partial_writes
-from ..record.dependencies import closure
+from ..record import partially_written_memory
+from ..record.dependency_closure import closure
 from ..record.fake_cuda.host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
@@ -446,7 +446,7 @@ class LazyGraph(Unpicklable):
 
     @evaluation.reads_recording
     def to_fx(self) -> torch.fx.GraphModule:
-        from ..graph.fx import to_fx
+        from ..graph.fx_export import to_fx
 
         return to_fx(self.ir)
 
@@ -681,7 +681,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
                 reports.append(evaluation.run(needed, cause))
             return merged(reports)
         report = evaluate_everything(cause)
-        if (error := partial_writes.left(list(tape.pending))) is not None:
+        if (error := partially_written_memory.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
 

@@ -13,9 +13,9 @@ from ..plan.device_plan import is_gpu
 from ..plan.devices.device_lookup import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..process.transaction import Transaction
-from ..record import partial_writes
-from ..record.dependencies import closure
-from ..record.distributed.world import OneOfMany, local_world_size
+from ..record import partially_written_memory
+from ..record.dependency_closure import closure
+from ..record.distributed.planned_rank import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
 from ..record.fake_cuda.host_values import give_back
 from ..record.fake_cuda.torch_cuda import AbsentGpus, Gpu
@@ -185,7 +185,7 @@ def runnable() -> list[TrackedNode]:
 
     They need no absent device, and no segment that failed midway.
     """
-    return closure(partial_writes.runnable(without_absent(tape.pending)))
+    return closure(partially_written_memory.runnable(without_absent(tape.pending)))
 
 
 def forget() -> None:

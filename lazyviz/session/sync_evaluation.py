@@ -22,7 +22,7 @@ from ..execute.report import Report
 from ..process import gc_pause
 from ..process.deferred_signals import Deferred
 from ..process.transaction import complete
-from ..record.dependencies import closure
+from ..record.dependency_closure import closure
 from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...graph.collectives import NAMESPACES, collective_of, kind_of
+from ...graph.collective_info import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
 from .flops_and_bytes import is_view
 

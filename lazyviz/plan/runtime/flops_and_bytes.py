@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...graph.collectives import collective_of
+from ...graph.collective_info import collective_of
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.private_api import OpOverload
 from .flop_rules import arguments_of, executed_flops_of, flops_of, steps_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...graph.collectives import kind_of
+from ...graph.collective_info import kind_of
 from ...graph.ir import Bound, Node, SourceLine
 from ...graph.modules import ModuleNames
 from ..devices.gpu_rates import Known

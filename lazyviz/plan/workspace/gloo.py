@@ -6,7 +6,7 @@ to one before it is sent.
 
 from __future__ import annotations
 
-from ...graph.collectives import collective_of
+from ...graph.collective_info import collective_of
 from ...graph.ir import Node
 from .workspace_rule import Rule, exactly
 from .workspace_size import NOTHING, Need

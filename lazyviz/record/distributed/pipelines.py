@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ...torch_internals import process_groups
-from ..interception import late_imports
+from ..interception import unpatched_imports
 from ..interception.attribute_patches import Patches
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
@@ -33,13 +33,13 @@ def install(patches: Patches, tape: Tape) -> None:
         if hasattr(stage, "_recv_meta"):
             _patch_shapes(patches, tape, module, stage)
 
-    late_imports.when_imported(process_groups.PIPELINE_SCHEDULES, patch_schedules)
-    late_imports.when_imported(process_groups.PIPELINE_STAGES, patch_stages)
+    unpatched_imports.when_imported(process_groups.PIPELINE_SCHEDULES, patch_schedules)
+    unpatched_imports.when_imported(process_groups.PIPELINE_STAGES, patch_stages)
 
 
 def remove() -> None:
-    late_imports.forget(process_groups.PIPELINE_SCHEDULES)
-    late_imports.forget(process_groups.PIPELINE_STAGES)
+    unpatched_imports.forget(process_groups.PIPELINE_SCHEDULES)
+    unpatched_imports.forget(process_groups.PIPELINE_STAGES)
 
 
 def _assume(tape: Tape, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import constant_folding
-from ..interception import late_imports
+from ..interception import unpatched_imports
 from ..lazy_tensor import is_lazy
 from ..tracked_storages import TrackedNode
 from .gpu_registry import Gpus
@@ -44,11 +44,11 @@ class Generation:
 
     def install(self) -> None:
         for name, action in self._actions.items():
-            late_imports.when_imported(name, action)
+            unpatched_imports.when_imported(name, action)
 
     def remove(self) -> None:
         for name in self._actions:
-            late_imports.forget(name)
+            unpatched_imports.forget(name)
 
     def answer(self, needed: Sequence[TrackedNode], frame: FrameType) -> bool | int | None:
         """The assumed value of a read in ``generate``, above ``frame``; ``None`` for any other read."""

@@ -13,14 +13,14 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
-from ..dependencies import closure
+from ..dependency_closure import closure
 from ..lazy_tensor import LazyTensor, make_real
 from ..sync_points import needs_absent
 from ..tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from ...torch_internals.private_api import OpOverload
-    from ..shapes.inference import OpInfo
+    from ..shapes.shape_inference import OpInfo
     from ..tape import Tape
 
 _aten = torch.ops.aten

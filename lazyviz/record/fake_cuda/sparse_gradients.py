@@ -15,7 +15,7 @@ import torch
 
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
-from ..parity.gradient_accumulation import is_taken_over
+from ..parity.inplace_gradient_sums import is_taken_over
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...torch_internals import dynamo
 from ..eager_fallback import evaluate_before_tracing
-from ..interception import late_imports
+from ..interception import unpatched_imports
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access
 from .gpu_registry import Gpus
 
@@ -55,10 +55,10 @@ def install(gpus: Gpus) -> None:
         if hasattr(module, dynamo.ENABLE_COMPILED_BACKWARD):
             gpus.patches.set(module, dynamo.ENABLE_COMPILED_BACKWARD, as_eager)
 
-    late_imports.when_imported(dynamo.PIPELINES, patch_pipelines)
-    late_imports.when_imported(dynamo.COMPILED_BACKWARD, patch_backward)
+    unpatched_imports.when_imported(dynamo.PIPELINES, patch_pipelines)
+    unpatched_imports.when_imported(dynamo.COMPILED_BACKWARD, patch_backward)
 
 
 def remove() -> None:
-    late_imports.forget(dynamo.PIPELINES)
-    late_imports.forget(dynamo.COMPILED_BACKWARD)
+    unpatched_imports.forget(dynamo.PIPELINES)
+    unpatched_imports.forget(dynamo.COMPILED_BACKWARD)

@@ -22,17 +22,17 @@ from ...torch_internals import dynamo, private_api
 from ...torch_internals.dispatch_handlers import user_level
 from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
-from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches
+from ..parity.mode_sensitive_composites import CompositeKernels
 from ..provenance.module_scopes import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
 from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
-from .kv_caches import CachePatches
-from .late_imports import LateImports
+from .kv_cache_detection import CachePatches
 from .torch_compile import CompilerPatches
+from .unpatched_imports import LateImports
 from .value_reads import SyncPatches
 
 

@@ -14,7 +14,7 @@ from ...process.tracebacks import shorten, shortened
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api, storage_owners, tensor_memory
 from .. import native_recorder
-from ..dependencies import closure
+from ..dependency_closure import closure
 from ..eager_fallback import note_copies
 from ..ops_outside_blocks import refuse_forgotten, tensors_in
 from ..sync_points import needs_absent

@@ -22,7 +22,7 @@ from ...process.tracebacks import shorten, shortened
 from ...torch_internals import composite_ops, private_api
 from ...torch_internals import cuda as torch_cuda
 from .. import constant_folding, eager_fallback, lazy_tensor
-from ..distributed.resized_storage import planned_storage
+from ..distributed.fsdp_storage_resize import planned_storage
 from ..fake_cuda import data_errors
 from ..fake_cuda import torch_cuda as fake_torch_cuda
 from ..fake_cuda.host_values import host_copy
@@ -36,8 +36,8 @@ from ..lazy_tensor import (
     pending_parameter,
     see_history,
 )
+from ..lazy_tensor_subclasses import real_class
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
-from ..pending_tensor_classes import real_class
 from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
@@ -48,7 +48,7 @@ from . import child_processes, torch_save, torchscript_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
-from .external_aliases import DLPACK
+from .memory_holders import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .torch_function import sees_calls
 from .warning_routing import at_users_line

@@ -100,7 +100,9 @@ class FormulaPatches:
         self._patches.restore()
 
     def forward_kernels(self) -> dict[str, Callable[..., Any]]:
-        """The kernels of the operators of ``FORWARD``, for :mod:`lazyviz.record.parity.composites`."""
+        """The kernels of the operators of ``FORWARD``, for
+        :mod:`lazyviz.record.parity.mode_sensitive_composites`.
+        """
         return {name: functools.partial(self._with_tangents, name) for name in FORWARD}
 
     def _with_tangents(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:

@@ -18,9 +18,9 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from ..rng import Generators, set_state, state_of
-from . import probe_content, scalar_operands
-from .argument_checks import CHECK_MORE
-from .op_info import OpInfo
+from . import kernel_probe_inputs, scalar_operands
+from .kernel_argument_checks import CHECK_MORE
+from .operator_info import OpInfo
 
 
 class DataDependent(Exception):
@@ -131,7 +131,9 @@ def answer(
         device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
         states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
     args, kwargs = substitute(args, probes), substitute(kwargs, probes)
-    probe_content.fill(name, dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs)
+    kernel_probe_inputs.fill(
+        name, dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs
+    )
     try:
         return op(*args, **kwargs)
     finally:
@@ -169,7 +171,7 @@ def ask(
         refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
         if refused is not None:
             raise refused.with_traceback(None) from None
-    elif info.is_view or info.name in probe_content.NOT_MADE_UP:
+    elif info.is_view or info.name in kernel_probe_inputs.NOT_MADE_UP:
         return None
     elif on_absent_gpu(inputs, kwargs):
         if _may_be_refused(op, inputs, result):

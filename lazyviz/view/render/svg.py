@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import Graph
-from ...graph.sync_point_text import sites
+from ...graph.sync_point_groups import sites
 from ...plan.units import format_bytes
 from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, adapted, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve

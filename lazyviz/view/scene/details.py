@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ...graph.collectives import collective_of
+from ...graph.collective_info import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name, module_path
 from ...plan.explain import keeper

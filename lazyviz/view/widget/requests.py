@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Annotation, Graph
-from ...graph.sync_point_text import MOST_LISTED, listed, sites
+from ...graph.sync_point_groups import MOST_LISTED, listed, sites
 from ..render.figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.box_numbers import COUNTED

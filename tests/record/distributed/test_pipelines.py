@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.collectives import collective_of
+from lazyviz.graph.collective_info import collective_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 GPU = "H100-80GB"

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
-from lazyviz.graph.collectives import collective_of
+from lazyviz.graph.collective_info import collective_of
 from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.planner import make_plan
 from lazyviz.record.sync_points import AbsentDeviceError

@@ -2,7 +2,7 @@
 
 The operators of ``torch.distributed`` (``c10d``) have no shape rules, and their schemas do not declare what
 they write; functional ones (``_c10d_functional``) return new tensors by PyTorch's own rules.  A node names
-its group (:class:`~lazyviz.graph.collectives.Group`) instead of the process group.
+its group (:class:`~lazyviz.graph.collective_info.Group`) instead of the process group.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ...graph.collectives import Group
+from ...graph.collective_info import Group
 from ...process.paths import PACKAGE
 from ...torch_internals import private_api, process_groups
-from ..dependencies import order
-from ..interception.external_aliases import Unexamined
+from ..dependency_closure import order
+from ..interception.memory_holders import Unexamined
 from ..lazy_tensor import is_pending
 from ..ops_outside_blocks import tensors_in
 from ..sync_points import OtherRanks

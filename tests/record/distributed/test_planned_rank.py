@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import lazyviz
-from lazyviz.graph.collectives import collective_of
+from lazyviz.graph.collective_info import collective_of
 from lazyviz.record.sync_points import AbsentDeviceError
 
 GPU = "H100-80GB"

@@ -12,8 +12,8 @@ from torch.testing._internal.common_methods_invocations import OpInfo, op_db
 from torch.utils._pytree import tree_leaves
 
 import lazyviz
-from lazyviz.record.shapes import known_shapes
-from lazyviz.record.shapes.output_specs import Inferred, OutputSpec
+from lazyviz.record.shapes import fast_shape_rules
+from lazyviz.record.shapes.shape_cache_entries import Inferred, OutputSpec
 from lazyviz.record.tape import tape
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
@@ -35,7 +35,7 @@ def described(inferred: Inferred) -> Any:
 def wrong(monkeypatch) -> list[str]:
     """Filled, while ops are recorded, with what is known of them otherwise than PyTorch says."""
     found: list[str] = []
-    find = known_shapes.find
+    find = fast_shape_rules.find
 
     def comparing(metadata: Any, op: Any, info: Any, args: Any, kwargs: Any, inputs: Any) -> Any:
         known = find(metadata, op, info, args, kwargs, inputs)
@@ -51,7 +51,7 @@ def wrong(monkeypatch) -> list[str]:
             found.append(f"{call}: {described(known)} known, {described(asked)} by PyTorch")
         return asked
 
-    monkeypatch.setattr(known_shapes, "find", comparing)
+    monkeypatch.setattr(fast_shape_rules, "find", comparing)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..tape import Tape
-from . import late_imports
+from . import unpatched_imports
 from .attribute_patches import Patches
 
 _MODULE = "transformers.cache_utils"
@@ -30,10 +30,10 @@ class CachePatches:
 
     def install(self) -> None:
         if not self._patches and not self._patches.reapply():
-            late_imports.when_imported(_MODULE, self._patch)
+            unpatched_imports.when_imported(_MODULE, self._patch)
 
     def remove(self) -> None:
-        late_imports.forget(_MODULE)
+        unpatched_imports.forget(_MODULE)
         self._patches.restore()
 
     def _patch(self, module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Shape rules of layers' kernels; see :mod:`lazyviz.record.shapes.kernel_rules`."""
+"""Shape rules of layers' kernels; see :mod:`lazyviz.record.shapes.elementwise_and_factory_shapes`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from ...graph.ir import TensorMeta
 from .kernel_probes import sharing
-from .op_call import (
+from .shape_rule_call import (
     COMMON,
     FLOATS,
     INTEGERS,

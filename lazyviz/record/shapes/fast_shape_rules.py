@@ -12,11 +12,11 @@ import torch
 from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
-from . import foreach, kernel_probes, kernel_rules, scalar_operands
-from .metadata_table import MetadataTable
-from .op_call import COMMON, Call, one_dtype
-from .op_info import OpInfo
-from .output_specs import Inferred, Output, OutputSpec
+from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
+from .interned_metadata import MetadataTable
+from .operator_info import OpInfo
+from .shape_cache_entries import Inferred, Output, OutputSpec
+from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")
 _STAND_INS = torch_cuda.STAND_INS
@@ -57,7 +57,7 @@ def find(
     elif info.mutable_positions:
         if info.mutable_positions != [0] or info.returned != [(0, 0)] or info.hidden_writes:
             return None
-        if not inputs or not kernel_rules.writes_its_first(call):
+        if not inputs or not elementwise_and_factory_shapes.writes_its_first(call):
             return None
         value = inputs[0]
         outputs.append(OutputSpec(value.meta, 0, True, -1, value.storage.nbytes))
@@ -74,7 +74,7 @@ def find(
 
 def _new(metadata: MetadataTable, call: Call) -> list[Output] | None:
     """The results of a call that writes nothing."""
-    made = kernel_rules.made(call)
+    made = elementwise_and_factory_shapes.made(call)
     if made is None:
         return None
     outputs: list[Output] = []
@@ -144,7 +144,9 @@ def _on_card(
     if info.mutable_positions or any(value.meta.device != device or value.meta.flags for value in inputs):
         return None
     if info.name == "clone":
-        made = kernel_rules.like(Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs))
+        made = elementwise_and_factory_shapes.like(
+            Call(op, info.name, dict(zip(info.argument_names, args)) | kwargs, inputs)
+        )
         if not made or made[0] is None:
             return None
         meta = metadata.meta(made[0].shape, made[0].stride, 0, made[0].dtype, device)

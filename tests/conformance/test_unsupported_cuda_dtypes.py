@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 import lazyviz
-from lazyviz.record.shapes import gpu_dtypes
+from lazyviz.record.shapes import unsupported_cuda_dtypes
 
 from .entries import name_of
 
@@ -81,7 +81,7 @@ def refusal(entry, sample):
 
 
 def test_the_table_names_operators_and_dtypes_that_exist():
-    table = gpu_dtypes._table()
+    table = unsupported_cuda_dtypes._table()
     assert len(table) > 100
     for name, dtypes in table.items():
         base, _, overload = name.removeprefix("aten::").partition(".")

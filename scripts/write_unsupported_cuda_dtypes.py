@@ -1,10 +1,10 @@
 """Write the table of dtypes for which operators have no CUDA kernel, from PyTorch's operator database.
 
-``python scripts/gpu_dtypes.py`` records samples of every entry of ``op_db`` for a GPU that is not on this
-machine. The database says which dtypes CUDA supports, PyTorch's tests on GPUs that this is so, and the
-recording which operator an entry calls. An operator is in the table for a dtype if an entry that calls only
-this operator does not support the dtype, and no entry that calls it does. An entry whose list is incomplete
-is left out: the CPU's kernel shows it. Takes several minutes; needs ``expecttest``.
+``python scripts/write_unsupported_cuda_dtypes.py`` records samples of every entry of ``op_db`` for a GPU that
+is not on this machine. The database says which dtypes CUDA supports, PyTorch's tests on GPUs that this is so,
+and the recording which operator an entry calls. An operator is in the table for a dtype if an entry that
+calls only this operator does not support the dtype, and no entry that calls it does. An entry whose list is
+incomplete is left out: the CPU's kernel shows it. Takes several minutes; needs ``expecttest``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 import lazyviz
 from lazyviz.graph.ir import Node
 
-TABLE = Path(lazyviz.__file__).parent / "record/shapes/gpu_dtypes.json"
+TABLE = Path(lazyviz.__file__).parent / "record/shapes/unsupported_cuda_dtypes.json"
 SAMPLES = 3  # of an entry and dtype
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 COMPLEX = (torch.complex64, torch.complex128)

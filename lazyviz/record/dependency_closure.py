@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from .partial_writes import can_run_after, is_partial_write
+from .partially_written_memory import can_run_after, is_partial_write
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 

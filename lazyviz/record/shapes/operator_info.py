@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ...graph.collectives import NAMESPACES
+from ...graph.collective_info import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import operators, private_api, sparse_tensors
 from ...torch_internals.dispatch_handlers import makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
-from . import argument_checks
+from . import kernel_argument_checks
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")
 # Arithmetic on scalars that carries no `pointwise` tag; a scalar's value changes no shape.
@@ -134,7 +134,7 @@ class OpInfo:
         if (
             self.name.startswith(_NEED_FLOATS)
             or self.name == "pow"
-            or self.name.removesuffix("_") in argument_checks.CHECKED_NUMBERS
+            or self.name.removesuffix("_") in kernel_argument_checks.CHECKED_NUMBERS
         ):
             pass  # sizes, integers to negative integer powers (an error), and other numbers that may be one
         elif works_by_element(op) or self.name.startswith("_foreach"):

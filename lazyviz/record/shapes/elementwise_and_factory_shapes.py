@@ -4,7 +4,7 @@ PyTorch's own shape rules are mostly Python references, each call of which takes
 of the cost of recording a program for the first time.  A rule here covers one kind of operator, for calls
 whose result is certain: dense, non-empty tensors, dtypes that the kernel supports, shapes that match.  For
 any other call it returns ``None``, and PyTorch's rule is called, which also raises all errors.  Results of
-the rules are compared with PyTorch's (``tests/conformance/test_known_shapes.py``) and with those of the
+the rules are compared with PyTorch's (``tests/conformance/test_fast_shape_rules.py``) and with those of the
 kernels (``tests/conformance/test_metadata.py``).
 """
 
@@ -18,9 +18,21 @@ import torch
 
 from ...graph.ir import works_by_element
 from ...torch_internals.private_api import OpOverload
-from . import foreach, layer_rules
+from . import convolution_and_layer_shapes, foreach
 from .kernel_probes import sharing
-from .op_call import COMMON, FLOATS, INTEGERS, Call, Made, New, Rule, are_sizes, broadcast, new, one_dtype
+from .shape_rule_call import (
+    COMMON,
+    FLOATS,
+    INTEGERS,
+    Call,
+    Made,
+    New,
+    Rule,
+    are_sizes,
+    broadcast,
+    new,
+    one_dtype,
+)
 from .tensor_iterator import output_stride
 
 _CPU = torch.device("cpu")
@@ -293,5 +305,5 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(foreach.MAKE, foreach.made),
     **dict.fromkeys(("empty", "zeros", "ones", "full"), _filled),
     **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _filled),
-    **layer_rules.RULES,
+    **convolution_and_layer_shapes.RULES,
 }

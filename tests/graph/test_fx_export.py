@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.fx import fx_inputs, fx_outputs, to_fx
+from lazyviz.graph.fx_export import fx_inputs, fx_outputs, to_fx
 from lazyviz.session.lazy_graph import reset
 
 

@@ -20,7 +20,7 @@ from ...torch_internals.process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
 from ..tape import Tape, tape
 from ..tracked_storages import TrackedStorage
-from . import collectives, eager_checks, pipelines, wrapper_subclasses
+from . import collective_recording, cross_rank_checks, dtensors, pipelines
 
 RANKS_OF_A_MACHINE = 8
 """The assumed number of GPUs per machine, if the world has more ranks than that."""
@@ -102,8 +102,8 @@ class OneOfMany(Transaction):
         self._set_environment()
         for owner, name, value in process_groups.patches():
             self._patches.set(owner, name, value)
-        eager_checks.install(self._patches)
-        wrapper_subclasses.install(self._patches, self._tape)
+        cross_rank_checks.install(self._patches)
+        dtensors.install(self._patches, self._tape)
         pipelines.install(self._patches, self._tape)
         assert _init is not None
         _init.set(_tolerant)
@@ -168,12 +168,12 @@ class OneOfMany(Transaction):
     # --- called by the recorder -------------------------------------------------------
 
     def collective(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return collectives.record(self._tape, op, args, kwargs)
+        return collective_recording.record(self._tape, op, args, kwargs)
 
     def functional(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Callable[..., Any]
     ) -> Any:
-        return collectives.record_functional(self._tape, op, args, kwargs, recorded)
+        return collective_recording.record_functional(self._tape, op, args, kwargs, recorded)
 
     # --- init_process_group -------------------------------------------------------------
 

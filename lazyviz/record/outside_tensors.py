@@ -9,11 +9,11 @@ import torch
 
 from ..torch_internals import private_api, tensor_memory
 from . import constant_folding
-from .interception.external_aliases import UNKNOWN, MemoryHolders, Unexamined
+from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
-from .shapes.inference import ShapeCache
+from .shapes.shape_inference import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable, release
 from .tracked_storages import (

@@ -27,7 +27,7 @@ from ..lazy_tensor import is_pending
 from ..ops_outside_blocks import tensors_in
 from ..sparse import constructors as sparse_constructors
 from ..tape import Tape
-from . import inplace_gradients
+from . import scattered_gradients
 from .subclass_detection import Original, is_plain
 
 _bmm = torch.ops.aten.bmm
@@ -95,7 +95,7 @@ class CompositeKernels:
                     "quantile": functools.partial(self._quantile, "quantile"),
                     _SPLIT: self._tensor_split,
                     **{name: functools.partial(self._run_immediately, name) for name in _ON_RAW_MEMORY},
-                    **inplace_gradients.KERNELS,
+                    **scattered_gradients.KERNELS,
                     **sparse_constructors.kernels(self._tape),
                     **self._more,
                 },

@@ -10,14 +10,14 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import lazyviz
-from lazyviz.record.shapes import known_shapes
+from lazyviz.record.shapes import fast_shape_rules
 
-from .test_known_shapes import wrong as wrong  # a fixture
+from .test_fast_shape_rules import wrong as wrong  # a fixture
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 NAMES = (
-    known_shapes._OF_NUMBERS
-    | known_shapes._OF_FLOATS
+    fast_shape_rules._OF_NUMBERS
+    | fast_shape_rules._OF_FLOATS
     | {"clone"}
     | {"nn.functional.silu", "nn.functional.gelu"}
 )

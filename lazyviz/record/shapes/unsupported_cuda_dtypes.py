@@ -1,8 +1,8 @@
 """Dtypes for which operators have no CUDA kernel: the errors of a GPU that is not on this machine.
 
 Shape rules are of no dtype: the product of two integer matrices has a shape, and CUDA no kernel for it. The
-table is written by ``scripts/gpu_dtypes.py`` from PyTorch's operator database, whose entries PyTorch's own
-tests check on GPUs. Operators that are not in it are taken to have a kernel.
+table is written by ``scripts/write_unsupported_cuda_dtypes.py`` from PyTorch's operator database, whose
+entries PyTorch's own tests check on GPUs. Operators that are not in it are taken to have a kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KERNELS = {"mm": "addmm", "bmm": "baddbmm", "addmv": "addmv_impl", "mv": "addmv
 
 @functools.cache
 def _table() -> Mapping[str, frozenset[torch.dtype]]:
-    text = (Path(__file__).parent / "gpu_dtypes.json").read_text()
+    text = (Path(__file__).parent / "unsupported_cuda_dtypes.json").read_text()
     found: dict[str, list[str]] = json.loads(text)
     return {name: frozenset(getattr(torch, dtype) for dtype in dtypes) for name, dtypes in found.items()}
 

@@ -1,7 +1,7 @@
 """Shape inference with a cache: the result of an op from the metadata of its arguments.
 
 FakeTensor knows every op but takes many times as long as a look-up, because many of its rules are Python
-references.  It is used if :mod:`lazyviz.record.shapes.known_shapes` has no answer.  Programs repeat
+references.  It is used if :mod:`lazyviz.record.shapes.fast_shape_rules` has no answer.  Programs repeat
 themselves, so results are cached, keyed by everything that they depend on.  Ops with results that depend on
 tensor data raise :class:`DataDependent`; only that they do is cached.
 """
@@ -21,14 +21,21 @@ from ...torch_internals import cuda as torch_cuda
 from ...torch_internals import private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
-from . import ctc_loss, cudnn_rnn, gpu_dtypes, kernel_probes, known_shapes, stride_rules
+from . import (
+    ctc_loss,
+    cudnn_rnn_shapes,
+    fast_shape_rules,
+    kernel_probes,
+    stride_rules,
+    unsupported_cuda_dtypes,
+)
+from .interned_metadata import MetadataTable
 from .kernel_probes import DataDependent as DataDependent
-from .metadata_table import MetadataTable
-from .op_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
-from .op_info import OpInfo as OpInfo
-from .output_specs import Inferred as Inferred
-from .output_specs import Output
-from .output_specs import OutputSpec as OutputSpec
+from .operator_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
+from .operator_info import OpInfo as OpInfo
+from .shape_cache_entries import Inferred as Inferred
+from .shape_cache_entries import Output
+from .shape_cache_entries import OutputSpec as OutputSpec
 
 MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule differs from the result of the CPU kernel (oneDNN's workspace): call the kernel.
@@ -138,7 +145,7 @@ class ShapeCache:
     ) -> Inferred | None:
         """Store under ``key`` what is known of a call without inference; for the compiled recorder."""
         with Deferred():
-            known = known_shapes.find(self.metadata, info.op, info, args, kwargs, values)
+            known = fast_shape_rules.find(self.metadata, info.op, info, args, kwargs, values)
         if known is not None:
             self.remember(key, known)
             self.missed(info.op, values)
@@ -184,8 +191,8 @@ class ShapeCache:
         if info.name.startswith(_QUANTIZING):
             raise DataDependent(f"{info.name} creates a quantized tensor")
         if kernel_probes.on_absent_gpu(inputs, kwargs):
-            gpu_dtypes.refuse(op, inputs)
-        known = known_shapes.find(self.metadata, op, info, args, kwargs, inputs)
+            unsupported_cuda_dtypes.refuse(op, inputs)
+        known = fast_shape_rules.find(self.metadata, op, info, args, kwargs, inputs)
         return known if known is not None else self._ask(op, info, args, kwargs, inputs)
 
     @warning_routing.silenced
@@ -195,7 +202,7 @@ class ShapeCache:
         """Ask FakeTensor, and correct its answer."""
         own = ctc_loss.rule(info.name, dict(zip(info.argument_names, args)) | kwargs)
         if own is None and kernel_probes.on_absent_gpu(inputs, kwargs):
-            own = cudnn_rnn.RULES.get(info.name)
+            own = cudnn_rnn_shapes.RULES.get(info.name)
         self.inferring = True
         call: _FakeCall | None = None
         try:
