@@ -21,12 +21,12 @@ import torch
 from ..graph.ir import Failure, failure_of
 from ..plan.remat.candidates import statistics
 from ..process.deferred_signals import Deferred
-from ..process.transaction import Transaction, complete
+from ..process.global_state_transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
 from ..record.rng import state_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
-from ..torch_internals import dispatch_level, op_calls, private_api
+from ..torch_internals import dispatch_level, fastest_op_calls, private_api
 from . import shutdown, write_rollback
 from .kernel_errors import note_failure
 from .measured_memory import ResidentMemory
@@ -308,7 +308,7 @@ def _start(node: TrackedNode, ran: list[Any], begun: list[Any]) -> None:
         args, kwargs = _without_statistics(node, args, kwargs)
     if draws is not None:
         draws.generator.set_state(draws.state)
-    kernel = partial(op_calls.plain(node.op), *args, **kwargs)
+    kernel = partial(fastest_op_calls.plain(node.op), *args, **kwargs)
     del args, kwargs
     if node.writes and not node.is_rematerialized:
         if write_rollback.is_refused(node):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..plan.remat.candidates import statistics
-from ..process.transaction import complete
+from ..process.global_state_transaction import complete
 from ..record.partially_written_memory import OVERWRITES
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals.private_api import OpOverload

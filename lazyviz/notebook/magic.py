@@ -42,8 +42,8 @@ from ..plan.explain import summary
 from ..plan.runtime.gpu_price_comparison import compare_gpus, read_prices
 from ..process.deferred_signals import deferred
 from ..process.gc_pause import paused
+from ..process.global_state_transaction import complete
 from ..process.tracebacks import shortened
-from ..process.transaction import complete
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape

@@ -14,8 +14,14 @@ import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
+from ..torch_internals import (
+    absent_cuda,
+    handler_redispatch,
+    native_module_loader,
+    private_api,
+    storage_internals,
+    tensor_memory,
+)
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, dependency_closure, ops_outside_blocks, sync_points
 from .constant_folding import is_given
@@ -111,7 +117,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=torch_cuda,
+        cuda=absent_cuda,
         wrap=wrap,
         sharing=sharing,
         extent=extent,
@@ -128,7 +134,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_of_python=is_of_python,
         sequence_number=private_api.sequence_number,
         is_calling=backward_nodes.is_calling,
-        is_in_op=dispatch_handlers.is_in_op,
+        is_in_op=handler_redispatch.is_in_op,
         default_generator=torch.default_generator,
         make_wrapper=tensor_memory.make_wrapper,
         strided=torch.strided,
@@ -138,7 +144,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         cpu=device,
         alias=private_api.alias,
         memory_of=private_api.TensorBase.untyped_storage,
-        is_ordinary=storage_owners.is_ordinary,
+        is_ordinary=storage_internals.is_ordinary,
         is_given=is_given,
         add_=torch.ops.aten.add_.Tensor,
         increment_version=torch.autograd.graph.increment_version,
@@ -243,9 +249,9 @@ def use(compiled: bool) -> bool:
     return active
 
 
-_module = native_modules.load("recorder.pyx")
+_module = native_module_loader.load("recorder.pyx")
 # For ATen ops, a shorter path from PyTorch's dispatcher to the compiled recorder.
-_dispatcher: Any = native_modules.load("dispatch.cpp") if _module is not None else None
+_dispatcher: Any = native_module_loader.load("dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)
 if _dispatcher is not None:

@@ -22,9 +22,8 @@ from ..graph.ir import RejectedOp, TensorMeta
 from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, at_once
 from ..process.tracebacks import shorten
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import dynamo, private_api
-from ..torch_internals.dispatch_handlers import (
+from ..torch_internals import absent_cuda, dynamo, private_api
+from ..torch_internals.handler_redispatch import (
     ask_subclasses,
     call_decomposed,
     call_kernel,
@@ -33,7 +32,7 @@ from ..torch_internals.dispatch_handlers import (
     past_torch_function,
 )
 from ..torch_internals.private_api import OpOverload
-from ..torch_internals.storage_owners import WeakStorage
+from ..torch_internals.storage_internals import WeakStorage
 from . import constant_folding, eager_fallback, ops_outside_blocks
 from .dependency_closure import order, order_check
 from .interception import torchscript_errors
@@ -62,7 +61,7 @@ from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = torch_cuda.STAND_INS
+_STAND_INS = absent_cuda.STAND_INS
 _NO_ANSWER = object()
 _MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 

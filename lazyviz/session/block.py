@@ -29,8 +29,8 @@ from ..plan.devices.device_lookup import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder
 from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
+from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten_block
-from ..process.transaction import Transaction
 from ..record.dependency_closure import closure
 from ..record.distributed.planned_rank import world_size
 from ..record.graph_release import release_unreferenced

@@ -17,7 +17,7 @@ from ..plan.batch.split_plan import describe
 from ..plan.result_tables import DisplayedText
 from ..record import native_recorder
 from ..record.tape import tape
-from ..torch_internals import native_modules
+from ..torch_internals import native_module_loader
 from . import evaluation
 from .evaluate_all import failures
 from .recorded_graph import RecordedGraph
@@ -124,7 +124,7 @@ def metrics() -> dict[str, Any]:
     result = evaluation.metrics.summary()
     result["projected peak errors"] = list(evaluation.projection_errors)
     result["compiled recorder"] = native_recorder.active
-    result["compiled modules"] = sorted(native_modules.loaded)
+    result["compiled modules"] = sorted(native_module_loader.loaded)
     result["shape cache hits"] = tape.shapes.hits + native_recorder.shape_cache_hits()
     result["shape cache misses"] = tape.shapes.misses
     result["ops pending"] = len(tape.pending)

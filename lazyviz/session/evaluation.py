@@ -29,7 +29,7 @@ from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
 from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
-from ..process.transaction import complete
+from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Instrumentation
@@ -37,7 +37,7 @@ from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics
 from .recorded_graph import RecordedGraph
@@ -506,7 +506,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, its projection, and their difference."""
-    counters = {index: torch_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: absent_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection

@@ -27,12 +27,12 @@ from ..plan.devices.device_lookup import DeviceLike
 from ..plan.devices.device_lookup import devices as devices
 from ..plan.result_tables import DisplayedText
 from ..process.deferred_signals import deferred
+from ..process.global_state_transaction import Transaction, complete
 from ..process.tracebacks import shortened
-from ..process.transaction import Transaction, complete
 from ..process.unpicklable import Unpicklable
 from ..record import partially_written_memory
 from ..record.dependency_closure import closure
-from ..record.fake_cuda.host_values import give_back
+from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT

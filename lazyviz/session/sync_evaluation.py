@@ -21,13 +21,13 @@ from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
 from ..process.deferred_signals import Deferred
-from ..process.transaction import complete
+from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
 from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph import RecordedGraph
@@ -37,7 +37,7 @@ from .run_history import RunHistory
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if they only need to be run."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or torch_cuda.may_have_cuda() or needs_absent(nodes):
+    if not nodes or errors or absent_cuda.may_have_cuda() or needs_absent(nodes):
         return None
     if RunHistory.with_split_runs:
         return None
@@ -91,8 +91,8 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         node_passes=node_passes,
         evaluation=evaluation,
         RunHistory=RunHistory,
-        is_on_gpu=torch_cuda.cuda_is_present if torch_cuda.BUILT_WITH_CUDA else None,
-        stand_ins=torch_cuda.STAND_INS,
+        is_on_gpu=absent_cuda.cuda_is_present if absent_cuda.BUILT_WITH_CUDA else None,
+        stand_ins=absent_cuda.STAND_INS,
         OtherRanks=OtherRanks,
         needs_absent=needs_absent,
         at_users_line=at_users_line,

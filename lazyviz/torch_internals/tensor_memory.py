@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import native_modules
+from . import native_module_loader
 from .private_api import make_wrapper_subclass
 
 # If there is no memory yet, reading an address is an error, as for PyTorch's own fake tensors, and not null.
@@ -86,7 +86,7 @@ def overrides_are_called() -> bool:
     return torch._C._is_torch_function_enabled()
 
 
-_native: Any = native_modules.load("allocations.cpp")
+_native: Any = native_module_loader.load("allocations.cpp")
 
 
 def begin_measuring() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...torch_internals.operators import define
+from ...torch_internals.operator_registration import define
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
-from ...torch_internals.operators import define
+from ...torch_internals.operator_registration import define
 from ..backend_protocol import Segment
 from .bernoulli_custom_ops import drawn
 from .dynamic_shapes import Size, Sizes

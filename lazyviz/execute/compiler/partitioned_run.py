@@ -13,7 +13,7 @@ import torch
 
 from ...graph.ir import Storage
 from ...process.deferred_signals import Deferred
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 from ...record.rng import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import DrawSequence, TrackedNode, TrackedValue

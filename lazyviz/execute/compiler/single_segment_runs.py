@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ...graph.ir import Failure, NodeError
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 from ...record.rng import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import PARTIAL_WRITE, DrawSequence, TrackedNode

@@ -17,8 +17,8 @@ import torch
 
 from ...record.rng import state_of
 from ...record.tracked_storages import TrackedValue
-from ...torch_internals import dispatch_level, native_modules, op_calls
-from ...torch_internals.cuda import STAND_INS
+from ...torch_internals import dispatch_level, fastest_op_calls, native_module_loader
+from ...torch_internals.absent_cuda import STAND_INS
 from .instructions import NOWHERE, Code, Give, lines
 from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write
@@ -114,7 +114,7 @@ def use(compiled: bool) -> bool:
     return active
 
 
-if (_module := native_modules.load("interpreter.cpp")) is not None:
-    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *op_calls.LEVEL_KEYS)
+if (_module := native_module_loader.load("interpreter.cpp")) is not None:
+    _module.connect(torch.Tensor, torch.nn.Parameter, STAND_INS, *fastest_op_calls.LEVEL_KEYS)
 _store_result: Any = _module.store_result if _module is not None else None
 active = use(True)

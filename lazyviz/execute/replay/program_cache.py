@@ -24,7 +24,7 @@ from ...plan.liveness.live_set import Category
 from ...plan.peak_projection import Peak
 from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 from ...record.interception.warning_routing import at_users_line, moved_to_users_line
 from ...record.rng import state_of
 from ...record.tape import Tape

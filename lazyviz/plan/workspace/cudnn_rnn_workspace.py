@@ -1,7 +1,7 @@
 """Workspace of cuDNN's recurrent kernels, and how certain it is.
 
 All sizes are estimates, except copies made by PyTorch (``ATen/native/cudnn/RNN.cpp``): see
-:mod:`lazyviz.torch_internals.cudnn_sizes`.
+:mod:`lazyviz.torch_internals.cudnn_rnn_buffer_sizes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from ...torch_internals import cudnn_sizes
+from ...torch_internals import cudnn_rnn_buffer_sizes
 from ..liveness.lifetimes import Lifetime
 from .workspace_size import NOTHING, Need
 
@@ -22,11 +22,11 @@ _FORWARD = torch.ops.aten._cudnn_rnn.default
 _DROPOUT_STATE = torch.ops.aten._cudnn_init_dropout_state.default
 
 
-def _call(node: Node) -> cudnn_sizes.Recurrence:
+def _call(node: Node) -> cudnn_rnn_buffer_sizes.Recurrence:
     names = [argument.name for argument in node.op._schema.arguments]
     arguments: dict[str, Any] = dict(zip(names, node.args)) | node.kwargs
     image: TensorMeta = arguments["input"].meta
-    return cudnn_sizes.of_call(
+    return cudnn_rnn_buffer_sizes.of_call(
         image.shape,
         image.dtype.itemsize,
         *(
@@ -52,7 +52,7 @@ def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
             sized = replace(call, rows=call.rows * planned // nbytes, batch=call.batch * planned // nbytes)
             found.append((span, Need(*sized.reserve)))
         elif node.op is _DROPOUT_STATE:
-            found.append((span, Need(*cudnn_sizes.DROPOUT_STATE)))
+            found.append((span, Need(*cudnn_rnn_buffer_sizes.DROPOUT_STATE)))
     return found
 
 
@@ -106,5 +106,5 @@ def _contiguous_copy(meta: TensorMeta, turned: bool) -> int:
     return 0
 
 
-def _plus(space: cudnn_sizes.Estimate, known: int) -> Need:
+def _plus(space: cudnn_rnn_buffer_sizes.Estimate, known: int) -> Need:
     return Need(*(size + known for size in space))

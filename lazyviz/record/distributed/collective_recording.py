@@ -16,7 +16,7 @@ import torch
 
 from ...graph.collective_info import Group
 from ...process.paths import PACKAGE
-from ...torch_internals import private_api, process_groups
+from ...torch_internals import fake_process_groups, private_api
 from ..dependency_closure import order
 from ..interception.memory_holders import Unexamined
 from ..lazy_tensor import is_pending
@@ -31,7 +31,7 @@ _READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # of c10d; the others wr
 
 def group_of(process_group: Any) -> Group:
     """The form of a process group in nodes."""
-    ranks = process_groups.ranks_of(process_group)
+    ranks = fake_process_groups.ranks_of(process_group)
     name = process_group.group_desc
     if name in ("", "undefined"):
         name = process_group.group_name
@@ -51,7 +51,7 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if is_alike and tape.recording.world is not None:
             tape.recording.world.alike = {_value(tape, tensor).storage for tensor in tensors_in((args[0],))}
     # Sent tensors are kept until the work handle is released, as gloo and NCCL do.
-    work = process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
+    work = fake_process_groups.done(list(tensors_in((args[0],))) if name == "send" else written)
     kinds = [str(ret.type) for ret in op._schema.returns]
     results = [args[0] if "Tensor" in kind else work for kind in kinds]
     return tuple(results) if len(results) > 1 else results[0] if results else None
@@ -102,7 +102,7 @@ def _translated(tape: Tape, item: Any, values: list[TrackedValue]) -> Any:
         return type(item)([_translated(tape, entry, values) for entry in item])
     if isinstance(item, torch.Tensor):
         return tape.recorder.translated(item, values)
-    if (group := process_groups.unboxed(item)) is not None:
+    if (group := fake_process_groups.unboxed(item)) is not None:
         return group_of(group)
     return type(item).__name__ if isinstance(item, torch.ScriptObject) else item
 
@@ -121,7 +121,7 @@ def record_functional(
     if name == "wait_tensor":  # returns its argument: it does not have to wait
         return args[0]
     if name == "_wrap_tensor_autograd":  # its kernel is in Python, and allocates no memory
-        return process_groups.wrapper_classes()[1](*args)
+        return fake_process_groups.wrapper_classes()[1](*args)
     names = [argument.name for argument in schema.arguments]
     if "group_name" not in names:
         return recorded(op, args, kwargs)
@@ -132,14 +132,14 @@ def record_functional(
     node = graph.nodes[-1]
     position = names.index("group_name")
     if node.op is op and position < len(node.args) and type(node.args[position]) is str:
-        group = group_of(process_groups.group_named(node.args[position]))
+        group = group_of(fake_process_groups.group_named(node.args[position]))
         node.args = (*node.args[:position], group, *node.args[position + 1 :])
     OtherRanks.ranks = True
     return result
 
 
 def _by_name(item: Any) -> Any:
-    group = process_groups.unboxed(item)
+    group = fake_process_groups.unboxed(item)
     return item if group is None else group.group_name
 
 

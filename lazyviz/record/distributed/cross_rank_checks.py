@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...torch_internals import process_groups
+from ...torch_internals import fake_process_groups
 from ..interception.attribute_patches import Patches
 
 
 def install(patches: Patches) -> None:
     # DistributedDataParallel: do all ranks have parameters of the same shapes?
     patches.set(dist, "_verify_params_across_processes", lambda *args, **kwargs: None)
-    for owner in (dist, process_groups.c10d()):
+    for owner in (dist, fake_process_groups.c10d()):
         original = owner.broadcast_object_list
 
         @functools.wraps(original)
@@ -34,7 +34,7 @@ def install(patches: Patches) -> None:
             return _original(object_list, src, group, *rest, **named)
 
         patches.set(owner, "broadcast_object_list", broadcast_object_list)
-    fsdp = process_groups.fsdp_parameter()
+    fsdp = fake_process_groups.fsdp_parameter()
     reset = fsdp.reset_sharded_param
 
     @functools.wraps(reset)

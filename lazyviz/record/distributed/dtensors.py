@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import process_groups
+from ...torch_internals import absent_cuda, fake_process_groups
 from ..fake_cuda.wrapper_subclasses import report_planned_device
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
@@ -19,12 +18,12 @@ from ..tape import Tape
 
 def install(patches: Patches, tape: Tape) -> None:
     _patch_parameters(patches)
-    if not torch_cuda.STAND_INS:
+    if not absent_cuda.STAND_INS:
         return
     _install_propagation(patches, tape)
     _install_draws(patches)
 
-    for cls in process_groups.wrapper_classes():
+    for cls in fake_process_groups.wrapper_classes():
         report_planned_device(patches, cls)
 
 
@@ -32,7 +31,7 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
     """DTensor calls PyTorch's shape rules on fake tensors of the planned GPU, which need the same patches as
     ours.
     """
-    cls = process_groups.sharding_propagator()
+    cls = fake_process_groups.sharding_propagator()
     original = cls._propagate_tensor_meta_non_cached
 
     @functools.wraps(original)
@@ -40,7 +39,7 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
         before = tape.shapes.inferring
         tape.shapes.inferring = True
         try:
-            with torch_cuda.cuda_guards():
+            with absent_cuda.cuda_guards():
                 return original(propagator, schema)
         finally:
             tape.shapes.inferring = before
@@ -50,7 +49,7 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
 
 def _install_draws(patches: Patches) -> None:
     """A planned generator has no state that ranks could share, and draws nothing."""
-    dispatcher, tracker = process_groups.random_state()
+    dispatcher, tracker = fake_process_groups.random_state()
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
     asked = tracker.distribute_region_enabled
     patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
@@ -68,4 +67,4 @@ def _patch_parameters(patches: Patches) -> None:
         if is_param and value is not None and value.storage.role is None:
             value.storage.role = "parameter"
 
-    patches.set(process_groups.wrapper_classes()[0], "_is_param", property(get, mark))
+    patches.set(fake_process_groups.wrapper_classes()[0], "_is_param", property(get, mark))

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ...process.transaction import Transaction
-from ...torch_internals import process_groups
-from ...torch_internals.process_groups import GroupTables
+from ...process.global_state_transaction import Transaction
+from ...torch_internals import fake_process_groups
+from ...torch_internals.fake_process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
 from ..tape import Tape, tape
 from ..tracked_storages import TrackedStorage
@@ -47,7 +47,7 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
     size = math.prod(sizes)
     if type(rank) is not int or not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to {size - 1} in a mesh of {size}, got {rank!r}")
-    if not process_groups.is_available():
+    if not fake_process_groups.is_available():
         raise RuntimeError("this PyTorch is built without torch.distributed: mesh= cannot be planned")
     return size
 
@@ -85,11 +85,11 @@ class OneOfMany(Transaction):
         if not distributed.is_initialized():
             return
         size, rank = distributed.get_world_size(), distributed.get_rank()
-        if process_groups.is_fake() and (size, rank) == (self.size, self.rank):
+        if fake_process_groups.is_fake() and (size, rank) == (self.size, self.rank):
             self._users_own = True
             return
         raise RuntimeError(
-            f"torch.distributed is already initialized, with backend {process_groups.backend_name()} "
+            f"torch.distributed is already initialized, with backend {fake_process_groups.backend_name()} "
             f"as rank {rank} of "
             f"{size}: a block for rank {self.rank} of {self.size} needs "
             "torch.distributed.destroy_process_group() before it"
@@ -100,7 +100,7 @@ class OneOfMany(Transaction):
         self.undo_by(self._take_back)
         self._tape.recording.world = self
         self._set_environment()
-        for owner, name, value in process_groups.patches():
+        for owner, name, value in fake_process_groups.patches():
             self._patches.set(owner, name, value)
         cross_rank_checks.install(self._patches)
         dtensors.install(self._patches, self._tape)
@@ -109,14 +109,14 @@ class OneOfMany(Transaction):
         _init.set(_tolerant)
         if not self._users_own:
             kept = _kept.pop(self._key, None)
-            self._before = process_groups.exchange(kept or GroupTables())
+            self._before = fake_process_groups.exchange(kept or GroupTables())
             if kept is None:
                 self._start(self.backend)
 
     def _start(self, backend: str) -> None:
         self.starting = True
         try:
-            process_groups.start(self.rank, self.size, backend)
+            fake_process_groups.start(self.rank, self.size, backend)
         finally:
             self.starting = False
 
@@ -131,7 +131,7 @@ class OneOfMany(Transaction):
 
     def _take_back(self) -> None:
         if self._before is not None:
-            after = process_groups.exchange(self._before)
+            after = fake_process_groups.exchange(self._before)
             self._before = None
             if after.default is not None:
                 _kept[self._key] = after
@@ -192,7 +192,7 @@ class OneOfMany(Transaction):
         if not torch.distributed.is_initialized():  # the program has destroyed them
             self._start(str(backend or self.backend))
         elif backend is not None:
-            process_groups.name_backend(str(backend))
+            fake_process_groups.name_backend(str(backend))
 
 
 def _answered(world_size: int, rank: int, backend: Any) -> bool:
@@ -223,4 +223,4 @@ def _tolerant(original: FunctionType) -> FunctionType:
     return init_process_group  # type: ignore[return-value]
 
 
-_init = CodePatch(process_groups.INIT_PROCESS_GROUP) if process_groups.is_available() else None
+_init = CodePatch(fake_process_groups.INIT_PROCESS_GROUP) if fake_process_groups.is_available() else None

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api, storage_owners, tensor_memory
+from ...torch_internals import absent_cuda, private_api, storage_internals, tensor_memory
 from .. import native_recorder
 from ..dependency_closure import closure
 from ..eager_fallback import note_copies
@@ -119,7 +118,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
     @functools.wraps(get_item)
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(index, slice) or storage_owners.wholes_of(storage._cdata):
+        if isinstance(index, slice) or storage_internals.wholes_of(storage._cdata):
             before_access(tape, storage)
         with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
             result = get_item(storage, index)
@@ -137,7 +136,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
         return write_record(writer, name, content, *args, **kwargs)
 
     patches.set(tensor_memory.FILE_WRITER, "write_record", write)
-    utils, rebuild = torch_cuda.REBUILD_TENSOR
+    utils, rebuild = absent_cuda.REBUILD_TENSOR
     patches.set(utils, rebuild, _loaded_immediately(tape, getattr(utils, rebuild)))
     for owner, name in tensor_memory.SCRIPT_WRITERS:
         patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=True))

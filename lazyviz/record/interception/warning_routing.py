@@ -17,9 +17,9 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from ...process.transaction import Transaction, no_warnings
+from ...process.global_state_transaction import Transaction, no_warnings
 from ...torch_internals import tensor_memory
-from ...torch_internals.dispatch_handlers import past_torch_function
+from ...torch_internals.handler_redispatch import past_torch_function
 from ..provenance.source_lines import AT_USERS_LINE, SourceFinder
 
 Parameters = ParamSpec("Parameters")

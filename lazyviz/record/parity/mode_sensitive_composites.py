@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...process.transaction import take_back
+from ...process.global_state_transaction import take_back
 from ...torch_internals import composite_ops, private_api
 from .. import eager_fallback, native_recorder
 from ..interception.storage_access import RAW_ACCESS

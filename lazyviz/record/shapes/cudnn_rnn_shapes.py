@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import cudnn_sizes
+from ...torch_internals import cudnn_rnn_buffer_sizes
 
 
-def _call(arguments: dict[str, Any]) -> cudnn_sizes.Recurrence:
-    return cudnn_sizes.of_call(
+def _call(arguments: dict[str, Any]) -> cudnn_rnn_buffer_sizes.Recurrence:
+    return cudnn_rnn_buffer_sizes.of_call(
         arguments["input"].shape,
         arguments["input"].element_size(),
         *(
@@ -28,8 +28,8 @@ def _call(arguments: dict[str, Any]) -> cudnn_sizes.Recurrence:
     )  # fmt: skip
 
 
-def _parameters(arguments: dict[str, Any], outside: int, biases: bool) -> cudnn_sizes.Parameters:
-    return cudnn_sizes.parameters(
+def _parameters(arguments: dict[str, Any], outside: int, biases: bool) -> cudnn_rnn_buffer_sizes.Parameters:
+    return cudnn_rnn_buffer_sizes.parameters(
         arguments["mode"],
         outside,
         arguments["hidden_size"],
@@ -127,7 +127,9 @@ def _flatten(arguments: dict[str, Any]) -> torch.Tensor:
 
 
 def _dropout_state(arguments: dict[str, Any]) -> torch.Tensor:
-    return torch.empty(cudnn_sizes.DROPOUT_STATE.nbytes, dtype=torch.uint8, device=arguments["device"])
+    return torch.empty(
+        cudnn_rnn_buffer_sizes.DROPOUT_STATE.nbytes, dtype=torch.uint8, device=arguments["device"]
+    )
 
 
 RULES: dict[str, Callable[[dict[str, Any]], Any]] = {

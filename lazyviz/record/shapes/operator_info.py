@@ -8,8 +8,8 @@ import torch
 
 from ...graph.collective_info import NAMESPACES
 from ...graph.ir import works_by_element
-from ...torch_internals import operators, private_api, sparse_tensors
-from ...torch_internals.dispatch_handlers import makes_views_by_decomposition
+from ...torch_internals import operator_registration, private_api, sparse_tensors
+from ...torch_internals.handler_redispatch import makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
 from . import kernel_argument_checks
 
@@ -170,7 +170,9 @@ class OpInfo:
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
         self.of_views = makes_views_by_decomposition(op)  # its result is a view that PyTorch does not track
-        self.of_parts = op.namespace != operators.NAMESPACE and private_api.leaves_autograd_to_its_parts(op)
+        self.of_parts = (
+            op.namespace != operator_registration.NAMESPACE and private_api.leaves_autograd_to_its_parts(op)
+        )
         self.checks_content = self.name in _CHECKED_CONTENT
         self.calls_autocast = self.name in _CALLING_AUTOCAST
         self.communicates = op.namespace in _COMMUNICATION

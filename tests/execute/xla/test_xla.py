@@ -16,7 +16,7 @@ from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import functionalization
 
 jax = pytest.importorskip("jax", reason="the extra xla is not installed")
-if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_table.py
+if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_lowerings.py
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
 from lazyviz.execute.xla import backend as xla_backend  # noqa: E402
@@ -231,8 +231,8 @@ def state():
 
 before = state()
 overloads = set(dir(torch.ops.aten.prod))
-from lazyviz.torch_internals import torchax_table
-assert torch.ops.aten.mm in torchax_table.lowerings()
+from lazyviz.torch_internals import torchax_lowerings
+assert torch.ops.aten.mm in torchax_lowerings.lowerings()
 assert torch.backends.mha.get_fastpath_enabled()
 assert state() == before
 assert "dim_Dimname" not in set(dir(torch.ops.aten.prod)) - overloads

@@ -8,13 +8,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
-from lazyviz.torch_internals import native_modules
+from lazyviz.torch_internals import native_module_loader
 
 from ..profiler import allocated_by
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning"),  # the profiler's own business
-    pytest.mark.skipif("allocations" not in native_modules.loaded, reason="it is not compiled"),
+    pytest.mark.skipif("allocations" not in native_module_loader.loaded, reason="it is not compiled"),
 ]
 
 

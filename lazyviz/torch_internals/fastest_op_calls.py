@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..process.transaction import no_warnings
+from ..process.global_state_transaction import no_warnings
 from . import private_api
 from .private_api import OpOverload
 

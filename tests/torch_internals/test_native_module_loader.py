@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.torch_internals import native_modules
+from lazyviz.torch_internals import native_module_loader
 
 NAME = "lazyviz.torch_internals.native.something"
 
@@ -25,22 +25,22 @@ def module(monkeypatch, tmp_path):
     made.SOURCE = hashlib.sha256(b"// a source\n").hexdigest()
     made.TORCH = torch.__version__
     monkeypatch.setitem(sys.modules, NAME, made)
-    monkeypatch.setattr(native_modules, "_FOLDER", tmp_path)
-    monkeypatch.setattr(native_modules, "loaded", [])
-    monkeypatch.setattr(native_modules, "refused", {})
-    monkeypatch.setattr(native_modules, "_warned", set())
+    monkeypatch.setattr(native_module_loader, "_FOLDER", tmp_path)
+    monkeypatch.setattr(native_module_loader, "loaded", [])
+    monkeypatch.setattr(native_module_loader, "refused", {})
+    monkeypatch.setattr(native_module_loader, "_warned", set())
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
     return made
 
 
 def found():
-    return native_modules.load("something.cpp")
+    return native_module_loader.load("something.cpp")
 
 
 def test_a_module_of_its_source_is_used(module, recwarn):
     assert found() is module
     assert not recwarn
-    assert native_modules.loaded == ["something"]
+    assert native_module_loader.loaded == ["something"]
 
 
 def test_one_without_a_word_on_pytorch_serves_every_version(module):
@@ -63,21 +63,21 @@ def test_one_for_another_pytorch_is_not_used(module):
 def test_those_for_another_pytorch_are_not_even_loaded_and_refused_in_one_line(
     module, monkeypatch, tmp_path, recwarn
 ):
-    monkeypatch.setattr(native_modules.importlib, "import_module", lambda name: pytest.fail("loaded"))
+    monkeypatch.setattr(native_module_loader.importlib, "import_module", lambda name: pytest.fail("loaded"))
     for name in ("something", "another"):
         (tmp_path / f"{name}.cpp").write_text('add("TORCH", LAZYVIZ_TORCH);')
         (tmp_path / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"\x002.0.0\x00")
-        assert native_modules.load(f"{name}.cpp") is None
+        assert native_module_loader.load(f"{name}.cpp") is None
     (warning,) = recwarn
     assert "\n" not in str(warning.message) and warning.filename == __file__
-    assert list(native_modules.refused) == ["something", "another"]
+    assert list(native_module_loader.refused) == ["something", "another"]
 
 
 def test_one_that_cannot_be_loaded_is_not_used(module, monkeypatch):
     def refuse(name):
         raise ImportError("undefined symbol: of another PyTorch")
 
-    monkeypatch.setattr(native_modules.importlib, "import_module", refuse)
+    monkeypatch.setattr(native_module_loader.importlib, "import_module", refuse)
     with pytest.warns(UserWarning, match="cannot be loaded .*undefined symbol"):
         assert found() is None
 
@@ -89,7 +89,7 @@ def test_none_is_used_where_python_alone_is_asked_for(module, monkeypatch):
 
 def test_none_is_no_error(monkeypatch):
     monkeypatch.delenv("LAZYVIZ_PURE_PYTHON", raising=False)
-    assert native_modules.load("not_there.cpp") is None
+    assert native_module_loader.load("not_there.cpp") is None
 
 
 @pytest.mark.skipif("LAZYVIZ_PURE_PYTHON" in os.environ, reason="Python alone is asked for")
@@ -118,7 +118,7 @@ def test_the_warning_names_the_command_that_rebuilds_it(module, checkout, comman
     if checkout:
         (tmp_path / "scripts").mkdir()
         (tmp_path / "scripts" / "build_native.py").touch()
-    monkeypatch.setattr(native_modules, "_ROOT", tmp_path)
+    monkeypatch.setattr(native_module_loader, "_ROOT", tmp_path)
     module.TORCH = "2.0.0"
     with pytest.warns(UserWarning, match=command):
         assert found() is None

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from ...process.transaction import take_back
-from ...torch_internals import composite_ops
-from ...torch_internals import cuda as torch_cuda
+from ...process.global_state_transaction import take_back
+from ...torch_internals import absent_cuda, composite_ops
 from ..lazy_tensor import is_pending
 from . import older_releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 from .sdpa_backend_selection import MATH, Call, choose, fused
 
 _aten = torch.ops.aten
@@ -52,9 +51,9 @@ class CudaKernels:
             ),
             **fake_cuda_rnn.kernels(self._gpus),
         }
-        self.of = {torch_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
-        torch_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
-        torch_cuda.run_as_one(["_fused_rms_norm"], self._undo)
+        self.of = {absent_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
+        absent_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
+        absent_cuda.run_as_one(["_fused_rms_norm"], self._undo)
 
     def remove(self) -> None:
         take_back(self._undo)

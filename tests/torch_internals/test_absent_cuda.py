@@ -1,4 +1,4 @@
-"""Each private torch API that stands in for CUDA does what ``lazyviz/torch_internals/cuda.py`` says it
+"""Each private torch API that stands in for CUDA does what ``lazyviz/torch_internals/absent_cuda.py`` says it
 does.
 """
 
@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lazyviz.process.transaction import take_back
-from lazyviz.torch_internals import cuda as torch_cuda
-from lazyviz.torch_internals import private_api
+from lazyviz.process.global_state_transaction import take_back
+from lazyviz.torch_internals import absent_cuda, private_api
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 
@@ -32,12 +31,12 @@ def wrapper(device):
 
 
 def test_stand_ins_are_devices_whose_backward_runs_on_the_cpus_thread():
-    torch_cuda.stand_in()
-    below = torch_cuda.STAND_INS[torch.device("cuda", 3)]
+    absent_cuda.stand_in()
+    below = absent_cuda.STAND_INS[torch.device("cuda", 3)]
     assert below.type == "meta"
     assert torch.empty(1, device="meta").device.index is None  # what tells the user's own from ours
-    assert torch_cuda.stands_for(below) == torch.device("cuda", 3)
-    assert torch_cuda.stands_for(torch.device("cpu")) == torch.device("cpu")
+    assert absent_cuda.stands_for(below) == torch.device("cuda", 3)
+    assert absent_cuda.stands_for(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_a_marked_tensor_reaches_the_kernels_of_autocast():
@@ -48,15 +47,15 @@ def test_a_marked_tensor_reaches_the_kernels_of_autocast():
         return torch.empty(2)
 
     undo = []
-    torch_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
+    absent_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
     try:
         with _autocast():
             torch.ops.aten.mm.default(tensor, tensor)
             assert not reached
-            torch_cuda.mark(tensor)
+            absent_cuda.mark(tensor)
             torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
-            with torch_cuda.without_autocast():
+            with absent_cuda.without_autocast():
                 torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
     finally:
@@ -78,7 +77,7 @@ def test_a_parameter_takes_a_planned_tensors_place():
     stand_in = wrapper("meta:100")
     with pytest.raises(RuntimeError, match="incompatible tensor type"):
         private_api._set_data(parameter, stand_in)
-    with torch_cuda.as_on_cpu(parameter, stand_in):
+    with absent_cuda.as_on_cpu(parameter, stand_in):
         private_api._set_data(parameter, stand_in)
     assert torch._C._dispatch_keys(parameter).has(torch._C.DispatchKey.Meta)
     for tensor in (parameter, stand_in):
@@ -90,7 +89,7 @@ def test_c_plus_plus_asks_for_initialization_again(monkeypatch):
     with pytest.raises(NotImplementedError):
         torch.zeros(1, device="cuda")
     monkeypatch.undo()
-    torch_cuda.require_init()
+    absent_cuda.require_init()
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.zeros(1, device="cuda")
 
@@ -100,7 +99,7 @@ def test_shape_rules_may_guard_a_cuda_device():
         tensor = torch.empty(2, device="cuda:0")
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
-        with torch_cuda.cuda_guards():
+        with absent_cuda.cuda_guards():
             assert tensor.copy_(tensor).device == torch.device("cuda", 0)
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
@@ -124,7 +123,7 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 
     assert "aten._fused_rms_norm.default" not in ops()
     undo = []
-    torch_cuda.run_as_one(["_fused_rms_norm"], undo)
+    absent_cuda.run_as_one(["_fused_rms_norm"], undo)
     try:
         assert ops()[0] == "aten._fused_rms_norm.default"
     finally:
@@ -135,17 +134,17 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 def test_the_order_of_attention_kernels_is_the_one_that_is_compared_with():
     from lazyviz.record.fake_cuda.sdpa_backend_selection import _DEFAULT_ORDER
 
-    assert tuple(torch_cuda.attention_order())[:4] == _DEFAULT_ORDER
+    assert tuple(absent_cuda.attention_order())[:4] == _DEFAULT_ORDER
 
 
 @pytest.mark.parametrize(
     "place",
     [
-        torch_cuda.GROUP_TENSORS,
-        torch_cuda.COMPATIBLE_TENSORS,
-        torch_cuda.PARSE_TO,
-        torch_cuda.TRUNC_NORMAL,
-        torch_cuda.CHECK_BALANCE,
+        absent_cuda.GROUP_TENSORS,
+        absent_cuda.COMPATIBLE_TENSORS,
+        absent_cuda.PARSE_TO,
+        absent_cuda.TRUNC_NORMAL,
+        absent_cuda.CHECK_BALANCE,
     ],
     ids=lambda place: place[1],
 )
@@ -155,18 +154,18 @@ def test_what_is_replaced_is_there(place):
 
 
 def test_optimizers_ask_in_their_own_module_which_form_to_take():
-    owners = {owner.__name__ for owner, _ in torch_cuda.foreach_choices()}
+    owners = {owner.__name__ for owner, _ in absent_cuda.foreach_choices()}
     assert {"torch.optim.adam", "torch.optim.sgd", "torch.optim.rmsprop"} <= owners
-    module, name = torch_cuda.FOREACH_ADAM
+    module, name = absent_cuda.FOREACH_ADAM
     assert callable(getattr(module, name))
 
 
 def test_adam_adds_epsilon_to_lists_in_place():
     ones = [torch.ones(2), torch.ones(3)]
-    added = torch_cuda.foreach_add(ones, 1.5)
-    getattr(torch, torch_cuda.FOREACH_ADD_IN_PLACE)(ones, 1.5)
+    added = absent_cuda.foreach_add(ones, 1.5)
+    getattr(torch, absent_cuda.FOREACH_ADD_IN_PLACE)(ones, 1.5)
     assert [each.tolist() for each in added] == [each.tolist() for each in ones] == [[2.5] * 2, [2.5] * 3]
-    module, name = torch_cuda.FOREACH_ADAM
-    assert f"torch.{torch_cuda.FOREACH_ADD_IN_PLACE}(exp_avg_sq_sqrt, eps)" in inspect.getsource(
+    module, name = absent_cuda.FOREACH_ADAM
+    assert f"torch.{absent_cuda.FOREACH_ADD_IN_PLACE}(exp_avg_sq_sqrt, eps)" in inspect.getsource(
         getattr(module, name)
     )

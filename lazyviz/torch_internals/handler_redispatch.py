@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from ..process.transaction import Transaction
+from ..process.global_state_transaction import Transaction
 from .dispatch_modes import has_mode, remove_mode
 from .private_api import _LAZY_TENSORS, OpOverload
 

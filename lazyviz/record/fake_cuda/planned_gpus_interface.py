@@ -1,4 +1,4 @@
-"""Registry of planned GPUs: their properties, as the patches of ``torch.cuda`` need them."""
+"""Interface of planned GPUs: their properties, as the patches of ``torch.cuda`` need them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-from .gpu import Gpu
+from .planned_gpu import Gpu
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""

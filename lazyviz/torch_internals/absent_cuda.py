@@ -3,7 +3,7 @@
 For C++, a planned tensor must never be a CUDA tensor: without a CUDA runtime, the autograd engine and device
 guards terminate the process.  For C++, it is on a device of type ``meta``, whose backward pass runs on the
 CPU thread, with an index that distinguishes it from the user's own ``meta`` tensors; Python sees ``cuda:N``.
-``tests/torch_internals/test_cuda.py`` checks each entry.
+``tests/torch_internals/test_absent_cuda.py`` checks each entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.optim import adam
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _device, _foreach_utils
 
-from ..process.transaction import no_warnings
+from ..process.global_state_transaction import no_warnings
 from .private_api import KEY_SET_OFFSET, OpOverload
 
 cuda_is_present: Callable[[], bool] = torch.cuda.is_available
