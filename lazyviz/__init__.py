@@ -17,13 +17,13 @@ with _gc_pause.during_import():
     from .execute.progress import Progress
     from .execute.report import Report
     from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
-    from .notebook.extension import load_ipython_extension, unload_ipython_extension
+    from .notebook.load_ext import load_ipython_extension, unload_ipython_extension
     from .plan.devices.device_lookup import Device, DeviceProfile, devices
     from .process.deferred_signals import deferred as _deferred
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run
     from .session.asynchronous.steps import steps
-    from .session.kv_cache import mark_kv_cache
+    from .session.connect_stages import connect
     from .session.lazy_graph import (
         LazyGraph,
         RecomputeError,
@@ -41,8 +41,8 @@ with _gc_pause.during_import():
         to_lazy,
         why,
     )
+    from .session.mark_kv_cache import mark_kv_cache
     from .session.options import options
-    from .session.stage_hooks import connect
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing
@@ -51,14 +51,14 @@ if _typing.TYPE_CHECKING:
     from .plan.plan import Plan
     from .plan.remat.selection import RecomputePlan
     from .session.advice.advise import Advice, advise
-    from .session.calibration import Calibration, calibrate
+    from .session.calibrate import Calibration, calibrate
     from .session.doctor import Diagnosis, doctor
     from .testing.peak_assertion import assert_peak_below
 
 # Recording needs none of these modules; each is imported with its name's first use, since imports take time.
 _MODULES = {
     "Advice": "session.advice.advise",
-    "Calibration": "session.calibration",
+    "Calibration": "session.calibrate",
     "DevicePlan": "plan.device_plan",
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
@@ -66,7 +66,7 @@ _MODULES = {
     "SplitPlan": "plan.batch.split_plan",
     "advise": "session.advice.advise",
     "assert_peak_below": "testing.peak_assertion",
-    "calibrate": "session.calibration",
+    "calibrate": "session.calibrate",
     "doctor": "session.doctor",
 }
 

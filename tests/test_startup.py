@@ -225,7 +225,7 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
             for file in (
                 ("record", "rng.py"),
                 ("record", "eager_fallback.py"),
-                ("session", "stage_hooks.py"),
+                ("session", "connect_stages.py"),
             )
         ]
         import lazyviz

@@ -22,10 +22,10 @@ from ..session.asynchronous.unrecorded_steps import Program, Repetition, observe
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
-from .output import steps_taken
 from .plan_command import FAILED, UsageError, is_silent, loaded
-from .recording import StepCount
-from .script import Script, exit_code, show
+from .plan_output import steps_taken
+from .script_as_main import Script, exit_code, show
+from .script_recording import StepCount
 
 _MOST_SITES = 5
 

@@ -40,10 +40,10 @@ from ..record.tape import tape
 from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
-from .argument_checks import check_texts, check_type
+from .argument_type_checks import check_texts, check_type
 from .block_error import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"

@@ -40,7 +40,7 @@ from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
 from ..torch_internals import absent_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .run_options import RunOptions
 from .strategies.base import Strategy

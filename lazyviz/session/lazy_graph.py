@@ -1,7 +1,7 @@
 """LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
-and runs; :mod:`lazyviz.session.stage_hooks` gives recording the functions that a sync point needs.
+and runs; :mod:`lazyviz.session.connect_stages` gives recording the functions that a sync point needs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode, Unreachable
 from ..torch_internals import op_stream
 from . import evaluation
-from .argument_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
+from .argument_type_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
 from .asynchronous.run_handle import Run as AsyncRun
 from .block import LazyBlock, Options, close_all, open_blocks
-from .diagnostics import metrics as metrics
-from .diagnostics import why as why
 from .display import Pictures
-from .evaluate_all import evaluate_everything, merged
+from .evaluate_all_pending import evaluate_everything, merged
 from .graph_options import GraphOptions
 from .named_batch import BatchLike, NamedBatch
 from .options import options as defaults
@@ -58,6 +56,8 @@ from .run_history import Listener, RunHistory
 from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
 from .sync_evaluation import run_with_options
+from .why_and_status import metrics as metrics
+from .why_and_status import why as why
 
 if TYPE_CHECKING:
     import graphviz

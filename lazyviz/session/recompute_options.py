@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..plan.peak_projection import parts_of
 from ..record.tracked_storages import TrackedNode
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 
 if TYPE_CHECKING:

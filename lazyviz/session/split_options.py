@@ -11,7 +11,7 @@ from ..plan.batch.batch_placement import Shard
 from ..plan.batch.split_plan import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedValue
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 
 if TYPE_CHECKING:
     from ..execute.microbatch.split_run import SplitRun

@@ -30,7 +30,7 @@ from ..record.tracked_storages import TrackedNode
 from ..torch_internals import absent_cuda
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 
 

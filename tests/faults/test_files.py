@@ -189,7 +189,7 @@ def test_a_named_pipe_that_nobody_reads_is_one_error(graph, tmp_path, monkeypatc
 
 
 def test_a_pipe_without_a_path_is_written_to(graph):
-    """As that of `python script.py | less`, or the shell's `>(program)`."""
+    """As that of `python script_as_main.py | less`, or the shell's `>(program)`."""
     if not Path("/dev/fd").exists():
         pytest.skip("there is no /dev/fd")
     source, target = os.pipe()

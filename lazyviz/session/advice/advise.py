@@ -22,7 +22,7 @@ from ...plan.result_tables import Table, Tabular
 from ...plan.runtime.last_training_step import last_step
 from ...plan.units import format_bytes
 from ..lazy_graph import lazy
-from .parallel_strategies import (
+from .training_strategies import (
     AS_WRITTEN,
     Strategy,
     blocks_of,

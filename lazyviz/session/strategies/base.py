@@ -21,7 +21,7 @@ from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
 from ...torch_internals import absent_cuda
-from ..recorded_graph import RecordedGraph
+from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster

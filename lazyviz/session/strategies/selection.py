@@ -13,7 +13,7 @@ from ...execute.value_stats import Summaries
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
 from .. import recompute_options, split_options
-from ..recorded_graph import RecordedGraph
+from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 from . import base
 from .base import Request, Strategy

@@ -116,8 +116,10 @@ def test_sync_points_are_named_with_cause_and_line(write):
     program(write.aten.sin.default, [program.outside()])
     program.sync("item", 9)
     plan = make_plan(program.graph)
-    assert any("item, cell.py:9: print" in word for word in texts(render_svg(program.graph, plan)))
-    assert "sync point: item, cell.py:9 (ran 3 ops in 0.25 s): print(loss.item())" in render_text(
+    assert any(
+        "item, cell_compilation.py:9: print" in word for word in texts(render_svg(program.graph, plan))
+    )
+    assert "sync point: item, cell_compilation.py:9 (ran 3 ops in 0.25 s): print(loss.item())" in render_text(
         program.graph, plan
     )
 
@@ -131,8 +133,8 @@ def test_equal_sync_points_are_one_line(write):
     plan = make_plan(program.graph)
     lines = [line for line in render_text(program.graph, plan).splitlines() if "sync point:" in line]
     assert lines == [
-        "  sync point: item, cell.py:4, x 300 (ran 900 ops in 75 s): print(loss.item())",
-        "  sync point: tolist, cell.py:5 (ran 3 ops in 0.25 s): print(loss.item())",
+        "  sync point: item, cell_compilation.py:4, x 300 (ran 900 ops in 75 s): print(loss.item())",
+        "  sync point: tolist, cell_compilation.py:5 (ran 3 ops in 0.25 s): print(loss.item())",
     ]
     drawn = [word for word in texts(render_svg(program.graph, plan)) if "sync point:" in word]
     assert len(drawn) == 2 and "x 300" in drawn[0]

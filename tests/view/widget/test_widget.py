@@ -228,7 +228,7 @@ def test_a_click_shows_op_line_shapes_producers_and_readers(made):
     assert facts["op"] == "aten.mm.default"
     assert facts["module"] == "Net.h.0"
     assert facts["through"] == "t"
-    assert details["source"] == {"file": "cell.py", "line": 1, "text": "loss = net(x)"}
+    assert details["source"] == {"file": "cell_compilation.py", "line": 1, "text": "loss = net(x)"}
     assert [row["shape"] for row in details["inputs"]] == ["4×8", "8×8"]
     assert details["inputs"][1]["name"] == "h.0.weight"
     assert [reader["label"] for reader in details["outputs"][0]["readers"]] == [

@@ -9,7 +9,7 @@ from IPython.lib.pretty import pretty
 from torch import nn
 
 import lazyviz
-from lazyviz.notebook import list_tables, magic
+from lazyviz.notebook import list_formatters, magic
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_unloading_brings_back_the_formatters_that_were_there(plan):
 def test_nothing_evaluates_when_a_list_is_shown():
     with lazyviz.lazy() as graph:
         kept = torch.ones(3) + 1
-    assert list_tables.table_of([graph.plan(), graph.plan()]) is not None
+    assert list_formatters.table_of([graph.plan(), graph.plan()]) is not None
     assert graph.pending and lazyviz.is_lazy(kept)
 
 
@@ -100,7 +100,7 @@ def test_lists_of_allocations_and_sync_points_are_a_short_line_each(show):
             assert "(" not in repr(item), "not the call of a dataclass"
             assert len(repr(item)) < 110
         assert show(items)["text/plain"] == pretty(items)
-    assert "item, test_list_tables.py:" in repr(graph.sync_points[0])
+    assert "item, test_list_formatters.py:" in repr(graph.sync_points[0])
     weight = next(each for each in graph.plan().alive_at_peak if each.category == "parameters")
     assert "128 B, parameters, net.weight>" in repr(weight)
 

@@ -18,7 +18,7 @@ from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
 from . import evaluation, planned_device
 from .recompute_options import RecomputeError
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .split_options import SplitError
 

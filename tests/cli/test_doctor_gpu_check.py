@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lazyviz.cli import gpu_check
+from lazyviz.cli import doctor_gpu_check
 from lazyviz.record.tape import tape
 
 pytestmark = pytest.mark.slow
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_all_is_well_on_the_cpu_and_the_report_is_a_table():
     out = io.StringIO()
-    assert gpu_check.check("cpu", Console(file=out, width=200))
+    assert doctor_gpu_check.check("cpu", Console(file=out, width=200))
     report = out.getvalue().partition("Paste this into an issue:")[2]
     rows = [line for line in report.splitlines() if line.startswith("| ")]
-    count = len(gpu_check.operators("cpu"))
+    count = len(doctor_gpu_check.operators("cpu"))
     assert f"| operators, bit by bit | yes | {count} of {count} bit-equal to eager PyTorch |" in rows
-    assert sum("peak memory of" in row for row in rows) == len(gpu_check.models())
+    assert sum("peak memory of" in row for row in rows) == len(doctor_gpu_check.models())
     assert not any("**no**" in row for row in rows)
 
 
@@ -49,9 +49,9 @@ def test_other_bits_and_errors_are_found(monkeypatch):
         "missing": is_missing,
         "same": lambda: torch.ones(2) + 1,
     }
-    monkeypatch.setattr(gpu_check, "operators", lambda device: calls)
-    found = gpu_check.Findings()
-    gpu_check._check_operators("cpu", found)
+    monkeypatch.setattr(doctor_gpu_check, "operators", lambda device: calls)
+    found = doctor_gpu_check.Findings()
+    doctor_gpu_check._check_operators("cpu", found)
     assert not found.ok
     assert ("operator other", False, "not bit-equal to eager PyTorch") in found.rows
     assert ("operator failing", False, "ValueError: in an operator") in found.rows
@@ -63,7 +63,7 @@ def test_other_bits_and_errors_are_found(monkeypatch):
 
 
 def test_bits_are_compared_not_values():
-    assert not gpu_check.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert gpu_check.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
-    assert not gpu_check.same_bits([torch.ones(2)], [torch.ones(2), torch.ones(2)])
-    assert not gpu_check.same_bits(torch.ones(2), torch.ones(2, dtype=torch.float64))
+    assert not doctor_gpu_check.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert doctor_gpu_check.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not doctor_gpu_check.same_bits([torch.ones(2)], [torch.ones(2), torch.ones(2)])
+    assert not doctor_gpu_check.same_bits(torch.ones(2), torch.ones(2, dtype=torch.float64))

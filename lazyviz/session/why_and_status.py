@@ -19,8 +19,8 @@ from ..record import native_recorder
 from ..record.tape import tape
 from ..torch_internals import native_module_loader
 from . import evaluation
-from .evaluate_all import failures
-from .recorded_graph import RecordedGraph
+from .evaluate_all_pending import failures
+from .recorded_graph_interface import RecordedGraph
 
 
 def status_of(graph: RecordedGraph, where: str = "") -> str:

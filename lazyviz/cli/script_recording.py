@@ -16,7 +16,7 @@ from ..record.provenance.source_lines import is_user_file
 from ..record.sync_points import AbsentDeviceError
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
-from .script import Script, Stopped, exit_code
+from .script_as_main import Script, Stopped, exit_code
 
 R = TypeVar("R")
 
