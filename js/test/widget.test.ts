@@ -5,8 +5,8 @@ import { cut } from "../src/page/dom";
 import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/anywidget-model";
-import { provideDeferredPart } from "../src/page/deferred-part";
-import * as deferred from "../src/deferred";
+import { provideDeferredPart } from "../src/page/on-demand-loading";
+import * as deferred from "../src/on-demand-bundle";
 import widget from "../src/widget";
 
 provideDeferredPart(deferred); // as in a saved page; what fetches it is tried in a browser

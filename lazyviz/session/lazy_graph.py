@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
-    from ..view.render.figure import Drawing
+    from ..view.render.publication_figure import Drawing
     from ..view.scene.scene import Scene
     from ..view.widget.plan_settings import Plans
 

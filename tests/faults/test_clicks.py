@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 from lazyviz.record import native_recorder
-from lazyviz.view.widget.runner import Running
+from lazyviz.view.widget.graph_runs import Running
 
 from .inject import State, inject, is_plain
 

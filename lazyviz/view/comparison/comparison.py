@@ -16,7 +16,7 @@ from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_change, format_deviation
 from ..scene.scene import Scene, plural
 from .line_matching import names_of_lines
-from .pictures import side_by_side
+from .side_by_side_pictures import side_by_side
 
 MOST_ROWS = 12
 _FITS = {True: "fits", False: "too big", None: "unknown"}

@@ -30,7 +30,7 @@ from ..scene.rejected_op_box import error_json
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .box_bars import Compared, ShownNumbers
-from .figure import PARTS, Drawing, Figure
+from .publication_figure import PARTS, Drawing, Figure
 from .saved_activation_bands import PILL, Band, saved_activation_bands
 from .text import render_text
 

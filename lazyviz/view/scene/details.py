@@ -28,7 +28,7 @@ from .boxes import (
 from .memory_chart import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
-from .value_stats import values_of
+from .value_stats_text import values_of
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160

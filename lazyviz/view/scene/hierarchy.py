@@ -34,7 +34,7 @@ from .dataflow import (
     updates,
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
-from .loop_labels import name_loops
+from .loop_frames import name_loops
 from .module_calls import Calls, merge_calls
 from .rejected_op_box import find_error, makers_of, open_error
 from .repeat_folding import (

@@ -23,7 +23,7 @@ from lazyviz.plan.node_formatting import line_text
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import save as export_save
 from lazyviz.view.export.save import save
-from lazyviz.view.render import rasterize
+from lazyviz.view.render import pdf_and_png
 from lazyviz.view.render.dot import to_dot
 from lazyviz.view.render.svg import WIDTH, render_svg, static_bundle
 from lazyviz.view.render.text import render_text
@@ -221,7 +221,7 @@ def no_cairo(monkeypatch):
 
 def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_path, monkeypatch, no_cairo):
     monkeypatch.setattr(export_save.shutil, "which", lambda _: None)
-    monkeypatch.setattr(rasterize.sys, "platform", "linux")
+    monkeypatch.setattr(pdf_and_png.sys, "platform", "linux")
     with pytest.raises(RuntimeError, match="pip install cairosvg"):
         save(step, plan, tmp_path / "a.pdf")
 
@@ -253,7 +253,7 @@ def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path
     )
     program.chmod(0o755)
     monkeypatch.setattr(
-        rasterize.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
+        pdf_and_png.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
     )
     save(step, plan, tmp_path / "a.pdf")
     width, height = re.search(r'width="(\d+)" height="(\d+)"', render_svg(step, plan)).groups()

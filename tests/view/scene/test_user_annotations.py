@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz.view.export.html_page import interactive_page
 from lazyviz.view.scene.box_numbers import span_text
-from lazyviz.view.widget.requests import Answers
+from lazyviz.view.widget.page_messages import Answers
 
 
 class Net(nn.Module):

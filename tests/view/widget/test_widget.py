@@ -17,8 +17,8 @@ import lazyviz
 from lazyviz.execute.microbatch.split_run import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
-from lazyviz.view.widget import page_state, runner
-from lazyviz.view.widget import requests as widget_requests
+from lazyviz.view.widget import graph_runs, page_state
+from lazyviz.view.widget import page_messages as widget_requests
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget
 
@@ -599,7 +599,7 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(runner, "INTERVAL", 1e-3)
+    monkeypatch.setattr(graph_runs, "INTERVAL", 1e-3)
     report = SplitRun.report
 
     def slowly(*args, **kwargs):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...plan.units import format_bytes
 from ..render.box_bars import Compared
-from ..render.figure import Figure
+from ..render.publication_figure import Figure
 from ..render.svg import render_svg
 from ..scene.boxes import Box
 from ..scene.scene import BARRED, Scene

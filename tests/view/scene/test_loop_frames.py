@@ -12,7 +12,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.scene import Scene
-from lazyviz.view.widget.requests import Answers
+from lazyviz.view.widget.page_messages import Answers
 
 
 def step(net, optimizer, x):

@@ -1,6 +1,6 @@
 """Lookups of the page: code lines, search hits, table rows.
 
-A part of :class:`lazyviz.view.widget.requests.Answers`, which documents the protocol.
+A part of :class:`lazyviz.view.widget.page_messages.Answers`, which documents the protocol.
 """
 
 from __future__ import annotations

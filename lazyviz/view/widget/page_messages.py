@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ...graph.ir import Annotation, Graph
 from ...graph.sync_point_groups import MOST_LISTED, listed, sites
-from ..render.figure import Drawing
+from ..render.publication_figure import Drawing
 from ..scene.batch_text import batch_json
 from ..scene.box_numbers import COUNTED
 from ..scene.boxes import Box, chain
@@ -23,7 +23,7 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.saved_activations import kept_json
 from ..scene.scene import Scene, plural
 from ..scene.time_track import ASKED, track_json
-from .lookups import Lookups
+from .page_lookups import Lookups
 from .plan_settings import Planned, Targets, plans_of
 
 FIRST_BYTES = 40_000  # approximate limit of the JSON of the first picture, without the chart

@@ -1,4 +1,4 @@
-// The widget's deferred part, which the first picture does not need. See page/deferred-part.ts.
+// The widget's deferred part, which the first picture does not need. See page/on-demand-loading.ts.
 
 export { headTitles } from "./drawer/column-titles";
 export { lineWords } from "./drawer/line-summary";
@@ -7,8 +7,8 @@ export { Breadcrumbs } from "./graph/breadcrumbs";
 export { neighbor } from "./graph/arrow-keys";
 export { Hover } from "./graph/hover";
 export { Minimap } from "./graph/minimap";
-export { animate } from "./graph/motion";
-export { relationLines } from "./graph/relations";
+export { animate } from "./graph/layout-animation";
+export { relationLines } from "./graph/relation-lines";
 export { offerHelp, press } from "./page/keyboard-shortcuts";
 export { dragSplitter } from "./page/splitter-moves";
 export { describePoint } from "./memory/describe-point";
@@ -20,4 +20,4 @@ export { blockedList, findingsList } from "./toolbar/warnings-list";
 export { SaveMenu } from "./toolbar/save-menu";
 export { MARGIN, svgText } from "./toolbar/save-svg";
 export { SearchHits } from "./toolbar/search-hits";
-export { syncList } from "./toolbar/sync-list";
+export { syncList } from "./toolbar/sync-points-list";
