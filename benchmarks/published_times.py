@@ -58,7 +58,7 @@ def model_of(row: Row) -> Any:
             vocab_size=words, word_embed_proj_dim=width, max_position_embeddings=2048,
         )  # fmt: skip
     elif row["class"].startswith("ViT"):
-        from models.vision import Vit
+        from models.vision_transformer import Vit
 
         with torch.device("cuda"):
             return Vit(layers, width, heads, length, patch=words, fused=row["class"] != PLAIN_ATTENTION)

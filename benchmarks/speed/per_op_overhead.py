@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyviz
 from lazyviz.record import native_recorder
 
-from . import ltc
+from . import lazy_tensor_core
 from .figures import Figure, Settings
 from .timing import Turn, in_python, interleaved, lazily, medians, ratio, timed
 
@@ -71,13 +71,13 @@ def measure(settings: Settings) -> Iterator[Figure]:
     def peer(name: str, make: Callable[[], Turn]) -> None:
         try:
             turns.append(make())
-        except (ltc.Unavailable, ImportError) as error:
+        except (lazy_tensor_core.Unavailable, ImportError) as error:
             missing[name] = str(error)
 
     def of_ltc() -> Turn:
-        ltc.start(settings.device)
+        lazy_tensor_core.start(settings.device)
         lazy = x.to("lazy")
-        return ltc.lazily(lambda: chain(lazy))
+        return lazy_tensor_core.lazily(lambda: chain(lazy))
 
     peer("LTC record", of_ltc)
     if importlib.util.find_spec("mlx") is None:

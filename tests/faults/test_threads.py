@@ -17,7 +17,7 @@ from lazyviz.record import observable_pending_nodes, sync_points
 from lazyviz.record.tape import tape
 from lazyviz.session.evaluation import ActiveRun
 
-from .inject import is_plain
+from .inject_exceptions import is_plain
 
 ONE_CLEAR_ERROR = ("another thread is recording", "a cell is recording on another thread")
 

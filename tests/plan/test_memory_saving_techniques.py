@@ -12,8 +12,8 @@ import torch
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import techniques
-from models.techniques import LIBRARIES, NOT_DEFERRED, PROGRAMS
+import memory_saving_techniques
+from models.memory_saving_programs import LIBRARIES, NOT_DEFERRED, PROGRAMS
 
 GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 
@@ -26,15 +26,15 @@ def needs(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [needs(name) for name in PROGRAMS if name not in NOT_DEFERRED])
 def test_what_is_planned_for_the_cpu_is_what_it_takes(name):
-    plan = techniques.planned(name, "cpu")
-    assert plan.eager_peak_bytes == pytest.approx(techniques.measured(name), rel=0.002, abs=0)
+    plan = memory_saving_techniques.planned(name, "cpu")
+    assert plan.eager_peak_bytes == pytest.approx(memory_saving_techniques.measured(name), rel=0.002, abs=0)
 
 
 @GPU
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [needs(name) for name in PROGRAMS])
 def test_it_is_planned_for_a_gpu(name):
-    plan = techniques.planned(name, "H100-80GB")
+    plan = memory_saving_techniques.planned(name, "H100-80GB")
     assert plan.verdict_of == "eager" and plan.fits
     assert plan.peak_bytes > 0 and plan.device == "H100-80GB"
 
@@ -43,15 +43,15 @@ def test_it_is_planned_for_a_gpu(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [needs(name) for name in NOT_DEFERRED])
 def test_compiled_optimizers_take_on_a_gpu_what_they_take_eagerly(name):
-    plan = techniques.planned(name, "H100-80GB")
-    assert plan.peak_bytes == pytest.approx(techniques.measured(name), rel=0.002, abs=0)
+    plan = memory_saving_techniques.planned(name, "H100-80GB")
+    assert plan.peak_bytes == pytest.approx(memory_saving_techniques.measured(name), rel=0.002, abs=0)
     assert "planned as run by eager PyTorch" in plan.explain()
 
 
 @GPU
 def test_activations_that_are_offloaded_leave_the_gpu():
     kept, offloaded, halved = (
-        techniques.planned(name, "H100-80GB")
+        memory_saving_techniques.planned(name, "H100-80GB")
         for name in ("plain", "save_on_cpu", "offload by saved_tensors_hooks")
     )
     saved = 2048 * 256 * 4 * 4  # what one of each pair of layers keeps, at least
@@ -64,7 +64,9 @@ def test_activations_that_are_offloaded_leave_the_gpu():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("H100-80GB", marks=GPU)])
 def test_an_optimizer_in_the_backward_pass_keeps_one_gradient_at_a_time(device):
-    kept, freed = (techniques.planned(name, device) for name in ("small batch", "optimizer in backward"))
+    kept, freed = (
+        memory_saving_techniques.planned(name, device) for name in ("small batch", "optimizer in backward")
+    )
     assert freed.eager_peak_bytes < 0.9 * kept.eager_peak_bytes
 
 

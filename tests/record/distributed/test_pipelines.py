@@ -87,7 +87,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import torch, torch._dynamo, transformers.cache_utils
 import lazyviz
-from models.several_gpus import PROGRAMS
+from models.multi_gpu_programs import PROGRAMS
 assert "torch.distributed.pipelining.schedules" not in sys.modules
 with lazyviz.lazy(device="cpu", mesh=(2,)) as graph:
     kept = PROGRAMS["pipeline, GPipe"].run(torch.device("cpu"), 2)

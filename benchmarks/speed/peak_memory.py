@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 import lazyviz
 
 from .figures import WORST, Figure, Settings
-from .programs import Optimizer, Program
+from .measured_programs import Optimizer, Program
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from models.catalog import Case, by_hand, hugging_face

@@ -17,6 +17,7 @@ import pytest
 import lazyviz
 from lazyviz.execute.compiler import single_segment_runs
 
+from .fault_table import KINDS, Row, Table
 from .faulty_kernels import (
     ThreadSwitch,
     another_signal,
@@ -25,8 +26,7 @@ from .faulty_kernels import (
     interrupt,
     out_of_memory,
 )
-from .steps import STEPS, WAYS, Result, Trial, signals_raise
-from .table import KINDS, Row, Table
+from .interrupted_training_steps import STEPS, WAYS, Result, Trial, signals_raise
 
 AFTER, SWITCH, BETWEEN = "error after it wrote", "thread switch", "exception from a thread"
 FAULTS: dict[str, Callable[[], Any]] = {

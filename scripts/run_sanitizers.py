@@ -1,7 +1,7 @@
 """Runs recording and evaluation tests with the C++ and Cython modules under AddressSanitizer and UBSan.
 
-python scripts/sanitize.py                    # builds, then runs TESTS; needs g++ and its sanitizers
-python scripts/sanitize.py tests/record -k views    # the same with other arguments for pytest
+python scripts/run_sanitizers.py                    # builds, then runs TESTS; needs g++ and its sanitizers
+python scripts/run_sanitizers.py tests/record -k views    # the same with other arguments for pytest
 
 All of it happens in a copy of the tree, ``out/sanitized``, so that the modules in use stay as they are.
 Python allocates each object by itself meanwhile, so that the use of one that was freed is seen, too.  Leaks
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import build_native
-from steps import OUT, ROOT, StepFailed, relative, run, say
+from named_steps import OUT, ROOT, StepFailed, relative, run, say
 
 COPY = OUT / "sanitized"
 REPORTS = COPY / "reports"
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
     REPORTS.mkdir()
     script = COPY / "scripts" / Path(build_native.__file__).name
     run("modules with sanitizers", [sys.executable, script, "--sanitize"])
-    command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "run_sanitizers", "-p", "no:cacheprovider"]
     failed = ""
     try:
         run("tests with sanitizers", [*command, *(arguments or TESTS)], env=environ, cwd=COPY)

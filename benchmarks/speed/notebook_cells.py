@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 import lazyviz
 
-from . import programs
+from . import measured_programs
 from .figures import Figure, Settings
-from .reads import OPTIMIZERS, lazily
 from .timing import Turn, interleaved, medians, timed
+from .value_reads import OPTIMIZERS, lazily
 
 STEPS = 50
 
@@ -29,7 +29,7 @@ def data(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(64, 16, device=device), torch.randint(4, (64,), device=device)
 
 
-def steps(device: str, optimizer: programs.Optimizer, read: bool) -> Callable[[], list[float]]:
+def steps(device: str, optimizer: measured_programs.Optimizer, read: bool) -> Callable[[], list[float]]:
     """Training steps with dropout; ``read``: each reads its loss, else all are read at the end."""
 
     def run() -> list[float]:

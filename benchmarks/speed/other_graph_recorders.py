@@ -17,9 +17,9 @@ import torch
 
 import lazyviz
 
-from . import programs
+from . import measured_programs
 from .figures import Figure, Settings, say
-from .programs import Program
+from .measured_programs import Program
 from .timing import interleaved, lazily, medians, timed
 
 # A peer makes the graph of a model and says how many operators it has.
@@ -62,7 +62,7 @@ PEERS: dict[str, tuple[str, Recorder]] = {
 
 def measure(settings: Settings) -> Iterator[Figure]:
     ours: dict[str, float] = {}  # seconds an operator, by model, before TorchLens has put its wrappers
-    models = programs.small()[: settings.pick(None, 2)]
+    models = measured_programs.small()[: settings.pick(None, 2)]
     for peer, (module, recorder) in PEERS.items():
         say(f"     {peer}")
         for program in models:

@@ -1,10 +1,10 @@
 """Techniques that save memory in training: plans compared with CPU allocations of eager PyTorch.
 
-Each program of ``models/techniques.py`` is measured by the profiler's allocator events, planned for the CPU
-(where what it compiles is not known) and planned for a card that is not there.  A card's figure is beside the
-CPU's: its kernels take other scratch memory, and its ``foreach`` optimizers other temporaries.
+Each program of ``models/memory_saving_programs.py`` is measured by the profiler's allocator events, planned
+for the CPU (where what it compiles is not known) and planned for a card that is not there.  A card's figure
+is beside the CPU's: its kernels take other scratch memory, and its ``foreach`` optimizers other temporaries.
 
-    python benchmarks/techniques.py [NAME ...] [--json FILE]
+    python benchmarks/memory_saving_techniques.py [NAME ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models.techniques import NOT_DEFERRED, PROGRAMS, names
-from speed.memory import peak_of
+from models.memory_saving_programs import NOT_DEFERRED, PROGRAMS, names
+from speed.peak_memory import peak_of
 
 RESULTS = Path(__file__).parent / "results" / "techniques.json"
 CARD = "H100-80GB"

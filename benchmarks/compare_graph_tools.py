@@ -1,7 +1,8 @@
 """Compares lazyviz with torchview, TorchLens, torchviz, and Model Explorer on the same training steps.
 
     pip install 'lazyviz[compare]'      # and Graphviz's `dot`, for the first three
-    python benchmarks/compare.py [--models mlp,resnet18,gpt2,lstm] [--out benchmarks/results/compare.json]
+    python benchmarks/compare_graph_tools.py [--models mlp,resnet18,gpt2,lstm] [--out
+    benchmarks/results/compare.json]
 
 For each: seconds until there is a picture (median of three, all in this process), how many
 operations it has, and what a click on one shows.  A tool that is not installed, or fails, is a

@@ -13,14 +13,14 @@ import torch
 
 import lazyviz
 
-from . import memory, programs
+from . import measured_programs, peak_memory
 from .figures import Figure, Settings, say
-from .programs import Program
+from .measured_programs import Program
 from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=programs.LEARNING_RATE)
+    return torch.optim.AdamW(parameters, lr=measured_programs.LEARNING_RATE)
 
 
 def by_hand(program: Program, device: str) -> Program:
@@ -117,18 +117,18 @@ def whole_step(program: Program, settings: Settings, rounds: int) -> Iterator[Fi
     )
     lazyviz.session.lazy_graph.reset()
     if not settings.device.startswith("cuda"):
-        yield memory.figure(program, settings, "inductor", adamw)
+        yield peak_memory.figure(program, settings, "inductor", adamw)
 
 
 def measure(settings: Settings, case: str) -> Iterator[Figure]:
     if case == "gpt2":
         size = settings.pick({"batch": 4}, {"layers": 1, "width": 128, "batch": 2, "length": 32})
-        program = programs.gpt2_of_transformers(**size)
+        program = measured_programs.gpt2_of_transformers(**size)
     else:
         program = (
-            programs.resnet(8, 64)
+            measured_programs.resnet(8, 64)
             if not settings.quick
-            else programs.resnet(2, 16, depths=(1,), widths=(64,))
+            else measured_programs.resnet(2, 16, depths=(1,), widths=(64,))
         )
     rounds = settings.pick(min(settings.rounds, 7), 3)
     parts: tuple[Callable[..., Iterator[Figure]], ...] = (both_ways, whole_step)

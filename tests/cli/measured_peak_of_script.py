@@ -1,6 +1,6 @@
 """Peak of PyTorch's CPU allocator during the first optimizer steps of a script.
 
-    python measure.py STEPS SCRIPT [ARGUMENTS]
+    python measured_peak_of_script.py STEPS SCRIPT [ARGUMENTS]
 
 By PyTorch's profiler, and without lazyviz; the last line printed is the number of bytes.  Steps are those of
 the optimizer that steps first.

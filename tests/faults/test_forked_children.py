@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import lazyviz
 
-from .inject import is_plain
+from .inject_exceptions import is_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -93,7 +93,9 @@ def test_a_forked_process_reads_what_its_function_can_reach(kind, state, monkeyp
     assert queue.get(timeout=60) == [2, 4, 6, 8]
     process.join()
     assert process.exitcode == 0
-    assert lazyviz.is_lazy(other) and graph.report.cause.startswith("a forked process at test_children.py")
+    assert lazyviz.is_lazy(other) and graph.report.cause.startswith(
+        "a forked process at test_forked_children.py"
+    )
     assert other.tolist() == [3, 3, 3]
 
 
@@ -128,7 +130,7 @@ def test_workers_of_a_loader_read_what_they_can_reach(kind):  # PyTorch keeps a 
         pending = rows * 1
     found = [batch.tolist() for batch in loaders(pending)[kind]]
     assert found == expected
-    assert graph.report.cause.startswith("DataLoader workers at test_children.py")
+    assert graph.report.cause.startswith("DataLoader workers at test_forked_children.py")
     assert is_plain()
 
 

@@ -1,6 +1,6 @@
 """Cost and savings of recomputation: training steps under budgets from their full need to the minimum.
 
-    python benchmarks/recompute.py [--rounds N] [--layers N]
+    python benchmarks/recompute_budgets.py [--rounds N] [--layers N]
 
 Each model's step (forward, backward, AdamW) is recorded and evaluated without a budget and under
 budgets between its peak and the lowest one within reach.  Per budget: the projected and the measured

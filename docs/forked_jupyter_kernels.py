@@ -3,8 +3,8 @@
 Each page has a kernel of its own; importing PyTorch, Dynamo and lazyviz anew in each takes several seconds.
 
 :func:`start` starts the server, and has Jupyter use it for the kernel ``python3``.  Jupyter starts a kernel
-as ``python kernels.py ADDRESS -f CONNECTION_FILE``: a client that has the server fork, passes on its own
-output files, and ends with the kernel.
+as ``python forked_jupyter_kernels.py ADDRESS -f CONNECTION_FILE``: a client that has the server fork, passes
+on its own output files, and ends with the kernel.
 """
 
 from __future__ import annotations

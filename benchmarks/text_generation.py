@@ -4,7 +4,7 @@ transformers' ``generate`` is recorded as it is, with the cache that grows and w
 are the seconds of the whole and of a decode step (the median of the differences between two tokens), and
 what the plan says of the cache beside two numbers a layer, head, position and sample: keys and values.
 
-    python benchmarks/generate.py [--tokens 1024] [--caches dynamic,static] [--json FILE]
+    python benchmarks/text_generation.py [--tokens 1024] [--caches dynamic,static] [--json FILE]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .figures import Figure, number, without_the_rest
 
-START = "<!-- speed: this table is made by benchmarks/performance_table.py -->"
+START = "<!-- speed: this table is made by benchmarks/write_performance_table.py -->"
 STOP = "<!-- end of speed -->"
 
 

@@ -1,6 +1,6 @@
 """A process whose children, forked after importing PyTorch and lazyviz, each exit in one way.
 
-    python exits.py COUNT KIND [KIND ...]
+    python exiting_children.py COUNT KIND [KIND ...]
 
 Prints a line of JSON for each child: its kind, number, status (as ``subprocess`` gives it; ``None``: it did
 not end) and what it wrote to stderr.
@@ -269,7 +269,7 @@ def while_another_thread_evaluates():
 @kind()
 def while_a_cluster_works():
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "execute", "microbatch"))
-    from clusters import Here
+    from in_process_cluster import Here
 
     lazyviz.register_backend("here", Here())
     model, batch = nn.Linear(8, 8), torch.randn(64, 8)

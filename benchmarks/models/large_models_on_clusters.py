@@ -1,6 +1,6 @@
 """Training steps of large models on absent GPUs, as run by one rank; no weights are loaded.
 
-python benchmarks/models/planned_clusters.py [llama-70b|mixtral|llama-8b-2d|gpt2-ddp ...]
+python benchmarks/models/large_models_on_clusters.py [llama-70b|mixtral|llama-8b-2d|gpt2-ddp ...]
 """
 
 from __future__ import annotations

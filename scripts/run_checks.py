@@ -4,7 +4,7 @@ Two checks run at a time, the longest first, and compute with one thread each.  
 last, one after another, with PyTorch's own number of threads.  An eighth of the cases of each test runs each
 day, unless all are asked for.
 
-.venv/bin/python scripts/check.py [--only lint|documentation | --daily | --every-case | --all]
+.venv/bin/python scripts/run_checks.py [--only lint|documentation | --daily | --every-case | --all]
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from environment import find_chromium
-from steps import LOGS, ROOT, StepFailed, relative, run, say
+from named_steps import LOGS, ROOT, StepFailed, relative, run, say
+from prepare_venv import find_chromium
 
 AT_A_TIME = 2
 # With more, OpenMP threads of two processes on two cores wait for each other, spinning.
@@ -146,7 +146,9 @@ CHECKS = (
     Check("programs of other libraries", (*TESTS, LIBRARIES), in_turn="", more=EVERY_LIBRARY),
     Check("JavaScript tests", (*NPM, "test"), daily=True),
     *PROCESSORS,
-    Check("recording and evaluating with sanitizers", ("scripts/sanitize.py",), only_all=True, alone=True),
+    Check(
+        "recording and evaluating with sanitizers", ("scripts/run_sanitizers.py",), only_all=True, alone=True
+    ),
     Check(
         "tests that take times",
         (*PYTEST, "-m", "takes_times", *TIMED),

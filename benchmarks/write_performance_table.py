@@ -1,6 +1,6 @@
 """Writes the table of speed and memory from ``benchmarks/results/speed.json`` to docs/performance.md.
 
-    python benchmarks/performance_table.py
+    python benchmarks/write_performance_table.py
 
 A test compares the page with the JSON, so after a run of ``make bench`` this is to be run, too.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from run import RESULT, ROOT, read
-from speed.table import put
+from speed.results_table import put
 
 PAGE = ROOT / "docs" / "performance.md"
 

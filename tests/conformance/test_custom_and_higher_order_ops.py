@@ -8,9 +8,9 @@ from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
 
+from .compared_runs import compare
 from .entries import backward, forward, name_of
-from .exceptions import OTHER
-from .trials import compare
+from .excepted_entries import OTHER
 
 CUSTOM = "custom_op_db, autograd_function_db"
 

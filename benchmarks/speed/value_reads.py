@@ -16,20 +16,22 @@ import torch
 
 import lazyviz
 
-from . import programs
+from . import measured_programs
 from .figures import Figure, Settings, say
 from .timing import Turn, interleaved, medians, now, settle, timed
 
 STEPS = (50, 200, 800)
 READS = (50, 200, 800)
 TRAINER_STEPS = 60
-OPTIMIZERS: dict[str, programs.Optimizer] = {
-    "SGD": programs.sgd,
-    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=programs.LEARNING_RATE),
+OPTIMIZERS: dict[str, measured_programs.Optimizer] = {
+    "SGD": measured_programs.sgd,
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=measured_programs.LEARNING_RATE),
 }
 
 
-def training_loop(optimizer: programs.Optimizer, steps: int, device: str) -> Callable[[], list[float]]:
+def training_loop(
+    optimizer: measured_programs.Optimizer, steps: int, device: str
+) -> Callable[[], list[float]]:
     """That many steps of a tiny network, whose loss is read in each."""
 
     def run() -> list[float]:

@@ -1,6 +1,6 @@
 """Prepares ``.venv`` for a target of the Makefile; quick if it is up to date.
 
-    python3 scripts/environment.py demo|test|test-all|bench
+    python3 scripts/prepare_venv.py demo|test|test-all|bench
 
 Needs Python 3.10 or newer and pip, nothing else: only the standard library is imported.
 A step whose inputs have not changed since it last succeeded is skipped (stamps in ``.venv``).
@@ -24,7 +24,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Pytho
 
 import build_native
 import js_build
-from steps import OUT, ROOT, StepFailed, run, say
+from named_steps import OUT, ROOT, StepFailed, run, say
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
