@@ -74,7 +74,7 @@ PARTS: Mapping[str, Part] = {
 # The modules that say more than the name of their part, which is a key of the results.
 MODULES = {
     "cells": "notebook_cells",
-    "chain": "per_op_overhead",
+    "chain": "recording_overhead_per_op",
     "compiled": "compiled_steps",
     "first": "cold_step_recording",
     "fused": "fused_elementwise_loop",

@@ -50,7 +50,7 @@ from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.asynchronous.steps import Rounds
 from ..session.block import LazyBlock
-from ..session.block_error import note_raised
+from ..session.error_that_ended_block import note_raised
 from ..session.evaluate_all_pending import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes
 from ..session.why_and_status import status_of, status_of_all, unmet_options
 from . import list_formatters

@@ -41,7 +41,7 @@ from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .argument_type_checks import check_texts, check_type
-from .block_error import note_raised
+from .error_that_ended_block import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
 from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option

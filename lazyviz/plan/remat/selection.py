@@ -24,7 +24,7 @@ from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
 from ..liveness.live_set import Category, categorize
 from ..liveness.run_order import RunsInside
-from ..peak_projection import Held, Peak, highest
+from ..run_peak_projection import Held, Peak, highest
 from ..units import format_bytes, format_share
 from ..workspace.workspace_size import Need
 from .candidates import RecomputeSchedule, Trace

@@ -16,7 +16,7 @@ from ...execute.measured_memory import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
 from ...execute.value_stats import Summaries
-from ...plan.peak_projection import project
+from ...plan.run_peak_projection import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode

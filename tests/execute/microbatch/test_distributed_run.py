@@ -18,8 +18,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend_registry
-from lazyviz.execute.microbatch import ray_and_ipyparallel as cluster_module
-from lazyviz.execute.microbatch import tensor_serialization, worker
+from lazyviz.execute.microbatch import ray_and_ipyparallel, tensor_serialization, worker
 from lazyviz.execute.microbatch.distributed_run import IPyParallelBackend, LostWorkerError, RayBackend
 
 from .in_process_cluster import Here
@@ -361,7 +360,7 @@ def test_without_a_batch_it_is_an_error_that_says_how_to_name_one(use):
 
 @pytest.mark.parametrize("name", ["ipyparallel", "ray"])
 def test_without_its_package_a_backend_names_the_extra(name, monkeypatch, shell):
-    monkeypatch.setattr(cluster_module, "find_spec", lambda package: None)
+    monkeypatch.setattr(ray_and_ipyparallel, "find_spec", lambda package: None)
     monkeypatch.delitem(backend_registry._backends, name, raising=False)
     with pytest.raises(ValueError, match=rf"pip install 'lazyviz\[{name}\]'"):
         with lazyviz.lazy(backend=name, batch=torch.ones(2)):
