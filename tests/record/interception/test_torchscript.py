@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import warnings
@@ -131,3 +132,27 @@ def test_a_forbidden_sync_point_in_compiled_code_keeps_its_class():
         with lazyviz.forbid_sync(), pytest.raises(lazyviz.SyncError, match="forbid"):
             factor(pending)
         assert factor(torch.eye(2) * 2).tolist() == [[2, 0], [0, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_a_traced_program_has_for_tensors(dtype):
+    """While TorchScript optimizes it, it compares them by ``equal``, which takes no numbers."""
+
+    def draw(degrees):
+        return torch.distributions.Chi2(degrees).rsample() * 0.5
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        degrees = torch.tensor([0.5, 2.5])
+        results = []
+        for block in (contextlib.nullcontext, lazyviz.lazy):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # also those of the tracer
+                traced = torch.jit.trace(draw, (degrees,), check_trace=False)
+            with block():
+                torch.manual_seed(0)
+                results.append([traced(degrees) for _ in range(3)])
+    finally:
+        torch.set_default_dtype(before)
+    assert all(map(torch.equal, *results))
