@@ -1,4 +1,4 @@
-"""Failed nodes: their state after a kernel error, and the source lines in error messages."""
+"""Kernel errors: the state of failed nodes, and the source lines in error messages."""
 
 from __future__ import annotations
 

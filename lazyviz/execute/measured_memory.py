@@ -1,4 +1,4 @@
-"""Memory tracker: counts the bytes that a run holds, from the real sizes of its tensors."""
+"""Measured memory of a run: the bytes that it holds, counted from the real sizes of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time estimates of ops: from earlier runs, otherwise from the bytes that they read and write.
+"""Remaining time of a run: from times of ops in earlier runs, otherwise from bytes read and written.
 
 Times of ops differ by factors of thousands: the many small ops of an optimizer at the end of a step take
 almost no time, a few matrix products most of it.

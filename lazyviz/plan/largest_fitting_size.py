@@ -1,4 +1,4 @@
-"""Capacity search: finds the largest size that fits, with one plan per trial."""
+"""Largest fitting size: the search for it, with one plan per trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage hooks: connections from recording into later stages, exit handlers, and fork handlers."""
+"""Connects stages: hooks from recording into later stages, exit handlers, and fork handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of the arguments and results of cuDNN's recurrent kernels, from metadata alone.
+"""Buffer sizes of cuDNN's recurrent kernels (weights, reserve, workspace), from metadata alone.
 
 PyTorch calls these kernels in ``aten/src/ATen/native/cudnn/RNN.cpp``, and gets the sizes of buffers from
 cuDNN (``cudnnGetRNNTempSpaceSizes``).  Without cuDNN, the sizes are estimates with a range, derived here from

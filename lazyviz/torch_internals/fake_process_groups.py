@@ -1,4 +1,4 @@
-"""Process groups of ``torch.distributed``, replaced as a whole by those of one rank of N.
+"""Fake process groups of ``torch.distributed``: all are replaced as a whole by those of one rank of N.
 
 Private:
 

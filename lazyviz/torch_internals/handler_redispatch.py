@@ -1,4 +1,4 @@
-"""Calls that the handler of a dispatch mode leaves to others: subclasses and composite ops.
+"""Redispatch of calls that the handler of a dispatch mode leaves to others: subclasses, composite ops.
 
 Private:
 

@@ -1,4 +1,4 @@
-"""Private torch APIs for the ownership of a storage's memory, and other references to it.
+"""Private torch APIs for a storage's internals: who owns its memory, and other references to it.
 
 Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.memory_holders`.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.

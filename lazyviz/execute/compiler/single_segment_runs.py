@@ -1,4 +1,4 @@
-"""Segment cache: runs that are one compiled segment skip partitioning and run its code directly.
+"""Single-segment runs: runs that are one compiled segment skip partitioning and run its code directly.
 
 The first run of a subgraph with a backend partitions it into segments, requests code from the backend, and
 inspects each node (:mod:`lazyviz.execute.compiler.partitioned_run`).  If the result is a single segment, its

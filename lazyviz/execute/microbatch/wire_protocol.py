@@ -1,4 +1,4 @@
-"""Protocol between this process and workers: a versioned header, followed by data without code.
+"""Wire protocol between this process and workers: a versioned header, followed by data without code.
 
 A message is a line of text with the sender's versions, followed by chunks, each preceded by its length in
 eight bytes: JSON (:mod:`lazyviz.execute.microbatch.json_encoding`), and the bytes that it refers to.

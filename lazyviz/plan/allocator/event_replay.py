@@ -1,4 +1,4 @@
-"""Allocator simulation: what a list of allocations and frees would reserve on a GPU.
+"""Event replay in the simulated allocator: what allocations and frees would reserve on a GPU.
 
 Whether a GPU run fits depends on the bytes that PyTorch's caching allocator takes from CUDA, not on the bytes
 of the

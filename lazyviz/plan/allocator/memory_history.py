@@ -1,4 +1,4 @@
-"""Allocator history: what the caching allocator would do during a run, event by event.
+"""Memory history: what the caching allocator would do during a run, event by event.
 
 It records the simulator in :mod:`lazyviz.plan.allocator.caching_allocator`, for exports in the format of
 ``torch.cuda.memory._record_memory_history``.  A plan for the CPU, which has no such allocator, is simulated

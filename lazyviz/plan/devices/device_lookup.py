@@ -1,4 +1,4 @@
-"""Devices: those of this machine, and profiles of absent GPUs.
+"""Device look-up: those of this machine, and profiles of absent GPUs, by name.
 
 A missing driver, a missing GPU, or a failing driver is described as text (:attr:`Devices.cuda_state`) and
 never raises an exception.

@@ -1,4 +1,4 @@
-"""Device profiles: known GPUs, and a way to describe others."""
+"""Known GPUs: their device profiles, and a way to describe others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remedies: each possible change is applied to the recorded program, whose peak is then computed.
+"""Remedy search: each possible change is applied to the recorded program, whose peak is then computed.
 
 A remedy is offered only if the replayed program shows that it saves memory.  Remedies are ordered by their
 kind of cost (none, launches, recomputation, copies, precision), then by what they save.  Splitting the batch

@@ -1,4 +1,4 @@
-"""Costs of every op: FLOPs, bytes read and written, kernel launches; computed without running.
+"""Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
 
 FLOPs are counted as in :mod:`.flop_rules`.  Bytes are those that a kernel must access once: a broadcast
 dimension is one element wide, and a view moves nothing.

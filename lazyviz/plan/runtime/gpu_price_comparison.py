@@ -1,4 +1,4 @@
-"""Comparison of all known GPUs for one graph: whether it fits, time per step, throughput, cost."""
+"""Comparison of all known GPUs for one graph: whether it fits, time per step, throughput, price."""
 
 from __future__ import annotations
 

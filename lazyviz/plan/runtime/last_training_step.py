@@ -1,4 +1,4 @@
-"""Training steps in a graph: where one ends and the next begins."""
+"""The last complete training step in a graph: where one ends and the next begins."""
 
 from __future__ import annotations
 

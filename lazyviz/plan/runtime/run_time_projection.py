@@ -1,4 +1,4 @@
-"""Projected time of a graph on a device: a GPU by its rates, this CPU by its calibration."""
+"""Run time of a graph, projected for a device: a GPU by its rates, this CPU by its calibration."""
 
 from __future__ import annotations
 

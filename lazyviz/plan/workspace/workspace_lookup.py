@@ -1,4 +1,4 @@
-"""Workspace table: scratch memory of a node's kernel, by operator and operands.
+"""Workspace look-up: scratch memory of a node's kernel, by operator and operands.
 
 Storages are not the only allocations: kernels also copy operands to other layouts, convert them, and store
 partial results.  This memory is used only *during* a node.  An entry of the table is exact if the kernel's

@@ -1,4 +1,4 @@
-"""Tracers on an absent GPU.
+"""Tracers that are refused for tensors on an absent GPU.
 
 A tracer runs a program on tensors that it makes of the given ones.  Planned tensors are refused before that,
 in a sentence that says where to trace instead.

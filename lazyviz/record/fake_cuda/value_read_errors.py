@@ -1,4 +1,4 @@
-"""PyTorch errors and results for calls that would read values of an absent GPU.
+"""Errors of reads of values on an absent GPU: PyTorch's own, or results of what can be recorded.
 
 A call that reads memory without the dispatcher may fail because of its arguments, whatever the values are: it
 is tried on zeros and on ones.  If it only combines elements (``torch.tensor([t, t])``), that is recorded.

@@ -1,4 +1,4 @@
-"""KV caches: tensors that a model keeps for earlier tokens, a separate category in plans.
+"""Detection of KV caches: tensors that a model keeps for earlier tokens, a separate category in plans.
 
 For caches of transformers, these are the tensors of their layers.  For others, these are buffers of modules
 of a class named ``KVCache``, and tensors passed to :func:`lazyviz.mark_kv_cache`.

@@ -1,4 +1,4 @@
-"""External aliases, or memory holders: objects besides PyTorch tensors that could observe a deferred write.
+"""Memory holders, or external aliases: objects besides PyTorch tensors that could observe a deferred write.
 
 A NumPy array, a DLPack consumer, another process, or a shared file can read a tensor's memory without
 PyTorch. Memory is *shared* while one of them exists: writes to it run immediately, and reads get a copy.  All

@@ -1,4 +1,4 @@
-"""Late imports: modules that copy parts of PyTorch on import must get them unpatched.
+"""Unpatched imports: modules that copy parts of PyTorch on import must get them unpatched.
 
 Importing Dynamo takes most of a second, so lazyviz imports it only on first use: by an optimizer, a shape
 rule, or a compiler. That can happen inside a block, and Dynamo stores functions of PyTorch in tables, and

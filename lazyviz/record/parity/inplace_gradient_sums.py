@@ -1,4 +1,4 @@
-"""Gradient accumulation: whether the autograd engine would add two gradients in place.
+"""In-place gradient sums: whether the autograd engine would accumulate two gradients in place.
 
 The engine does not do so if either is subclass-like, as every tensor is while a dispatch mode is active.  The
 recorder then records the in-place sum nevertheless.  Nor does the engine store a sparse gradient without a

@@ -1,4 +1,4 @@
-"""In-place gradients: eager PyTorch writes into zeros, and ATen under a dispatch mode into a copy.
+"""Scattered gradients: eager PyTorch writes into zeros, and ATen under a dispatch mode into a copy.
 
 The bits are equal, but the copy takes the same memory again, for example of a whole table of which a few rows
 were used. ATen checks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these

@@ -1,4 +1,6 @@
-"""Shape rules of layers' kernels; see :mod:`lazyviz.record.shapes.elementwise_and_factory_shapes`."""
+"""Shapes of convolutions, products and other layers; see
+:mod:`lazyviz.record.shapes.elementwise_and_factory_shapes`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape rules of common CPU kernels, from metadata alone.
+"""Shapes of elementwise and factory kernels on the CPU, from metadata alone.
 
 PyTorch's own shape rules are mostly Python references, each call of which takes up to ten milliseconds: most
 of the cost of recording a program for the first time.  A rule here covers one kind of operator, for calls

@@ -1,4 +1,4 @@
-"""Known shapes: rules for views and common kernels that avoid PyTorch's Python shape rules.
+"""Fast shape rules: those for views and common kernels that avoid PyTorch's Python shape rules.
 
 ``find`` returns ``None`` if there is any doubt; then FakeTensor is used.
 """

@@ -1,4 +1,4 @@
-"""Metadata table: one object for equal shape, strides, offset, dtype, and device."""
+"""Interned metadata: one object for equal shape, strides, offset, dtype, and device."""
 
 from __future__ import annotations
 

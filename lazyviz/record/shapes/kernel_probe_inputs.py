@@ -1,4 +1,4 @@
-"""Contents of probe tensors, for kernels that check values."""
+"""Inputs of kernel probes: contents of their tensors, for kernels that check values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output specs: the results of an op, as stored in the shape cache."""
+"""Entries of the shape cache: the results of an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: static pictures for papers and slides, without details of a run or machine."""
+"""Publication figures: static pictures for papers and slides, without details of a run or machine."""
 
 from __future__ import annotations
 

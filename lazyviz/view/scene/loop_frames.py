@@ -1,4 +1,4 @@
-"""Loop labels: repeated parts are labeled with the user's loop statement."""
+"""Loop frames: repeated parts of the user's loop are one frame, with its statement as the label."""
 
 from __future__ import annotations
 

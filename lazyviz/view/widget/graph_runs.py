@@ -1,4 +1,4 @@
-"""Runner: runs a graph from its widgets, and follows all its runs.
+"""Runs of a graph: started from its widgets, and followed by all of these.
 
 Evaluate starts one worker thread and returns, so that the kernel still receives Cancel.  The run itself only
 counts; another thread reads the counts ten times per second and updates the widgets.  All widgets of one

@@ -1,4 +1,4 @@
-"""Requests of the page that run nothing, and the responses.
+"""Messages of the page that run nothing, and the answers.
 
 Each request is an action with an id; the rest of a message is ignored. None of them runs the graph; see
 :mod:`lazyviz.view.widget.widget` for that.
