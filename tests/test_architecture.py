@@ -27,7 +27,7 @@ MAY_IMPORT = {
         "torch_internals.storage_internals",
         "torch_internals.generators",
         "torch_internals.composite_ops",
-        "torch_internals.tensor_memory",
+        "torch_internals.dispatcher_bypasses",
         "torch_internals.handler_redispatch",
         "torch_internals.dispatch_level",
         "torch_internals.cudnn_rnn_buffer_sizes",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
-from ..torch_internals import absent_cuda, private_api, tensor_memory
+from ..torch_internals import absent_cuda, dispatcher_bypasses, private_api
 from .lazy_tensor_subclasses import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
@@ -177,7 +177,7 @@ def see_history(tensor: torch.Tensor) -> None:
 class Wrappers:
     """Creates tensors without memory; :mod:`lazyviz.record.native_recorder` has a compiled form."""
 
-    make = staticmethod(tensor_memory.make_wrapper)
+    make = staticmethod(dispatcher_bypasses.make_wrapper)
 
 
 def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
@@ -190,7 +190,7 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
             return memoryless(meta)
     absent = _STAND_INS.get(meta.device)
     if absent is not None:
-        tensor = tensor_memory.make_wrapper(
+        tensor = dispatcher_bypasses.make_wrapper(
             LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
         )
         absent_cuda.mark(tensor)

@@ -16,11 +16,11 @@ from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
 from ..torch_internals import (
     absent_cuda,
+    dispatcher_bypasses,
     handler_redispatch,
     native_module_loader,
     private_api,
     storage_internals,
-    tensor_memory,
 )
 from ..torch_internals.private_api import OpOverload
 from . import backward_nodes, constant_folding, dependency_closure, ops_outside_blocks, sync_points
@@ -136,7 +136,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_calling=backward_nodes.is_calling,
         is_in_op=handler_redispatch.is_in_op,
         default_generator=torch.default_generator,
-        make_wrapper=tensor_memory.make_wrapper,
+        make_wrapper=dispatcher_bypasses.make_wrapper,
         strided=torch.strided,
         dtype=torch.dtype,
         layout=torch.layout,
@@ -212,7 +212,7 @@ def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
     arguments.
     """
     if _dispatcher is not None:
-        _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
+        _dispatcher.watch_calls(dispatcher_bypasses.EXPORTS, dispatcher_bypasses.LEGACY_TYPES, before)
 
 
 def collection_callbacks() -> list[Callable[[str, dict[str, int]], None]]:
@@ -240,7 +240,7 @@ def use(compiled: bool) -> bool:
     for (owner, name), method in zip(METHODS, methods, strict=True):
         setattr(owner, name, method)
     active = compiled and _ways is not None
-    make_wrapper = tensor_memory.make_wrapper
+    make_wrapper = dispatcher_bypasses.make_wrapper
     if _dispatcher is not None:
         _dispatcher.use(active)
         if active:

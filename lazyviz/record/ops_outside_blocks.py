@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import absent_cuda, composite_ops, private_api, tensor_memory
+from ..torch_internals import absent_cuda, composite_ops, dispatcher_bypasses, private_api
 from ..torch_internals.private_api import OpOverload
 from .dependency_closure import closure
 from .fake_cuda.values_known_on_host import on_host, reads_host
@@ -227,7 +227,7 @@ def call_measured(
     may_free = info.resizes or info.set_like or info.mutable_kwargs
     if op.namespace != "aten" or may_free or any(map(parts_of, written_tensors(info, args, kwargs))):
         return call(op, info, args, kwargs), None
-    return tensor_memory.measured(call, (op, info, args, kwargs), {})
+    return dispatcher_bypasses.measured(call, (op, info, args, kwargs), {})
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import private_api, tensor_memory
+from ..torch_internals import dispatcher_bypasses, private_api
 from . import constant_folding
 from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
@@ -93,7 +93,7 @@ class ExternalTensors:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             if tensor.is_cuda:
-                storage.place = tensor_memory.storage_data_ptr(memory)  # it waits for nothing
+                storage.place = dispatcher_bypasses.storage_data_ptr(memory)  # it waits for nothing
             storage.role, storage.name = self._scopes.role_of(tensor)
             holder = self._memory_holders.holder(tensor)
             if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):

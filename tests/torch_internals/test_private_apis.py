@@ -32,13 +32,13 @@ from lazyviz.torch_internals import (
     absent_cuda,
     composite_ops,
     cpu_kernel_selection,
+    dispatcher_bypasses,
     dynamo,
     fastest_op_calls,
     generators,
     handler_redispatch,
     private_api,
     storage_internals,
-    tensor_memory,
 )
 from lazyviz.torch_internals.cpu_kernel_selection import Instructions
 
@@ -59,45 +59,45 @@ def wrapper(shape=(2, 3), dtype=torch.float32):
 
 
 def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
-    tensor = tensor_memory.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
+    tensor = dispatcher_bypasses.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         tensor.data_ptr()
 
 
 measures_allocations = pytest.mark.skipif(
-    tensor_memory.measured(torch.empty, (1,), {})[1] is None, reason="lazyviz's C++ is not compiled"
+    dispatcher_bypasses.measured(torch.empty, (1,), {})[1] is None, reason="lazyviz's C++ is not compiled"
 )
 
 
 def test_a_call_has_its_result_whether_it_is_measured_or_not():
-    assert tensor_memory.measured(max, ([1, 2],), {"key": int.__neg__})[0] == 1
+    assert dispatcher_bypasses.measured(max, ([1, 2],), {"key": int.__neg__})[0] == 1
     with pytest.raises(ZeroDivisionError):
-        tensor_memory.measured(lambda: 1 // 0, (), {})
-    assert tensor_memory.end_measuring() is None
+        dispatcher_bypasses.measured(lambda: 1 // 0, (), {})
+    assert dispatcher_bypasses.end_measuring() is None
 
 
 @measures_allocations
 def test_the_allocator_says_what_a_call_holds_at_most():
     kept = torch.ones(1000)
-    assert tensor_memory.measured(lambda: kept.clone().add(kept).sum(), (), {})[1] == 8000
+    assert dispatcher_bypasses.measured(lambda: kept.clone().add(kept).sum(), (), {})[1] == 8000
 
 
 @measures_allocations
 def test_measuring_does_not_look_like_a_profiler_and_gives_way_to_one():
-    assert tensor_memory.measured(torch.autograd._profiler_enabled, (), {}) == (False, 0)
+    assert dispatcher_bypasses.measured(torch.autograd._profiler_enabled, (), {}) == (False, 0)
     with torch.autograd.profiler.profile(profile_memory=True):
-        assert tensor_memory.measured(torch.ones, (10,), {})[1] is None
+        assert dispatcher_bypasses.measured(torch.ones, (10,), {})[1] is None
         assert torch.autograd._profiler_enabled()
 
 
 @measures_allocations
 def test_a_measurement_that_an_interrupt_has_left_is_replaced():
-    tensor_memory.begin_measuring()
+    dispatcher_bypasses.begin_measuring()
     kept = torch.ones(1000)
-    tensor_memory.begin_measuring()
+    dispatcher_bypasses.begin_measuring()
     small = torch.ones(10)
-    assert tensor_memory.end_measuring() == small.nbytes < kept.nbytes
-    assert tensor_memory.end_measuring() is None
+    assert dispatcher_bypasses.end_measuring() == small.nbytes < kept.nbytes
+    assert dispatcher_bypasses.end_measuring() is None
 
 
 def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
@@ -107,12 +107,12 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def method(tensor):
-            read.append((name, tensor_memory.bypasses_modes()))
+            read.append((name, dispatcher_bypasses.bypasses_modes()))
             return original(tensor)
 
         return method
 
-    for name in tensor_memory.NUMBERS:
+    for name in dispatcher_bypasses.NUMBERS:
         monkeypatch.setattr(torch.Tensor, name, noted(name))
     x, t = torch.arange(12.0).view(4, 3), torch.tensor(2)
     assert float(t) == 2.0
@@ -333,8 +333,8 @@ def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
 
 
 def test_torchscript_writes_and_reads_memory_by_these_functions():
-    writers = {name for owner, name in tensor_memory.SCRIPT_WRITERS}
-    readers = {name for owner, name in tensor_memory.SCRIPT_READERS}
+    writers = {name for owner, name in dispatcher_bypasses.SCRIPT_WRITERS}
+    readers = {name for owner, name in dispatcher_bypasses.SCRIPT_READERS}
     assert {"save", "save_to_buffer", "serialize", "_pickle_save"} <= writers
     assert {"import_ir_module", "import_ir_module_from_buffer", "_pickle_load_obj"} <= readers
     tensor = torch._C._pickle_load_obj(torch._C._pickle_save(torch.ones(2) * 3))

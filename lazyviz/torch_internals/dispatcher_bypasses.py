@@ -1,4 +1,4 @@
-"""Private torch APIs for a tensor's memory: accesses that bypass the dispatcher, and the allocator's events.
+"""Private torch APIs for what bypasses the dispatcher: accesses to memory, overrides, the allocator's events.
 
 Private:
 
