@@ -21,7 +21,7 @@ const options = {
   outdir: out,
   logLevel: "warning",
 };
-const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}widget.ts` } });
+const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}anywidget-entry.ts` } });
 // What both parts call has the same short name in both.
 await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}on-demand-bundle.ts` } });
 // The same with an offline model, for the page that graph.save("x.html") writes.

@@ -7,7 +7,7 @@ import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/ty
 import type { Model } from "../src/model/anywidget-model";
 import { provideDeferredPart } from "../src/page/on-demand-loading";
 import * as deferred from "../src/on-demand-bundle";
-import widget from "../src/widget";
+import widget from "../src/anywidget-entry";
 
 provideDeferredPart(deferred); // as in a saved page; what fetches it is tried in a browser
 

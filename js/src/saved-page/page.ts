@@ -7,7 +7,7 @@ import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/anywidget-model";
 import { provideDeferredPart } from "../page/on-demand-loading";
 import * as deferred from "../on-demand-bundle";
-import widget from "../widget";
+import widget from "../anywidget-entry";
 
 type Callback = (message: FromPython) => void;
 type Answers = Record<string, FromPython[]>;
