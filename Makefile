@@ -15,48 +15,48 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 demo: ## set up, run notebooks/quickstart.ipynb, show its results (OPEN=0: do not open JupyterLab)
-	@$(PYTHON) scripts/environment.py demo
+	@$(PYTHON) scripts/prepare_venv.py demo
 	@$(IN_VENV) scripts/demo.py --open=$(OPEN)
 
 check: ## for daily work, takes minutes: lint, types, unit tests, a sample of the conformance tests
-	@$(PYTHON) scripts/environment.py test
-	@$(IN_VENV) scripts/check.py --daily
+	@$(PYTHON) scripts/prepare_venv.py test
+	@$(IN_VENV) scripts/run_checks.py --daily
 
 test: ## set up, then lint, types, Python, notebook, JavaScript and browser tests (CASES=all: not only today's)
-	@$(PYTHON) scripts/environment.py test
-	@$(IN_VENV) scripts/check.py $(if $(filter all,$(CASES)),--every-case)
+	@$(PYTHON) scripts/prepare_venv.py test
+	@$(IN_VENV) scripts/run_checks.py $(if $(filter all,$(CASES)),--every-case)
 
 test-all: ## the same with every conformance sample and library; writes docs/conformance.md, docs/libraries.md
-	@$(PYTHON) scripts/environment.py test-all
-	@$(IN_VENV) scripts/check.py --all
+	@$(PYTHON) scripts/prepare_venv.py test-all
+	@$(IN_VENV) scripts/run_checks.py --all
 
 lint: ## only the linters and the type checkers
-	@$(PYTHON) scripts/environment.py test
-	@$(IN_VENV) scripts/check.py --only lint
+	@$(PYTHON) scripts/prepare_venv.py test
+	@$(IN_VENV) scripts/run_checks.py --only lint
 
 format: ## apply ruff's automatic fixes
-	@$(PYTHON) scripts/environment.py test
+	@$(PYTHON) scripts/prepare_venv.py test
 	@$(IN_VENV) -m ruff check --fix . && $(IN_VENV) -m ruff format .
 
 bench: ## measure speed and memory, also of other tools (QUICK=1: a short run)
-	@$(PYTHON) scripts/environment.py bench
+	@$(PYTHON) scripts/prepare_venv.py bench
 	@$(IN_VENV) benchmarks/run.py $(if $(QUICK),--quick)
 
 docs: ## build the documentation site in out/docs, executing its cells; a warning is an error
-	@$(PYTHON) scripts/environment.py test
-	@$(IN_VENV) scripts/check.py --only documentation
+	@$(PYTHON) scripts/prepare_venv.py test
+	@$(IN_VENV) scripts/run_checks.py --only documentation
 	@echo "open out/docs/index.html"
 
 docs-links: ## check all external links of the docs; needs the network
-	@$(PYTHON) scripts/environment.py test
+	@$(PYTHON) scripts/prepare_venv.py test
 	@$(IN_VENV) -m sphinx -q -b linkcheck -D nb_execution_mode=off docs out/docs-links
 
 release-check: ## build sdist and wheel, install each into an empty environment, and test it there
-	@$(PYTHON) scripts/environment.py test
+	@$(PYTHON) scripts/prepare_venv.py test
 	@$(IN_VENV) scripts/release_check.py
 
 picture: ## redraw the README's picture with the installed lazyviz
-	@$(PYTHON) scripts/environment.py demo
+	@$(PYTHON) scripts/prepare_venv.py demo
 	@$(IN_VENV) scripts/readme_picture.py
 
 clean: ## remove everything that these commands created, including the virtual environment

@@ -2,8 +2,8 @@
 
 The allocator is C++ that needs a GPU only for ``cudaMalloc`` and its kin.  Here it is the compiled
 library of a CUDA build of PyTorch, on a CUDA runtime of our own that only counts
-(``allocator/cudart.cpp``), fed by ``allocator/player.cpp``.  Played are training steps recorded
-with lazyviz and random events, in many configurations, with memory enough, scarce and too little.
+(``allocator/fake_cudart.cpp``), fed by ``allocator/allocation_player.cpp``.  Played are training steps
+recorded with lazyviz and random events, in many configurations, with memory enough, scarce and too little.
 Written is, for each event, what was allocated and reserved after it.
 
 To run it again, on Linux with g++ and no GPU (the wheel is half a gigabyte)::
@@ -36,7 +36,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 import lazyviz
-from lazyviz.plan.allocator.simulation import AllocatorConfig, CachingAllocator
+from lazyviz.plan.allocator.event_replay import AllocatorConfig, CachingAllocator
 from lazyviz.plan.liveness.lifetimes import events, lifetimes
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +68,7 @@ class Library:
         libraries = torch_directory.resolve() / "lib"
         runtime = work / "libcudart.so.13"
         names = subprocess.check_output(["nm", "-D", libraries / "libc10_cuda.so"], text=True)
-        own = (HERE / "allocator" / "cudart.cpp").read_text()
+        own = (HERE / "allocator" / "fake_cudart.cpp").read_text()
         wanted = {line.split()[-1].partition("@")[0] for line in names.splitlines() if " U cuda" in line}
         rest = "\n".join(f"int {name}() {{ return 0; }}" for name in sorted(wanted) if f" {name}(" not in own)
         (work / "rest.cpp").write_text(f'extern "C" {{\n{rest}\n}}\n')
@@ -76,7 +76,7 @@ class Library:
         compiler: list[str | Path] = ["g++", "-O1", f"-I{cuda_headers}"]
         subprocess.run(
             [
-                *(*compiler, "-std=c++17", "-fPIC", "-shared", HERE / "allocator" / "cudart.cpp"),
+                *(*compiler, "-std=c++17", "-fPIC", "-shared", HERE / "allocator" / "fake_cudart.cpp"),
                 *(work / "rest.cpp", "-Wl,-soname,libcudart.so.13", "-o", runtime),
                 f"-Wl,--version-script={work / 'versions'}",
             ],
@@ -85,7 +85,13 @@ class Library:
         subprocess.run(
             [
                 *(*compiler, "-std=c++20", f"-I{torch_directory / 'include'}", "-w"),
-                *(HERE / "allocator" / "player.cpp", f"-L{libraries}", "-lc10_cuda", "-lc10", runtime),
+                *(
+                    HERE / "allocator" / "allocation_player.cpp",
+                    f"-L{libraries}",
+                    "-lc10_cuda",
+                    "-lc10",
+                    runtime,
+                ),
                 *(f"-Wl,-rpath,{libraries}", f"-Wl,-rpath,{work}", "-o", self.program),
             ],
             check=True,

@@ -70,7 +70,7 @@ def published(row: Row) -> tuple[float, float]:
 
 def device_of(name: str) -> Any:
     import lazyviz
-    from lazyviz.plan.devices.profiles import CONTEXT_BYTES
+    from lazyviz.plan.devices.cuda_context import CONTEXT_BYTES
 
     if name not in CARDS:
         return name
@@ -82,7 +82,7 @@ def device_of(name: str) -> Any:
 
 def simulated(plan: Any, release: tuple[int, int]) -> Any:
     """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
-    from lazyviz.plan.allocator.simulation import simulate
+    from lazyviz.plan.allocator.event_replay import simulate
 
     calls = plan._reservation.calls
     if release < CUBLAS_WORKSPACE:
@@ -92,8 +92,8 @@ def simulated(plan: Any, release: tuple[int, int]) -> Any:
 
 def record(row: Row) -> Result:
     """The figures of one row's plan."""
+    import older_release_effects
     import published_programs
-    import published_releases
     import torch
 
     import lazyviz
@@ -108,7 +108,7 @@ def record(row: Row) -> Result:
         arguments["optimizer"] = row["optimizer"]
     start = time.perf_counter()
     with (
-        published_releases.of(release),
+        older_release_effects.of(release),
         lazyviz.lazy(device=device, assume=published_programs.ASSUMED, torch_version=row["torch"]) as graph,
     ):
         program(int(row["batch"]), **arguments)
@@ -212,7 +212,7 @@ Each figure was measured on a GPU and published by others. For each, the program
 (`benchmarks/published_programs.py`), recorded for that GPU without having it, and planned; nothing ran.
 The projection is for eager PyTorch with the kernels of {torch}. If an older release is known to save or
 allocate other tensors, the program was recorded for that release (`torch_version=`,
-`benchmarks/published_releases.py`). Allocated memory is counted in blocks of the caching allocator, as
+`benchmarks/older_release_effects.py`). Allocated memory is counted in blocks of the caching allocator, as
 PyTorch counts it. The range is that of the plan. A hit is a published value, at its published precision,
 that lies within the range. Details that a source does not state and that were inferred are in the note
 below its table.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from models.published import Gpt, Segmentation, VisionTransformer
+from models.models_of_published_figures import Gpt, Segmentation, VisionTransformer
 from torch import Tensor, nn
 
 STEPS = 2

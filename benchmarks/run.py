@@ -10,9 +10,8 @@ spoils the figures all the same.
 Peers (``pip install 'lazyviz[bench]'``): those that are not installed are figures that say so.
 
 A run writes ``benchmarks/results/speed.json`` and, beside it, the plot ``speed.svg``; the table in
-docs/performance.md is made from the JSON by ``benchmarks/performance_table.py``.  Of a run of some parts
-the JSON's other parts stay.
-``--quick``, and a GPU, write to ``out/`` unless told otherwise.
+docs/performance.md is made from the JSON by ``benchmarks/write_performance_table.py``.  Of a run of some
+parts the JSON's other parts stay. ``--quick``, and a GPU, write to ``out/`` unless told otherwise.
 """
 
 from __future__ import annotations
@@ -74,9 +73,15 @@ PARTS: Mapping[str, Part] = {
 }
 # The modules that say more than the name of their part, which is a key of the results.
 MODULES = {
-    "chain": "per_op_overhead",
+    "cells": "notebook_cells",
+    "chain": "recording_overhead_per_op",
+    "compiled": "compiled_steps",
     "first": "cold_step_recording",
+    "fused": "fused_elementwise_loop",
     "linear": "op_count_scaling",
+    "memory": "peak_memory",
+    "peers": "other_graph_recorders",
+    "reads": "value_reads",
     "startup": "import_time",
     "steps": "warm_step_recording",
     "totals": "warm_step_time",
@@ -85,7 +90,7 @@ MODULES = {
 
 def measure_here(name: str, into: Path, settings: Settings) -> int:
     """Measure a part in this process; a line of JSON in ``into`` for each figure as it is found."""
-    from speed.programs import prepare
+    from speed.measured_programs import prepare
 
     prepare(settings.device, settings.threads or PARTS[name].threads)
     stem, _, case = name.partition("-")
@@ -242,7 +247,7 @@ def main(args: list[str]) -> int:
 def draw(path: Path) -> None:
     """The plot beside the JSON, where matplotlib is installed."""
     try:
-        from speed.plot import save
+        from speed.plot_figures import save
     except ImportError as error:
         say(f"   no plot: {error}")
         return

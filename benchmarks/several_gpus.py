@@ -28,8 +28,8 @@ import torch.multiprocessing as mp
 import lazyviz
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models.several_gpus import PROGRAMS
-from speed.memory import peak_of
+from models.multi_gpu_programs import PROGRAMS
+from speed.peak_memory import peak_of
 
 PATIENCE = 0.03  # seconds
 COLLECTIVES = (

@@ -81,7 +81,8 @@ def call(*words: str, cwd: str, env: Mapping[str, str] | None = None) -> subproc
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",  # any free one
     }
-    path = os.pathsep.join(filter(None, [str(CLI / "bits"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    folders = [str(CLI / "parameter_digest"), str(ROOT), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, folders))
     known = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     needs_rank = any(word.endswith("torchrun_ddp.py") for word in words)
     done = subprocess.run(
@@ -116,7 +117,12 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cwd:
         same = lines(call(*plainly, cwd=cwd)) == lines(call(*lazily, cwd=cwd))
         measured = call(
-            str(CLI / "measure.py"), "2", path, *arguments, cwd=cwd, env={"PYTHONPATH": str(ROOT)}
+            str(CLI / "measured_peak_of_script.py"),
+            "2",
+            path,
+            *arguments,
+            cwd=cwd,
+            env={"PYTHONPATH": str(ROOT)},
         )
         begin = processor_seconds()
         call("-m", "lazyviz", "plan", path, "--json", "plan.json", "--", *arguments, cwd=cwd)

@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
-import kernels  # noqa: E402
-import pictures  # noqa: E402
+import forked_jupyter_kernels  # noqa: E402
+import light_and_dark_pictures  # noqa: E402
 
 project = "lazyviz"
 author = "the lazyviz maintainers"
@@ -54,7 +54,8 @@ if turns := int(os.environ.get("LAZYVIZ_DOCS_TURNS", 0)):
     ]
     nb_execution_excludepatterns = [page for at, page in enumerate(executed) if (at - day) % turns]
     suppress_warnings += ["myst-nb.lexer"]  # the kernel names the language
-# A static site has no kernel: show the pictures of saved notebooks; pages.interactive() embeds the rest.
+# A static site has no kernel: show the pictures of saved notebooks; embedded_graph_page.interactive() embeds
+# the rest.
 nb_mime_priority_overrides = [
     ("html", "text/html", 0),
     ("html", "application/vnd.jupyter.widget-view+json", None),
@@ -66,7 +67,7 @@ os.environ["LAZYVIZ_PROGRESS"] = "0"  # progress bars are widgets, which pages w
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-kernels.start()
+forked_jupyter_kernels.start()
 
 
 # Pages that are files of the repository outside the docs folder.
@@ -110,7 +111,7 @@ def without_constructor(app, what, name, obj, options, signature, returns):
 def draw_dark(app, pagename, templatename, context, doctree):
     """Let the pictures of a page follow its theme."""
     if "body" in context:
-        context["body"] = pictures.with_dark_ones(context["body"])
+        context["body"] = light_and_dark_pictures.with_dark_ones(context["body"])
 
 
 def setup(app):

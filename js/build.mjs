@@ -21,9 +21,9 @@ const options = {
   outdir: out,
   logLevel: "warning",
 };
-const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}widget.ts` } });
+const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}anywidget-entry.ts` } });
 // What both parts call has the same short name in both.
-await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}deferred.ts` } });
+await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}on-demand-bundle.ts` } });
 // The same with an offline model, for the page that graph.save("x.html") writes.
 await esbuild.build({ ...options, entryPoints: { page: `${source}saved-page/page.ts` }, format: "iife" });
 await esbuild.build({

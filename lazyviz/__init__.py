@@ -10,20 +10,20 @@ from .process import gc_pause as _gc_pause  # isort: skip
 
 with _gc_pause.during_import():
     from . import torch_internals as _torch_internals  # noqa: F401  # isort: skip
-    from .execute.backend import Backend
-    from .execute.eager import Interrupted
-    from .execute.microbatch.clusters import NoWorkersError
+    from .execute.backend_protocol import Backend
+    from .execute.backend_registry import register_backend
+    from .execute.eager_backend import Interrupted
+    from .execute.microbatch.ray_and_ipyparallel import NoWorkersError
     from .execute.progress import Progress
-    from .execute.registry import register_backend
     from .execute.report import Report
     from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
-    from .notebook.extension import load_ipython_extension, unload_ipython_extension
-    from .plan.devices.devices import Device, DeviceProfile, devices
+    from .notebook.load_ext import load_ipython_extension, unload_ipython_extension
+    from .plan.devices.device_lookup import Device, DeviceProfile, devices
     from .process.deferred_signals import deferred as _deferred
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run
     from .session.asynchronous.steps import steps
-    from .session.kv_cache import mark_kv_cache
+    from .session.connect_stages import connect
     from .session.lazy_graph import (
         LazyGraph,
         RecomputeError,
@@ -41,32 +41,32 @@ with _gc_pause.during_import():
         to_lazy,
         why,
     )
+    from .session.mark_kv_cache import mark_kv_cache
     from .session.options import options
-    from .session.stage_hooks import connect
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing
-    from .plan.batch.split import SplitPlan
+    from .plan.batch.split_plan import SplitPlan
     from .plan.device_plan import DevicePlan
     from .plan.plan import Plan
     from .plan.remat.selection import RecomputePlan
     from .session.advice.advise import Advice, advise
-    from .session.calibration import Calibration, calibrate
+    from .session.calibrate import Calibration, calibrate
     from .session.doctor import Diagnosis, doctor
     from .testing.peak_assertion import assert_peak_below
 
 # Recording needs none of these modules; each is imported with its name's first use, since imports take time.
 _MODULES = {
     "Advice": "session.advice.advise",
-    "Calibration": "session.calibration",
+    "Calibration": "session.calibrate",
     "DevicePlan": "plan.device_plan",
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
     "RecomputePlan": "plan.remat.selection",
-    "SplitPlan": "plan.batch.split",
+    "SplitPlan": "plan.batch.split_plan",
     "advise": "session.advice.advise",
     "assert_peak_below": "testing.peak_assertion",
-    "calibrate": "session.calibration",
+    "calibrate": "session.calibrate",
     "doctor": "session.doctor",
 }
 

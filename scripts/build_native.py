@@ -2,7 +2,7 @@
 
 python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
 python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors
-python scripts/build_native.py --sanitize    # for scripts/sanitize.py: with AddressSanitizer and UBSan
+python scripts/build_native.py --sanitize    # for scripts/run_sanitizers.py: with AddressSanitizer and UBSan
 
 All the work is in ``lazyviz/torch_internals/native_build.py``, which an installed lazyviz has, too
 (``lazyviz compile``); it is loaded by its path, since importing the package imports PyTorch.

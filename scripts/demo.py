@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from named_steps import OUT, ROOT, relative, say
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
-from steps import OUT, ROOT, relative, say
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 TIMEOUT_S = 600

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from steps import ROOT, relative, say
+from named_steps import ROOT, relative, say
 
 sys.path.insert(0, str(ROOT))
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from named_steps import say
 from nbclient import NotebookClient
-from steps import say
 
 CHECKED = "nbval-check-output"
 KEPT = {CHECKED, "lazyviz-measured"}

@@ -20,7 +20,7 @@ import nbformat
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from steps import ROOT, relative, say
+from named_steps import ROOT, relative, say
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 PICTURE = ROOT / "docs" / "step.svg"

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from environment import TORCH
-from steps import OUT, ROOT, StepFailed, run, say
+from named_steps import OUT, ROOT, StepFailed, run, say
+from prepare_venv import TORCH
 
 FOLDER = OUT / "release"
 # Eager PyTorch and lazyviz from one seed; the plan, the picture, the command and the extension.

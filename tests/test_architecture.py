@@ -13,39 +13,39 @@ import pytest
 import lazyviz
 
 PACKAGE = Path(lazyviz.__file__).parent
-# What modules of a stage may import from the package. `graph.ir`, `graph.modules` and `graph.collectives` are
-# the vocabulary that recording writes in; the rest of `graph` comes after it.
+# What modules of a stage may import from the package. `graph.ir`, `graph.modules` and `graph.collective_info`
+# are the vocabulary that recording writes in; the rest of `graph` comes after it.
 MAY_IMPORT = {
     "process": {"process"},  # signals, transactions, tracebacks: of this process, for all
     "torch_internals": {"process", "torch_internals"},  # private PyTorch APIs, with nothing of lazyviz's
     "record": {
         "process",
         "torch_internals.private_api",
-        "torch_internals.native_modules",
+        "torch_internals.native_module_loader",
         "torch_internals.dynamo",
-        "torch_internals.cuda",
-        "torch_internals.storage_owners",
+        "torch_internals.absent_cuda",
+        "torch_internals.storage_internals",
         "torch_internals.generators",
         "torch_internals.composite_ops",
-        "torch_internals.tensor_memory",
-        "torch_internals.dispatch_handlers",
+        "torch_internals.dispatcher_bypasses",
+        "torch_internals.handler_redispatch",
         "torch_internals.dispatch_level",
-        "torch_internals.cudnn_sizes",
+        "torch_internals.cudnn_rnn_buffer_sizes",
         "torch_internals.nccl",
-        "torch_internals.operators",
+        "torch_internals.operator_registration",
         "torch_internals.sparse_tensors",
         "record",
-        "torch_internals.process_groups",
+        "torch_internals.fake_process_groups",
         "graph.ir",
         "graph.modules",
-        "graph.collectives",
+        "graph.collective_info",
     },
     "graph": {"torch_internals.private_api", "graph"},
     "plan": {
         "process",
         "torch_internals.private_api",
         "torch_internals.cpu_kernel_selection",
-        "torch_internals.cudnn_sizes",
+        "torch_internals.cudnn_rnn_buffer_sizes",
         "graph",
         "plan",
     },
@@ -53,15 +53,15 @@ MAY_IMPORT = {
     "execute": {
         "process",
         "torch_internals.private_api",
-        "torch_internals.native_modules",
-        "torch_internals.op_calls",
+        "torch_internals.native_module_loader",
+        "torch_internals.fastest_op_calls",
         "torch_internals.dynamo",
-        "torch_internals.cuda",
+        "torch_internals.absent_cuda",
         "torch_internals.cuda_graph_capture",
         "torch_internals.functionalization",
-        "torch_internals.operators",
+        "torch_internals.operator_registration",
         "torch_internals.dispatch_level",
-        "torch_internals.torchax_table",
+        "torch_internals.torchax_lowerings",
         "record",
         "graph",
         "plan",
@@ -293,7 +293,7 @@ WIDGET = PACKAGE.parent / "js" / "src"
 SCRIPTS = sorted(WIDGET.rglob("*.ts"))
 # What a folder of the widget may import from the others; those that are not listed put the widget together.
 MAY_IMPORT_IN_THE_PAGE = {
-    "published_times.py: page": {"model", "deferred"},
+    "page": {"model", "on-demand-bundle"},
     "model": {"page"},
     "memory": {"model", "page"},
     "graph": {"model", "page"},

@@ -26,8 +26,8 @@ def module(name):
         sys.path.remove(str(BENCHMARKS))
 
 
-figures, table, timing = module("speed.figures"), module("speed.table"), module("speed.timing")
-programs = module("speed.programs")
+figures, table, timing = module("speed.figures"), module("speed.results_table"), module("speed.timing")
+programs = module("speed.measured_programs")
 
 
 def results(*found):
@@ -145,7 +145,7 @@ def test_an_unknown_part_is_one_clear_line(tmp_path):
 def test_the_table_of_performance_is_what_the_results_give():
     run = module("run")
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert text == table.put(text, run.read(run.RESULT)), "python benchmarks/performance_table.py"
+    assert text == table.put(text, run.read(run.RESULT)), "python benchmarks/write_performance_table.py"
 
 
 def test_every_criterion_of_the_results_is_in_the_table_of_performance():

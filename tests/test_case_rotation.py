@@ -57,7 +57,7 @@ def test_fast_tests_take_turns_where_it_is_asked_for():
 
 def test_all_folders_of_unit_tests_are_repeated_in_python_alone(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    check = importlib.import_module("check")
+    check = importlib.import_module("run_checks")
     [alone] = [each for each in check.CHECKS if each.env == check.PYTHON_ALONE]
     ignored = {word.removeprefix("--ignore=") for word in alone.command if word.startswith("--ignore=")}
     assert "tests" in alone.command and "slow" not in " ".join(alone.command)

@@ -27,8 +27,8 @@ def module(name):
 
 harness, models, releases = (
     module("published_memory"),
-    module("models.published"),
-    module("published_releases"),
+    module("models.models_of_published_figures"),
+    module("older_release_effects"),
 )
 ROWS = harness.rows()
 

@@ -23,11 +23,11 @@ CASES = ("mlp", "gpt2", "resnet")
 ONCE = """
 import gc, json, sys, time
 sys.path.insert(0, sys.argv[4])
-from speed import programs
+from speed import measured_programs
 import lazyviz
 
-programs.prepare(sys.argv[2], int(sys.argv[3]))
-program = getattr(programs, sys.argv[1])()
+measured_programs.prepare(sys.argv[2], int(sys.argv[3]))
+program = getattr(measured_programs, sys.argv[1])()
 step = program.on(sys.argv[2]).training_step()
 gc.collect()
 modules = set(sys.modules)
@@ -47,7 +47,7 @@ class Dispatched(TorchDispatchMode):
         self.ops += op.namespace == "aten"
         return op(*args, **(kwargs or {}))
 
-again = getattr(programs, sys.argv[1])().on(sys.argv[2]).training_step()
+again = getattr(measured_programs, sys.argv[1])().on(sys.argv[2]).training_step()
 with Dispatched() as dispatched:
     again()
 print(json.dumps({

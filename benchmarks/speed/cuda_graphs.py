@@ -13,10 +13,10 @@ import torch
 
 import lazyviz
 
-from . import programs
-from .device import captured, device_seconds
+from . import measured_programs
 from .figures import Figure, Settings, say
-from .programs import Optimizer, Program
+from .gpu_step_time import captured, device_seconds
+from .measured_programs import Optimizer, Program
 from .timing import interleaved, lazily, medians, ratio, timed
 
 BACKEND = "cudagraphs"
@@ -24,14 +24,14 @@ WARM_UPS = 5  # an optimizer's first step is another program; the next warms up,
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=programs.LEARNING_RATE)
+    return torch.optim.AdamW(parameters, lr=measured_programs.LEARNING_RATE)
 
 
 def fused_adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=programs.LEARNING_RATE, fused=True)
+    return torch.optim.AdamW(parameters, lr=measured_programs.LEARNING_RATE, fused=True)
 
 
-OPTIMIZERS = {"SGD": programs.sgd, "AdamW": adamw, "fused AdamW": fused_adamw}
+OPTIMIZERS = {"SGD": measured_programs.sgd, "AdamW": adamw, "fused AdamW": fused_adamw}
 
 
 def compare(program: Program, name: str, optimizer: Optimizer, settings: Settings) -> Iterator[Figure]:
@@ -67,7 +67,7 @@ def compare(program: Program, name: str, optimizer: Optimizer, settings: Setting
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
-    program = programs.transformer()
+    program = measured_programs.transformer()
     if not settings.device.startswith("cuda"):
         yield Figure("CUDA Graph replay / eager", program.name, None, note="needs --device cuda")
         return

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import lazyviz
 from lazyviz.record import native_recorder
 
-from . import ltc, programs
+from . import lazy_tensor_core, measured_programs
 from .figures import Figure, Settings, say
-from .programs import Program
+from .measured_programs import Program
 from .timing import in_python, interleaved, lazily, medians, ratio, timed, warm
 
 TRACINGS = 3  # of make_fx, which takes seconds
@@ -33,7 +33,7 @@ def tracer(program: Program, device: str) -> Callable[[], torch.fx.GraphModule]:
         gradients = torch.autograd.grad(loss, [state[name] for name in names])
         with torch.no_grad():
             for name, gradient in zip(names, gradients):
-                state[name].add_(gradient, alpha=-programs.LEARNING_RATE)
+                state[name].add_(gradient, alpha=-measured_programs.LEARNING_RATE)
         return loss
 
     inputs = tuple(tensor.to(device) for tensor in program.inputs)
@@ -58,8 +58,8 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
     missing = ""
     if with_ltc:
         try:
-            turns.append(ltc.lazily(program.on("lazy").training_step()))
-        except ltc.Unavailable as error:
+            turns.append(lazy_tensor_core.lazily(program.on("lazy").training_step()))
+        except lazy_tensor_core.Unavailable as error:
             missing = str(error)
     times = interleaved(turns, settings.rounds)
     detail = {**medians(times), "ops": ops, "threads": torch.get_num_threads()}
@@ -89,15 +89,15 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
 def measure(settings: Settings) -> Iterator[Figure]:
     missing = ""
     try:
-        ltc.start(settings.device)
-    except ltc.Unavailable as error:
+        lazy_tensor_core.start(settings.device)
+    except lazy_tensor_core.Unavailable as error:
         missing = str(error)
-    for program in programs.small():
+    for program in measured_programs.small():
         say(f"     {program.name}")
         yield from compare(program, settings, not missing)
         if missing:
             yield Figure("warm record / LTC record", program.name, None, "<= 0.8", note=missing)
     if not settings.quick:
-        library = programs.gpt2_of_transformers(width=64)
+        library = measured_programs.gpt2_of_transformers(width=64)
         say(f"     {library.name}")
         yield from compare(library, settings, with_ltc=False)

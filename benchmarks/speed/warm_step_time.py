@@ -9,10 +9,10 @@ import torch
 
 import lazyviz
 
-from . import ltc, programs
-from .device import device_seconds
+from . import lazy_tensor_core, measured_programs
 from .figures import Figure, Settings
-from .programs import Program
+from .gpu_step_time import device_seconds
+from .measured_programs import Program
 from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
 DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
@@ -53,9 +53,9 @@ def compare(
     missing = ""
     if with_ltc:
         try:
-            ltc.start(settings.device)
-            turns.append(ltc.lazily(program.on("lazy").training_step()))
-        except ltc.Unavailable as error:
+            lazy_tensor_core.start(settings.device)
+            turns.append(lazy_tensor_core.lazily(program.on("lazy").training_step()))
+        except lazy_tensor_core.Unavailable as error:
             missing = str(error)
     for _ in range(2):  # the second finds what the first has prepared for it
         for turn in turns:
@@ -87,13 +87,13 @@ def compare(
 def measure(settings: Settings, case: str) -> Iterator[Figure]:
     if case == "small":
         rounds = 2 * settings.rounds + 1
-        program = programs.transformer()
+        program = measured_programs.transformer()
         yield from compare(program, settings, "<= 2.0", with_ltc=True, warm_up=True, rounds=rounds)
         yield from loops(program, settings, settings.rounds)
         return
     # A quick run is of other sizes, and has no criterion.
     size = settings.pick({}, {"layers": 2, "batch": 2, "length": 64})
-    program = programs.gpt2_of_transformers(**size)
+    program = measured_programs.gpt2_of_transformers(**size)
     rounds = settings.pick(min(settings.rounds, 7), 3)
     criterion = settings.pick("<= 1.05", "")
     yield from compare(program, settings, criterion, with_ltc=False, warm_up=False, rounds=rounds)

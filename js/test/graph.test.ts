@@ -4,11 +4,11 @@ import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
 import { keptBands } from "../src/graph/saved-activations";
 import { Camera } from "../src/graph/camera";
-import { provideDeferredPart } from "../src/page/deferred-part";
-import * as deferred from "../src/deferred";
+import { provideDeferredPart } from "../src/page/on-demand-loading";
+import * as deferred from "../src/on-demand-bundle";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/arrow-keys";
-import { relationLines } from "../src/graph/relations";
+import { relationLines } from "../src/graph/relation-lines";
 import { Scene } from "../src/model/scene";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
 

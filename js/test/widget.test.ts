@@ -5,9 +5,9 @@ import { cut } from "../src/page/dom";
 import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/anywidget-model";
-import { provideDeferredPart } from "../src/page/deferred-part";
-import * as deferred from "../src/deferred";
-import widget from "../src/widget";
+import { provideDeferredPart } from "../src/page/on-demand-loading";
+import * as deferred from "../src/on-demand-bundle";
+import widget from "../src/anywidget-entry";
 
 provideDeferredPart(deferred); // as in a saved page; what fetches it is tried in a browser
 
@@ -236,7 +236,7 @@ describe("the widget", () => {
       title: "mean",
       subtitle: "",
       facts: [["op", "aten.mean.default"]],
-      source: { file: "cell.py", line: 4, text: "loss = net(x)" },
+      source: { file: "cell_compilation.py", line: 4, text: "loss = net(x)" },
       inputs: [{ name: "", shape: "4×8", dtype: "float32", bytes: "128 B", from: { label: "h.2: relu", chain: [] } }],
       outputs: [],
       forward: null,
@@ -247,7 +247,7 @@ describe("the widget", () => {
     model.emit("msg:custom", { kind: "details", details });
     const panel = root.querySelector('[data-panel="details"]');
     expect(panel?.textContent).toContain("aten.mean.default");
-    expect(panel?.textContent).toContain("cell.py, line 4");
+    expect(panel?.textContent).toContain("cell_compilation.py, line 4");
     expect(root.querySelector(".lz-lifetime")).not.toBeNull();
     model.emit("msg:custom", { kind: "details", details: { ...details, id: "other", title: "late answer" } });
     expect(panel?.textContent).not.toContain("late answer");
@@ -279,7 +279,7 @@ describe("the widget", () => {
       chain: [],
       name: "h.0: mm",
       bytes: "5 B",
-      source: { file: "cell.py", line: 7, text: "loss.backward()" },
+      source: { file: "cell_compilation.py", line: 7, text: "loss.backward()" },
       categories: [["activations", "5 B"]],
       alive: [
         { bytes: "5 B", category: "activations", label: "<i>h</i>", chain: [], line: "line 3", keeper: "kept by out.logits" },

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..plan.formatting import category_text
+from ..plan.node_formatting import category_text
 from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
-from .output import console, table
 from .plan_command import FINE, UsageError
 from .plan_data import FORMAT, Data, place_of
+from .plan_output import console, table
 
 _MOST_LINES = 10
 _LARGEST = 1 << 63  # more bytes than there can be

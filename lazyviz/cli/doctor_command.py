@@ -15,13 +15,13 @@ import torch
 
 import lazyviz
 
-from ..plan.devices.devices import Device, devices
+from ..plan.devices.device_lookup import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build
-from .gpu_check import check
-from .output import console, table
+from .doctor_gpu_check import check
 from .plan_command import FAILED, FINE
+from .plan_output import console, table
 
 _WIDGET_FILES = ("widget.js", "deferred.js", "widget.css", "page.js")
 _OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")

@@ -20,10 +20,10 @@ import click
 from .. import __version__
 from ..plan.units import parse_bytes
 from ..process import startup_interrupt
-from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
+from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import FINE, USAGE, PlanOptions, UsageError
-from .script import Script
+from .script_as_main import Script
 
 Task = Callable[[], int]
 Command = Callable[..., Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..plan.runtime.gpu_comparison import GpuTable, compare_gpus, read_prices
+from ..plan.runtime.gpu_price_comparison import GpuTable, compare_gpus, read_prices
 from ..plan.units import format_bytes
 from ..process.startup_interrupt import INTERRUPTED
 from ..process.stdio import StandardStreams
@@ -17,10 +17,10 @@ from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
-from .output import console, github_lines, show_plan, steps_taken, table
 from .plan_data import HERE, PICTURES, Data, described, relative
-from .recording import Recorded, UnknownDevice, record
-from .script import NoScript, Script, show
+from .plan_output import console, github_lines, show_plan, steps_taken, table
+from .script_as_main import NoScript, Script, show
+from .script_recording import Recorded, UnknownDevice, record
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
 

@@ -10,10 +10,10 @@ import torch
 
 from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
-from ..graph.sync_point_text import listed
-from ..plan.devices.devices import DeviceLike
+from ..graph.sync_point_groups import listed
+from ..plan.devices.device_lookup import DeviceLike
 from ..plan.explain import allocation_text, keeper, release_lines, time_of_a_step
-from ..plan.formatting import where
+from ..plan.node_formatting import where
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
 from ..session.lazy_graph import LazyGraph

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..execute.report import Report
 from ..graph.ir import Node
-from ..graph.sync_point_text import SyncSite, sites
+from ..graph.sync_point_groups import SyncSite, sites
 from ..plan.units import format_bytes
 from ..process.startup_interrupt import INTERRUPTED
 from ..process.stdio import StandardStreams
@@ -22,10 +22,10 @@ from ..session.asynchronous.unrecorded_steps import Program, Repetition, observe
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
-from .output import steps_taken
 from .plan_command import FAILED, UsageError, is_silent, loaded
-from .recording import StepCount
-from .script import Script, exit_code, show
+from .plan_output import steps_taken
+from .script_as_main import Script, exit_code, show
+from .script_recording import StepCount
 
 _MOST_SITES = 5
 

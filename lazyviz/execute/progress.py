@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..record.tracked_storages import TrackedNode
-from .memory_tracker import Memory
-from .time_estimate import Forecast
+from .measured_memory import Memory
+from .remaining_time import Forecast
 
 if TYPE_CHECKING:
-    from .microbatch.run import SplitRun
+    from .microbatch.split_run import SplitRun
 
 
 @dataclass(frozen=True, slots=True)

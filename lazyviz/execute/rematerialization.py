@@ -17,13 +17,13 @@ import torch
 from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
 from ..plan.remat.candidates import RecomputeSchedule, Trace, statistics
-from ..process.transaction import complete
+from ..process.global_state_transaction import complete
 from ..record.tape import Tape
 from ..record.tracked_storages import DrawSequence, TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import private_api
-from .eager import call, consumed, recorded_modes
-from .failures import name_line
-from .memory_tracker import ResidentMemory
+from .eager_backend import call, consumed, recorded_modes
+from .kernel_errors import name_line
+from .measured_memory import ResidentMemory
 
 
 class RecomputeRun:

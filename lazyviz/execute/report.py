@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..graph.ir import Graph, Node, SourceLine, Value
 from ..graph.value_summary import Summary, share_text
-from ..plan.formatting import category_text, line_text
 from ..plan.liveness.live_set import CATEGORIES
-from ..plan.peak_projection import ByCategory, Peak
-from ..plan.tables import Table, Tabular
+from ..plan.node_formatting import category_text, line_text
+from ..plan.result_tables import Table, Tabular
+from ..plan.run_peak_projection import ByCategory, Peak
 from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 from ..graph.ir import Node, Storage, is_dense
 from ..graph.modules import full_name
 from ..graph.value_summary import BINS, Summary
-from ..plan.batch.placement import Placement, Shard
+from ..plan.batch.batch_placement import Placement, Shard
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals import private_api
 from .report import NonFinite

@@ -4,7 +4,7 @@ An elementwise kernel allocates all its memory before it writes, and a kernel th
 will write the same again.  Others may fail midway: batch norm, whose running statistics are written before
 its result, kernels that check indices while running, kernels over lists of tensors, and operators of other
 libraries.  Small outputs of such kernels are copied before they run (:data:`MOST_COPIED`); larger ones cannot
-be used after a failure (:mod:`lazyviz.record.partial_writes`).
+be used after a failure (:mod:`lazyviz.record.partially_written_memory`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ..plan.remat.candidates import statistics
-from ..process.transaction import complete
-from ..record.partial_writes import OVERWRITES
+from ..process.global_state_transaction import complete
+from ..record.partially_written_memory import OVERWRITES
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals.private_api import OpOverload
 

@@ -358,7 +358,7 @@ class Node:
         "writes",
     )
 
-    # Functions of planning, which :mod:`lazyviz.session.stage_hooks` registers here.
+    # Functions of planning, which :mod:`lazyviz.session.connect_stages` registers here.
     count_work: ClassVar[Callable[[Node], Work]]
     project_time: ClassVar[Callable[[Node], Timed | None]]
 

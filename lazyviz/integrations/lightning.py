@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plan.devices.devices import DeviceLike
-from .first_steps import Findings, FirstSteps, logger
+from ..plan.devices.device_lookup import DeviceLike
+from .first_training_steps import Findings, FirstSteps, logger
 from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class LazyvizCallback(Callback):
     The memory that they need, and projected and measured peaks, go to all loggers of the Trainer (as
     ``lazyviz/needed_bytes`` and so on), and as text to Python's logger ``lazyviz``.  The whole plan and the
     picture go to TensorBoard, Weights & Biases, and MLflow.  Arguments are those of
-    :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative ``picture`` is relative to the Trainer's
-    ``default_root_dir``.
+    :class:`lazyviz.integrations.first_training_steps.FirstSteps`.  A relative ``picture`` is relative to the
+    Trainer's ``default_root_dir``.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from ..plan.devices.devices import DeviceLike
-from .first_steps import Findings, FirstSteps, logger
+from ..plan.devices.device_lookup import DeviceLike
+from .first_training_steps import Findings, FirstSteps, logger
 from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
 
 
@@ -27,8 +27,8 @@ class LazyvizCallback(TrainerCallback):
     The memory that they need, and projected and measured peaks, go to the Trainer's loggers (as
     ``lazyviz/needed_bytes`` and so on), to its ``state.log_history``, and as text to Python's logger
     ``lazyviz``.  The whole plan and the picture go to TensorBoard, Weights & Biases, and MLflow.
-    Arguments are those of :class:`lazyviz.integrations.first_steps.FirstSteps`.  A relative ``picture`` is
-    relative to the Trainer's ``output_dir``.
+    Arguments are those of :class:`lazyviz.integrations.first_training_steps.FirstSteps`.  A relative
+    ``picture`` is relative to the Trainer's ``output_dir``.
 
     If training fails within these steps, the Trainer does not notify its callbacks; call ``lazyviz.reset()``
     to close the open block.

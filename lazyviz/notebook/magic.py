@@ -37,24 +37,24 @@ from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from ..execute.failures import STAYS
+from ..execute.kernel_errors import STAYS
 from ..plan.explain import summary
-from ..plan.runtime.gpu_comparison import compare_gpus, read_prices
+from ..plan.runtime.gpu_price_comparison import compare_gpus, read_prices
 from ..process.deferred_signals import deferred
 from ..process.gc_pause import paused
+from ..process.global_state_transaction import complete
 from ..process.tracebacks import shortened
-from ..process.transaction import complete
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import lazy_graph, planned_device
 from ..session.asynchronous.steps import Rounds
 from ..session.block import LazyBlock
-from ..session.block_error import note_raised
-from ..session.diagnostics import status_of, status_of_all, unmet_options
-from ..session.evaluate_all import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes
-from . import list_tables
-from .cell import compile_cell, text_below_magics, without_own_frames
+from ..session.error_that_ended_block import note_raised
+from ..session.evaluate_all_pending import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes
+from ..session.why_and_status import status_of, status_of_all, unmet_options
+from . import list_formatters
+from .cell_compilation import compile_cell, text_below_magics, without_own_frames
 from .magic_options import OPTIONS as OPTIONS
 from .magic_options import VERBS, assumed, check, check_batch, option_choices, split_option, unquoted
 
@@ -77,7 +77,7 @@ class LazyMagics(Magics):
         self._widgets: dict[str, Any] = {}  # the last one of each cell
         # The exception of a cell that IPython has not displayed yet.
         self._raised: BaseException | None = None
-        self.registered_tables: list[list_tables.Undo] = []  # how to unregister each
+        self.registered_tables: list[list_formatters.Undo] = []  # how to unregister each
 
     # --- %%lazy ---------------------------------------------------------------------
 
@@ -552,7 +552,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     try:
         with deferred():
             _loaded[ipython] = magics
-            list_tables.register(ipython, magics.registered_tables)
+            list_formatters.register(ipython, magics.registered_tables)
             ipython.register_magics(magics)
             ipython.Completer.custom_matchers.append(magics.complete)
             ipython.events.register("pre_run_cell", magics.before_cell)

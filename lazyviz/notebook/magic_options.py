@@ -10,9 +10,9 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ..execute.registry import backend_names, find_backend
-from ..plan.devices.devices import PROFILES, cuda_devices
-from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
+from ..execute.backend_registry import backend_names, find_backend
+from ..plan.devices.device_lookup import PROFILES, cuda_devices
+from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
 from ..session import planned_device
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
 from ..session.options import options as defaults

@@ -13,13 +13,13 @@ import torch
 from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
-from .devices.devices import Device, DeviceProfile, capacity, planned
+from .devices.device_lookup import Device, DeviceProfile, capacity, planned
 from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
 from .uncertainty import ALLOCATED, RESERVED, widened
-from .workspace.cudnn_rnn import unsure
+from .workspace.cudnn_rnn_workspace import unsure
 from .workspace.scalar_tensors import of_numbers
-from .workspace.size import NOTHING, Need
-from .workspace.table import lifetime_of, scratch
+from .workspace.workspace_lookup import lifetime_of, scratch
+from .workspace.workspace_size import NOTHING, Need
 
 
 @dataclass(frozen=True, slots=True)

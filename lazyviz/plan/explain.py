@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
-from ..graph.sync_point_text import listed
-from .communication import communication_lines
-from .formatting import category_text, family, line_text, line_with_text, where
+from ..graph.sync_point_groups import listed
+from .communication_bytes import communication_lines
 from .liveness.live_set import CATEGORIES, Allocation, Moment
+from .node_formatting import category_text, family, line_text, line_with_text, where
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
 from .runtime.bottlenecks import limits, not_given
 from .runtime.gpu_timeline import Projection
-from .runtime.training_steps import last_step
+from .runtime.last_training_step import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
 
 LARGEST = 5  # allocations listed

@@ -1,9 +1,9 @@
 """The plan: how much memory a graph needs, when, and for what.
 
 Sizes are those of the tensors' storages, to the byte, plus the scratch memory of kernels while they run
-(:mod:`lazyviz.plan.workspace.table`).  A GPU needs more: ``reserved_bytes`` also includes rounding and
-fragmentation by the caching allocator, and library workspaces.  Together with the CUDA context, it decides
-whether a graph fits.
+(:mod:`lazyviz.plan.workspace.workspace_lookup`).  A GPU needs more: ``reserved_bytes`` also includes rounding
+and fragmentation by the caching allocator, and library workspaces.  Together with the CUDA context, it
+decides whether a graph fits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..graph.ir import Graph, Node, Storage, Value
 from ..process import gc_pause
 from ..process.unpicklable import Unpicklable
 from .allocator.reserved_memory import Call, Reservation
-from .batch.split import SplitPlan as SplitPlan
-from .batch.split import check_split
-from .communication import sent
+from .batch.split_plan import SplitPlan as SplitPlan
+from .batch.split_plan import check_split
+from .communication_bytes import sent
 from .device_plan import DevicePlan as DevicePlan
 from .device_plan import same_device
-from .devices.devices import CONTEXT_BYTES, Device, DeviceLike, DeviceProfile
-from .formatting import category_text
+from .devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
+from .devices.device_lookup import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
 from .liveness.live_set import CATEGORIES as CATEGORIES
@@ -32,15 +32,16 @@ from .liveness.live_set import Allocation as Allocation
 from .liveness.live_set import Category as Category
 from .liveness.live_set import Moment as Moment
 from .liveness.live_set import allocation, moment
+from .node_formatting import category_text
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
+from .result_tables import DisplayedText, Table, Tabular, sizes
 from .runtime.gpu_timeline import Projection
 from .runtime.measured_times import TimesCompared, compare_with_profile
-from .tables import DisplayedText, Table, Tabular, sizes
-from .uncertainty import CONTEXT_RANGE, LEVEL
+from .uncertainty import LEVEL
 from .units import format_bytes
-from .workspace.size import Need
+from .workspace.workspace_size import Need
 
 
 class Answers(Protocol):
@@ -362,7 +363,7 @@ class Plan(Tabular, Unpicklable):
     def communication_bytes(self) -> int:
         """Bytes that this rank sends to the others in the recorded graph, by the ring algorithm.
 
-        See :mod:`lazyviz.plan.communication`, and :attr:`communication` for each kind of collective.
+        See :mod:`lazyviz.plan.communication_bytes`, and :attr:`communication` for each kind of collective.
         """
         return sum(self.communication.values())
 

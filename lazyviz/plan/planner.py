@@ -12,8 +12,8 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage
 from ..process import gc_pause
-from .batch.placement import Shard
-from .batch.split import (
+from .batch.batch_placement import Shard
+from .batch.split_plan import (
     BATCH_NEEDED,
     SHOWN,
     Batch,
@@ -25,7 +25,6 @@ from .batch.split import (
     scaled,
     sizes_of,
 )
-from .capacity_search import TimeIsUp, fewest_pieces, largest_fitting
 from .device_plan import (
     MARGIN,
     DevicePlan,
@@ -37,20 +36,21 @@ from .device_plan import (
     same_device,
     target_of,
 )
-from .devices.devices import Device, DeviceLike, DeviceProfile, is_absent, planned
+from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent, planned
 from .explain import explain, verdict
+from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
 from .liveness.live_set import CATEGORIES, Category, categorize, moment
 from .liveness.run_order import RunsInside
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
-from .remedies.remedies import remedies
 from .remedies.remedy import Remedies, Remedy
-from .runtime.device_projection import project_on
+from .remedies.remedy_search import remedies
+from .runtime.flops_and_bytes import total
 from .runtime.gpu_timeline import Projection
-from .runtime.op_costs import total
-from .workspace.size import Need
-from .workspace.table import scratch
+from .runtime.run_time_projection import project_on
+from .workspace.workspace_lookup import scratch
+from .workspace.workspace_size import Need
 
 
 @gc_pause.paused()

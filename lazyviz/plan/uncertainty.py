@@ -13,9 +13,6 @@ ALLOCATED = (0.01, 0.02)
 """How far measured allocated memory may be below and above a projection, as shares of it."""
 RESERVED = (0.02, 0.04)
 """The same of reserved memory: fragments from before, streams, and libraries' buffers add to it."""
-CONTEXT_RANGE = (300 << 20, 1400 << 20)
-"""Bytes of a CUDA context: reports begin at 300 MiB with lazily loaded kernels (pytorch issue 109888), and
-Hugging Face's docs measured 1,343 MiB on a V100 whose PyTorch loaded all of them."""
 
 
 def widened(low: int, high: int, by: tuple[float, float]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import threading
 import time
 
 from .deferred_signals import Deferred
-from .transaction import Transaction
+from .global_state_transaction import Transaction
 
 
 class CriticalSection(Transaction):

@@ -17,7 +17,7 @@ from itertools import compress
 from types import FrameType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from .transaction import Transaction
+from .global_state_transaction import Transaction
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .transaction import Transaction
+from .global_state_transaction import Transaction
 
 
 class paused(Transaction):

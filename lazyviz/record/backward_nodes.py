@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..torch_internals import native_modules, private_api
+from ..torch_internals import native_module_loader, private_api
 
 
 class Sums(Protocol):
@@ -85,4 +85,4 @@ def is_calling(mark: Any) -> bool:
     return mark is private_api.current_autograd_node()
 
 
-_module = native_modules.load("backward_nodes.cpp")
+_module = native_module_loader.load("backward_nodes.cpp")

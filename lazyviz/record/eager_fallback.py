@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from ..graph.collectives import NAMESPACES
+from ..graph.collective_info import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
-from ..torch_internals import composite_ops, operators, private_api
-from .dependencies import closure
+from ..torch_internals import composite_ops, operator_registration, private_api
+from .dependency_closure import closure
 from .ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
 from .provenance.variable_names import tensors_under
 from .sparse.components import parts_of
@@ -28,7 +28,7 @@ from .sync_points import may_need_absent, needs_absent, without_absent
 from .tape import Tape
 from .tracked_storages import TensorRef, TrackedNode, TrackedStorage, TrackedValue, on_tensor_death
 
-region = operators.define("ran_at_once", "(Tensor[] read) -> Tensor[]")
+region = operator_registration.define("ran_at_once", "(Tensor[] read) -> Tensor[]")
 """Stands in a node for a subgraph of the program that is not an operator; it is never called."""
 assert region._schema.name == RAN_AT_ONCE
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 
 from ..graph.ir import Graph
-from ..torch_internals import native_modules
+from ..torch_internals import native_module_loader
 from . import native_recorder
 from .tape import tape
 from .tracked_storages import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
@@ -76,6 +76,8 @@ def _is_pending(graph: Graph) -> bool:
     return bool(graph.nodes) and graph.nodes[-1] in tape.pending
 
 
-_module = native_modules.load("graph_release.cpp") if os.environ.get("LAZYVIZ_GRAPH_RELEASE") != "0" else None
+_module = (
+    native_module_loader.load("graph_release.cpp") if os.environ.get("LAZYVIZ_GRAPH_RELEASE") != "0" else None
+)
 if _module is not None:
     _module.connect(TrackedNode, TrackedValue, TrackedStorage, DrawSequence, Shadow, TensorRef)

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import private_api, tensor_memory
-from .pending_tensor_classes import PendingClass, pending_class
+from ..torch_internals import absent_cuda, dispatcher_bypasses, private_api
+from .lazy_tensor_subclasses import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
-_STAND_INS = torch_cuda.STAND_INS
+_STAND_INS = absent_cuda.STAND_INS
 _NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
 
 
@@ -36,7 +35,7 @@ MOST_TENSORS = 8
 def _device_of(tensor: Any) -> torch.device:
     value = tensor.__dict__.get("_lazyviz")
     if value is None:  # not tied to its value yet
-        return torch_cuda.stands_for(_device_below(tensor))
+        return absent_cuda.stands_for(_device_below(tensor))
     device: torch.device = value.meta.device
     return device
 
@@ -178,7 +177,7 @@ def see_history(tensor: torch.Tensor) -> None:
 class Wrappers:
     """Creates tensors without memory; :mod:`lazyviz.record.native_recorder` has a compiled form."""
 
-    make = staticmethod(tensor_memory.make_wrapper)
+    make = staticmethod(dispatcher_bypasses.make_wrapper)
 
 
 def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor:
@@ -191,10 +190,10 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
             return memoryless(meta)
     absent = _STAND_INS.get(meta.device)
     if absent is not None:
-        tensor = tensor_memory.make_wrapper(
+        tensor = dispatcher_bypasses.make_wrapper(
             LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
         )
-        torch_cuda.mark(tensor)
+        absent_cuda.mark(tensor)
     else:
         tensor = Wrappers.make(LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.device)
     if meta.flags:
@@ -226,7 +225,7 @@ def detached(tensor: LazyTensor) -> LazyTensor | None:
 def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
-    with torch_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
+    with absent_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
         if is_lazy(tensor):
             private_api.set_metadata(tensor, wrapper)
         else:
@@ -297,7 +296,7 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     attributes = tensor.__dict__
     cls = class_of(tensor)
     if _STAND_INS:  # it may only be planned
-        with torch_cuda.as_on_cpu(tensor):
+        with absent_cuda.as_on_cpu(tensor):
             private_api.become_real(tensor, real, cls)
     else:
         private_api.become_real(tensor, real, cls)

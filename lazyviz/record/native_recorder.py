@@ -14,22 +14,28 @@ import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import dispatch_handlers, native_modules, private_api, storage_owners, tensor_memory
+from ..torch_internals import (
+    absent_cuda,
+    dispatcher_bypasses,
+    handler_redispatch,
+    native_module_loader,
+    private_api,
+    storage_internals,
+)
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependencies, ops_outside_blocks, sync_points
+from . import backward_nodes, constant_folding, dependency_closure, ops_outside_blocks, sync_points
 from .constant_folding import is_given
 from .interception import attribute_patches
-from .interception.external_aliases import Unexamined
+from .interception.memory_holders import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_scopes, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
-from .shapes.inference import Inferred, OutputSpec
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
+from .shapes.shape_inference import Inferred, OutputSpec
 from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
@@ -61,7 +67,7 @@ IN_PYTHON = (
     module_scopes.ScopePatches.module_call_of,
     module_scopes.content_of,
     attribute_patches.exchange,
-    dependencies.Search.closure,
+    dependency_closure.Search.closure,
     constant_folding.Search.is_unknown,
     *[getattr(owner, name) for owner, name in METHODS],
 )
@@ -111,7 +117,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=torch_cuda,
+        cuda=absent_cuda,
         wrap=wrap,
         sharing=sharing,
         extent=extent,
@@ -128,9 +134,9 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_of_python=is_of_python,
         sequence_number=private_api.sequence_number,
         is_calling=backward_nodes.is_calling,
-        is_in_op=dispatch_handlers.is_in_op,
+        is_in_op=handler_redispatch.is_in_op,
         default_generator=torch.default_generator,
-        make_wrapper=tensor_memory.make_wrapper,
+        make_wrapper=dispatcher_bypasses.make_wrapper,
         strided=torch.strided,
         dtype=torch.dtype,
         layout=torch.layout,
@@ -138,7 +144,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         cpu=device,
         alias=private_api.alias,
         memory_of=private_api.TensorBase.untyped_storage,
-        is_ordinary=storage_owners.is_ordinary,
+        is_ordinary=storage_internals.is_ordinary,
         is_given=is_given,
         add_=torch.ops.aten.add_.Tensor,
         increment_version=torch.autograd.graph.increment_version,
@@ -156,7 +162,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Shadow=Shadow,
         evaluate_number=evaluate_number,
         number_in=number_in,
-        can_run_without=dependencies.can_run_without,
+        can_run_without=dependency_closure.can_run_without,
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
@@ -206,7 +212,7 @@ def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
     arguments.
     """
     if _dispatcher is not None:
-        _dispatcher.watch_calls(tensor_memory.EXPORTS, tensor_memory.LEGACY_TYPES, before)
+        _dispatcher.watch_calls(dispatcher_bypasses.EXPORTS, dispatcher_bypasses.LEGACY_TYPES, before)
 
 
 def collection_callbacks() -> list[Callable[[str, dict[str, int]], None]]:
@@ -229,12 +235,12 @@ def use(compiled: bool) -> bool:
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
-    dependencies.Search.closure = staticmethod(closure)
+    dependency_closure.Search.closure = staticmethod(closure)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     for (owner, name), method in zip(METHODS, methods, strict=True):
         setattr(owner, name, method)
     active = compiled and _ways is not None
-    make_wrapper = tensor_memory.make_wrapper
+    make_wrapper = dispatcher_bypasses.make_wrapper
     if _dispatcher is not None:
         _dispatcher.use(active)
         if active:
@@ -243,9 +249,9 @@ def use(compiled: bool) -> bool:
     return active
 
 
-_module = native_modules.load("recorder.pyx")
+_module = native_module_loader.load("recorder.pyx")
 # For ATen ops, a shorter path from PyTorch's dispatcher to the compiled recorder.
-_dispatcher: Any = native_modules.load("dispatch.cpp") if _module is not None else None
+_dispatcher: Any = native_module_loader.load("dispatch.cpp") if _module is not None else None
 if _module is not None:
     _ways = _connect(_module, _dispatcher)
 if _dispatcher is not None:

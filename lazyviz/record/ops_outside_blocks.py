@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import composite_ops, private_api, tensor_memory
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda, composite_ops, dispatcher_bypasses, private_api
 from ..torch_internals.private_api import OpOverload
-from .dependencies import closure
-from .fake_cuda.host_values import on_host, reads_host
+from .dependency_closure import closure
+from .fake_cuda.values_known_on_host import on_host, reads_host
 from .lazy_tensor import is_lazy, is_pending, refusal
-from .parity.gradient_accumulation import is_taken_over, sharing_memory
-from .partial_writes import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
+from .parity.inplace_gradient_sums import is_taken_over, sharing_memory
+from .partially_written_memory import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
-from .shapes.inference import OpInfo
+from .shapes.shape_inference import OpInfo
 from .sparse.components import parts_of
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape
@@ -128,7 +127,7 @@ def needed_nodes(
         if generator is None:
             device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
             device = torch.device(device) if device is not None else torch.device("cpu")
-            generator = None if device in torch_cuda.STAND_INS else Generators.default(device)
+            generator = None if device in absent_cuda.STAND_INS else Generators.default(device)
         draw = tape.generators.pending(generator) if generator is not None else None
         if draw is not None:
             needed.append(draw)
@@ -228,7 +227,7 @@ def call_measured(
     may_free = info.resizes or info.set_like or info.mutable_kwargs
     if op.namespace != "aten" or may_free or any(map(parts_of, written_tensors(info, args, kwargs))):
         return call(op, info, args, kwargs), None
-    return tensor_memory.measured(call, (op, info, args, kwargs), {})
+    return dispatcher_bypasses.measured(call, (op, info, args, kwargs), {})
 
 
 def call(op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,9 +22,8 @@ from ..graph.ir import RejectedOp, TensorMeta
 from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, at_once
 from ..process.tracebacks import shorten
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import dynamo, private_api
-from ..torch_internals.dispatch_handlers import (
+from ..torch_internals import absent_cuda, dynamo, private_api
+from ..torch_internals.handler_redispatch import (
     ask_subclasses,
     call_decomposed,
     call_kernel,
@@ -33,12 +32,11 @@ from ..torch_internals.dispatch_handlers import (
     past_torch_function,
 )
 from ..torch_internals.private_api import OpOverload
-from ..torch_internals.storage_owners import WeakStorage
+from ..torch_internals.storage_internals import WeakStorage
 from . import constant_folding, eager_fallback, ops_outside_blocks
-from .dependencies import order, order_check
-from .external_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
+from .dependency_closure import order, order_check
 from .interception import torchscript_errors
-from .interception.external_aliases import Unexamined, workaround_for
+from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
     LazyTensor,
@@ -49,12 +47,13 @@ from .lazy_tensor import (
     view_is_being_made,
     wrap,
 )
-from .parity.gradient_accumulation import accumulates_in_place, is_taken_over, sharing_memory
+from .outside_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
+from .parity.inplace_gradient_sums import accumulates_in_place, is_taken_over, sharing_memory
 from .provenance.variable_names import variable_for
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
-from .shapes.inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .shapes.scalar_operands import LARGEST_COMMON
+from .shapes.shape_inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .sparse import recording as sparse_recording
 from .sparse.components import parts_of
 from .tape import Tape, tape
@@ -62,7 +61,7 @@ from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = torch_cuda.STAND_INS
+_STAND_INS = absent_cuda.STAND_INS
 _NO_ANSWER = object()
 _MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import generators, operators
+from ..torch_internals import generators, operator_registration
 from .tracked_storages import DrawSequence, TrackedNode, TrackedValue
 
 # Methods that return the state of a generator.
@@ -46,7 +46,7 @@ _seed = torch.Generator.manual_seed
 
 # CPU: the Mersenne Twister's; CUDA: a seed and an offset of 8 bytes each.
 _STATE_NBYTES = {"cpu": state_of(torch.default_generator).numel(), "cuda": 16}
-rng_state = operators.define(
+rng_state = operator_registration.define(
     "rng_state",
     "(Generator generator) -> Tensor",
     kernel=state_of,

@@ -15,11 +15,10 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from ..graph.collectives import NAMESPACES
+from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
-from ..torch_internals import cuda as torch_cuda
-from ..torch_internals import dynamo
-from .dependencies import Search
+from ..torch_internals import absent_cuda, dynamo
+from .dependency_closure import Search
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
@@ -174,7 +173,7 @@ class PendingRuns:
         with self.lock:  # nodes that run on another thread must not be selected again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
-            if (torch_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
+            if (absent_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
                 cause in ADDRESSES and all(map(_computes_nothing, nodes))
@@ -186,7 +185,7 @@ class PendingRuns:
                 )
             start = time.perf_counter()
             if nodes:
-                assert self.evaluator is not None, "lazyviz.session.stage_hooks gives it one"
+                assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"
                 known = self._causes.get((cause, id(line), id(reader)))
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
@@ -260,7 +259,7 @@ class PendingRuns:
         return True
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        assert self.evaluator is not None, "lazyviz.session.stage_hooks gives it one"
+        assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"
         self.evaluator(nodes, cause)
 
     def note_run(self, nodes: Sequence[TrackedNode], graph: Graph) -> None:
@@ -293,12 +292,12 @@ def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:
 
 def may_need_absent() -> bool:
     """Whether :func:`needs_absent` can be true in this process."""
-    return bool(torch_cuda.STAND_INS) or OtherRanks.ranks
+    return bool(absent_cuda.STAND_INS) or OtherRanks.ranks
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
-    absent = torch_cuda.STAND_INS
+    absent = absent_cuda.STAND_INS
     if not absent:
         return OtherRanks.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
     return any(
@@ -335,7 +334,7 @@ def _quantizes_weights() -> bool:
 
 def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
     """The absent device or ranks that ``nodes`` need."""
-    absent = torch_cuda.STAND_INS
+    absent = absent_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"
     return "depends on data of the other planned ranks, which do not exist"

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import torch
 
 from ..torch_internals.private_api import OpOverload
-from .external_tensors import ExternalTensors
-from .interception.external_aliases import MemoryHolders
+from .interception.memory_holders import MemoryHolders
+from .outside_tensors import ExternalTensors
 from .pending_ops import PendingOps
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
-from .shapes.inference import ShapeCache
+from .shapes.shape_inference import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 from .tracked_storages import TrackedValue

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Fetch, Graph, Storage
-from ..torch_internals import private_api, storage_owners
+from ..torch_internals import private_api, storage_internals
 
 _MOST_PARTS = 1000  # of a list in a batch that are looked at, because all of it may be Python numbers
 _FEW = 200  # arrivals among which those that are gone are not looked for
@@ -39,7 +39,7 @@ class Arrival(weakref.ref[torch.Tensor]):
         memory = private_api.TensorBase.untyped_storage(tensor)
         self.storage = Storage(memory.nbytes(), tensor.device, external=True, created=-1)
         self.storage.arrived = len(graph.nodes)
-        self.storage.borrowed = not storage_owners.is_allocated(tensor)
+        self.storage.borrowed = not storage_internals.is_allocated(tensor)
 
     @property
     def is_gone(self) -> bool:

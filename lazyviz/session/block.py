@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch
 
 from ..execute import shutdown
-from ..execute.microbatch.clusters import is_cluster
-from ..execute.registry import find_backend
+from ..execute.backend_registry import find_backend
+from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from ..process.critical_section import CriticalSection, forget_holder
 from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
+from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten_block
-from ..process.transaction import Transaction
-from ..record.dependencies import closure
-from ..record.distributed.world import world_size
+from ..record.dependency_closure import closure
+from ..record.distributed.planned_rank import world_size
 from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
@@ -40,10 +40,10 @@ from ..record.tape import tape
 from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
-from .argument_checks import check_texts, check_type
-from .block_error import note_raised
+from .argument_type_checks import check_texts, check_type
+from .error_that_ended_block import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 
 _ANOTHER_THREAD = "another thread is recording; one lazy block at a time"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..graph.ir import Graph
-from ..plan.devices.devices import DeviceLike
+from ..plan.devices.device_lookup import DeviceLike
 from ..process.gc_pause import paused
 from .options import options
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
-    from ..view.render.figure import Drawing
+    from ..view.render.publication_figure import Drawing
     from ..view.scene.boxes import Hierarchy
     from ..view.scene.scene import Scene
 
@@ -82,7 +82,7 @@ class Pictures:
     ) -> None:
         """Write a file; see :meth:`lazyviz.session.lazy_graph.LazyGraph.save`."""
         from ..view.export.save import save
-        from ..view.render.figure import figure_of
+        from ..view.render.publication_figure import figure_of
 
         shown: dict[str, Any] = {"title": graph.title, "state": graph.state, "figure": figure_of(**figure)}
         shown |= {"drawing": graph.drawing, "theme": options.theme, "by": options.color}

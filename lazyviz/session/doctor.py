@@ -17,13 +17,13 @@ from importlib.util import find_spec
 
 import torch
 
-from ..plan.devices.devices import cuda_devices
+from ..plan.devices.device_lookup import cuda_devices
 from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, abandoned
 from ..process.gc_pause import patience
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
-from ..torch_internals import native_modules, op_stream
+from ..torch_internals import native_module_loader, op_stream
 from . import evaluation
 from .asynchronous.unrecorded_steps import observers
 from .block import is_any_entered, open_blocks
@@ -129,8 +129,8 @@ def doctor() -> Diagnosis:
         patched, leftovers = _state(handlers)
     return Diagnosis(
         _versions(),
-        {name: name in native_modules.loaded for name in COMPILED},
-        dict(native_modules.refused),
+        {name: name in native_module_loader.loaded for name in COMPILED},
+        dict(native_module_loader.refused),
         _devices(),
         tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),
         len(tape.pending),

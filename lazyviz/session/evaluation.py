@@ -20,34 +20,34 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from ..execute import eager, shutdown
-from ..execute.memory_tracker import Memory, Timelines
-from ..execute.replay import codegen, native_run, node_passes
-from ..execute.replay.async_run import AsyncRun
+from ..execute import eager_backend, shutdown
+from ..execute.measured_memory import Memory, Timelines
+from ..execute.remaining_time import learn
+from ..execute.replay import native_codegen, native_run, node_passes
+from ..execute.replay.background_run import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
-from ..execute.time_estimate import learn
 from ..graph.ir import Failure, Graph, failure_of
 from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
-from ..process.transaction import complete
-from ..record.dependencies import closure
+from ..process.global_state_transaction import complete
+from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
 from ..record.interception.instrumentation import Instrumentation
 from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda
 from . import planned_device, progress_bar
 from .metrics import Metrics
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .run_options import RunOptions
 from .strategies.base import Strategy
 from .strategies.selection import choose
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.run import SplitRun
+    from ..execute.microbatch.split_run import SplitRun
 
 Looked = TypeVar("Looked", bound=RecordedGraph)
 Parameters = ParamSpec("Parameters")
@@ -263,7 +263,7 @@ class AsyncEvaluation:
     def cancel(self) -> None:
         """Stop it between two nodes; finishing it then raises ``Interrupted``."""
         if (started := self.started) is not None:
-            started.stop(eager.Interrupted("canceled"))
+            started.stop(eager_backend.Interrupted("canceled"))
 
     def finish_first(self, needed: Iterable[TrackedNode]) -> None:
         """Wait until all of ``needed`` have run, and do the bookkeeping of the nodes up to the last of them.
@@ -405,7 +405,7 @@ def _end(
 
 def outcome_of(error: BaseException, arrived: Deferred) -> str:
     """The outcome of a run that ended with ``error``."""
-    kinds = (KeyboardInterrupt, eager.Interrupted, SystemExit)
+    kinds = (KeyboardInterrupt, eager_backend.Interrupted, SystemExit)
     stopped = isinstance(error, kinds) or error is arrived.raised
     return "interrupted" if stopped else "failed"
 
@@ -506,7 +506,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, its projection, and their difference."""
-    counters = {index: torch_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: absent_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection
@@ -556,10 +556,10 @@ def stop_background() -> None:
     """At process exit: stop the kernels on another thread between two ops, and wait for it."""
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
-        started.stop(eager.Interrupted("the process is exiting"))
+        started.stop(eager_backend.Interrupted("the process is exiting"))
         if not started.wait(shutdown.SECONDS):
             return
-    codegen.end_worker()
+    native_codegen.end_worker()
 
 
 def end_abandoned() -> None:

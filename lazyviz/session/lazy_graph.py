@@ -1,7 +1,7 @@
 """LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
-and runs; :mod:`lazyviz.session.stage_hooks` gives recording the functions that a sync point needs.
+and runs; :mod:`lazyviz.session.connect_stages` gives recording the functions that a sync point needs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
 from ..execute.report import NonFinite
 from ..execute.report import Report as Report
-from ..graph.annotations import LONGEST_NAME, annotation
 from ..graph.ir import Failure, Graph, Node, SyncPoint, failure_of
-from ..plan.devices.devices import DeviceLike
-from ..plan.devices.devices import devices as devices
-from ..plan.tables import DisplayedText
+from ..graph.user_annotations import LONGEST_NAME, annotation
+from ..plan.devices.device_lookup import DeviceLike
+from ..plan.devices.device_lookup import devices as devices
+from ..plan.result_tables import DisplayedText
 from ..process.deferred_signals import deferred
+from ..process.global_state_transaction import Transaction, complete
 from ..process.tracebacks import shortened
-from ..process.transaction import Transaction, complete
 from ..process.unpicklable import Unpicklable
-from ..record import partial_writes
-from ..record.dependencies import closure
-from ..record.fake_cuda.host_values import give_back
+from ..record import partially_written_memory
+from ..record.dependency_closure import closure
+from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
@@ -42,13 +42,11 @@ from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode, Unreachable
 from ..torch_internals import op_stream
 from . import evaluation
-from .argument_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
+from .argument_type_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
 from .asynchronous.run_handle import Run as AsyncRun
 from .block import LazyBlock, Options, close_all, open_blocks
-from .diagnostics import metrics as metrics
-from .diagnostics import why as why
 from .display import Pictures
-from .evaluate_all import evaluate_everything, merged
+from .evaluate_all_pending import evaluate_everything, merged
 from .graph_options import GraphOptions
 from .named_batch import BatchLike, NamedBatch
 from .options import options as defaults
@@ -58,13 +56,15 @@ from .run_history import Listener, RunHistory
 from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
 from .sync_evaluation import run_with_options
+from .why_and_status import metrics as metrics
+from .why_and_status import why as why
 
 if TYPE_CHECKING:
     import graphviz
 
     from ..plan.plan import Plan
     from ..view.comparison.comparison import Comparison
-    from ..view.render.figure import Drawing
+    from ..view.render.publication_figure import Drawing
     from ..view.scene.scene import Scene
     from ..view.widget.plan_settings import Plans
 
@@ -446,7 +446,7 @@ class LazyGraph(Unpicklable):
 
     @evaluation.reads_recording
     def to_fx(self) -> torch.fx.GraphModule:
-        from ..graph.fx import to_fx
+        from ..graph.fx_export import to_fx
 
         return to_fx(self.ir)
 
@@ -681,7 +681,7 @@ def evaluate(*tensors: torch.Tensor) -> Report:
                 reports.append(evaluation.run(needed, cause))
             return merged(reports)
         report = evaluate_everything(cause)
-        if (error := partial_writes.left(list(tape.pending))) is not None:
+        if (error := partially_written_memory.left(list(tape.pending))) is not None:
             raise RuntimeError(error)
         return report
 

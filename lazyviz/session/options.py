@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..execute.registry import find_backend
-from ..plan.devices.devices import DeviceLike, planned
-from ..view.render.figure import CHOICES, THEMES
+from ..execute.backend_registry import find_backend
+from ..plan.devices.device_lookup import DeviceLike, planned
+from ..view.render.publication_figure import CHOICES, THEMES
 
 _SWITCHES = {
     "1": True,

@@ -10,19 +10,19 @@ import torch
 
 from ..graph.ir import Graph
 from ..plan.device_plan import is_gpu
-from ..plan.devices.devices import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
+from ..plan.devices.device_lookup import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
 from ..plan.liveness.lifetimes import allocated, lifetimes
-from ..process.transaction import Transaction
-from ..record import partial_writes
-from ..record.dependencies import closure
-from ..record.distributed.world import OneOfMany, local_world_size
+from ..process.global_state_transaction import Transaction
+from ..record import partially_written_memory
+from ..record.dependency_closure import closure
+from ..record.distributed.planned_rank import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
-from ..record.fake_cuda.host_values import give_back
 from ..record.fake_cuda.torch_cuda import AbsentGpus, Gpu
+from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
 """For a GPU of unknown compute capability: kernels are chosen as for an A100."""
@@ -59,12 +59,12 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Gpu | None]:
         target = resolve(device)
     except ValueError:
         number = gpu_number(device)
-        if number is None or number >= torch_cuda.MOST_DEVICES or torch_cuda.cuda_is_present():
+        if number is None or number >= absent_cuda.MOST_DEVICES or absent_cuda.cuda_is_present():
             raise
         target = unknown_gpu(number, cuda_devices()[1])
         return target, Gpu("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     names_gpu = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
-    if not names_gpu or torch_cuda.cuda_is_present():
+    if not names_gpu or absent_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     here = local_world_size(size)
@@ -169,7 +169,7 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
     if not needs_absent(nodes):
         return
-    absent = torch_cuda.STAND_INS
+    absent = absent_cuda.STAND_INS
     if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
             "This was recorded for one rank without the others: it can be planned, but not evaluated."
@@ -185,7 +185,7 @@ def runnable() -> list[TrackedNode]:
 
     They need no absent device, and no segment that failed midway.
     """
-    return closure(partial_writes.runnable(without_absent(tape.pending)))
+    return closure(partially_written_memory.runnable(without_absent(tape.pending)))
 
 
 def forget() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakSet
 
-from ..execute.memory_tracker import Levels, timeline_of
+from ..execute.measured_memory import Levels, timeline_of
 from ..execute.progress import Run
 from ..execute.report import NonFinite, Report
 from ..execute.value_stats import readable, summarize_now
@@ -15,7 +15,7 @@ from ..process.tracebacks import report_ignored
 from ..record.tracked_storages import TrackedNode
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.run import SplitRun
+    from ..execute.microbatch.split_run import SplitRun
 
 Listener = Callable[[], None]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..execute.microbatch.clusters import is_cluster
-from ..execute.registry import find_backend
-from ..plan.batch.split import BATCH_NEEDED, check_split
+from ..execute.backend_registry import find_backend
+from ..execute.microbatch.ray_and_ipyparallel import is_cluster
+from ..plan.batch.split_plan import BATCH_NEEDED, check_split
 from ..plan.units import parse_bytes
-from ..record.fake_cuda.generation import UNTIL_MAX_NEW_TOKENS
-from .argument_checks import check_type
+from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
+from .argument_type_checks import check_type
 
 Recompute = int | str
 """A peak in bytes, ``"auto"`` or ``"off"``."""

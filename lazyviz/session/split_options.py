@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from ..execute.microbatch.clusters import Cluster
+from ..execute.microbatch.ray_and_ipyparallel import Cluster
 from ..graph.ir import Value
-from ..plan.batch.placement import Shard
-from ..plan.batch.split import BATCH_NEEDED, Batch, describe, sizes_of
+from ..plan.batch.batch_placement import Shard
+from ..plan.batch.split_plan import BATCH_NEEDED, Batch, describe, sizes_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedValue
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.run import SplitRun
+    from ..execute.microbatch.split_run import SplitRun
 
 
 class SplitError(RuntimeError):
@@ -66,7 +66,7 @@ def split_run(
     found = batch.schedule
     if found is None or not found.passes:
         return None  # one sample, or no node depends on the batch
-    from ..execute.microbatch.run import SplitRun  # imported by the first split run
+    from ..execute.microbatch.split_run import SplitRun  # imported by the first split run
 
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 

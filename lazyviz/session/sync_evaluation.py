@@ -10,34 +10,34 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ..execute import eager
-from ..execute.memory_tracker import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
-from ..execute.microbatch.clusters import is_cluster
+from ..execute import eager_backend
+from ..execute.backend_registry import find_backend
+from ..execute.measured_memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
+from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..execute.progress import Run
-from ..execute.registry import find_backend
 from ..execute.replay import native_run, node_passes, program_cache
 from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
 from ..process import gc_pause
 from ..process.deferred_signals import Deferred
-from ..process.transaction import complete
-from ..record.dependencies import closure
+from ..process.global_state_transaction import complete
+from ..record.dependency_closure import closure
 from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import cuda as torch_cuda
+from ..torch_internals import absent_cuda
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
-from .recorded_graph import RecordedGraph
+from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if they only need to be run."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or torch_cuda.may_have_cuda() or needs_absent(nodes):
+    if not nodes or errors or absent_cuda.may_have_cuda() or needs_absent(nodes):
         return None
     if RunHistory.with_split_runs:
         return None
@@ -91,8 +91,8 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         node_passes=node_passes,
         evaluation=evaluation,
         RunHistory=RunHistory,
-        is_on_gpu=torch_cuda.cuda_is_present if torch_cuda.BUILT_WITH_CUDA else None,
-        stand_ins=torch_cuda.STAND_INS,
+        is_on_gpu=absent_cuda.cuda_is_present if absent_cuda.BUILT_WITH_CUDA else None,
+        stand_ins=absent_cuda.STAND_INS,
         OtherRanks=OtherRanks,
         needs_absent=needs_absent,
         at_users_line=at_users_line,
@@ -167,7 +167,7 @@ def _run_for_values(
             found.run(tape, timed=True)
         elif resident is not None:
             with progress_bar.Bar(live, wanted=progress_bar.is_wanted()):
-                eager.run(tape, nodes, resident, timed=True)
+                eager_backend.run(tape, nodes, resident, timed=True)
     except BaseException as error:
         outcome = outcome_of(error, arrived)
         if outcome == "failed":

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..execute.compiler.output_checks import WrongResults
-from ..execute.registry import find_backend
+from ..execute.backend_registry import find_backend
+from ..execute.compiler.output_metadata_checks import WrongResults
 from ..session.lazy_graph import lazy
 
 Tensors = Mapping[str, torch.Tensor]

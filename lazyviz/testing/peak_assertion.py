@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..graph.nested_blocks import flattened
-from ..plan.devices.devices import Device, DeviceLike, DeviceProfile, planned
+from ..plan.devices.device_lookup import Device, DeviceLike, DeviceProfile, planned
 from ..plan.explain import essence, needed_text
 from ..plan.plan import Plan, Run
 from ..plan.planner import make_plan

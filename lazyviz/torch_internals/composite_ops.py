@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
+from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten
-from ..process.transaction import Transaction
 
 linalg_eigh = torch.ops.aten._linalg_eigh.default
 linalg_eigvals = torch.ops.aten._linalg_eigvals.default

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ..process.transaction import Transaction
+from ..process.global_state_transaction import Transaction
 from . import private_api
 
 # Whether modes see ops before autograd, as tracers' modes do: the compiled form does not disable these.

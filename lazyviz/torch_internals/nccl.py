@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .operators import define
+from .operator_registration import define
 
 
 def _no_result(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:

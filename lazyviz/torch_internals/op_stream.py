@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any, NewType
 
-from . import native_modules
+from . import native_module_loader
 
 Stream = NewType("Stream", object)
 """The calls of one observation, in order."""
 
-_native: Any = native_modules.load("op_stream.cpp")
+_native: Any = native_module_loader.load("op_stream.cpp")
 
 is_available: bool = _native is not None
 

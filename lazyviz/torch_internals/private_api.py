@@ -49,7 +49,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..process.transaction import Transaction
+from ..process.global_state_transaction import Transaction
 from .dispatch_modes import VMAP_MODES
 from .dispatch_modes import active_dispatch_modes as active_dispatch_modes
 from .dispatch_modes import dispatch_modes as dispatch_modes

@@ -24,7 +24,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..process.transaction import Transaction
+from ..process.global_state_transaction import Transaction
 from .private_api import OpOverload
 
 _aten = torch.ops.aten

@@ -213,7 +213,7 @@ def test_the_widget_asks_the_network_for_nothing(page):
 
 
 def test_expand_all_opens_everything_once_its_last_message_has_come(page, monkeypatch):
-    monkeypatch.setattr("lazyviz.view.widget.requests.MESSAGE_BYTES", 400)
+    monkeypatch.setattr("lazyviz.view.widget.page_messages.MESSAGE_BYTES", 400)
     graph, _keep = small_step()
     with Stage(page, graph, width=900) as stage:
         stage.click('button[data-action="expand-all"]')

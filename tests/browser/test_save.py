@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view.render import rasterize
+from lazyviz.view.render import pdf_and_png
 
 from .support.bare_page import Stage
 
@@ -85,8 +85,8 @@ def test_dot_html_and_pdf_are_written_by_python(page, browser, tmp_path):
 
 def test_a_failed_save_shows_a_message_and_the_menu_can_be_used_again(page, monkeypatch):
     graph, _keep = small_step()
-    monkeypatch.setattr(rasterize, "_by_cairo", lambda svg, kind: None)
-    monkeypatch.setattr(rasterize, "browser", lambda: None)
+    monkeypatch.setattr(pdf_and_png, "_by_cairo", lambda svg, kind: None)
+    monkeypatch.setattr(pdf_and_png, "browser", lambda: None)
     monkeypatch.setattr("lazyviz.view.export.save.shutil.which", lambda name: None)
     with Stage(page, graph, width=1000) as stage:
         choose(page, "PDF")

@@ -1,4 +1,4 @@
-"""Speed bounds of the widget in a real JupyterLab; ``benchmarks/widget.py`` has the figures."""
+"""Speed bounds of the widget in a real JupyterLab; ``benchmarks/widget_speed.py`` has the figures."""
 
 from __future__ import annotations
 

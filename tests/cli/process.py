@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 from .. import warm_python
 
 SCRIPTS = Path(__file__).parent / "scripts"
-BITS = Path(__file__).parent / "bits"
+BITS = Path(__file__).parent / "parameter_digest"
 ROOT = warm_python.ROOT
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS", "FORCE_COLOR")
 

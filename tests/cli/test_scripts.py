@@ -87,7 +87,12 @@ def test_a_script_prints_the_same_when_it_is_run_lazily(program, tmp_path):
 def test_the_plan_of_a_script_has_the_peak_that_is_measured(program, tmp_path):
     script, arguments, env = program
     measured = python(
-        str(Path(__file__).parent / "measure.py"), "2", script, *arguments, env=env, cwd=tmp_path
+        str(Path(__file__).parent / "measured_peak_of_script.py"),
+        "2",
+        script,
+        *arguments,
+        env=env,
+        cwd=tmp_path,
     )
     assert measured.returncode == 0, measured.stderr
     peak = int(measured.stdout.splitlines()[-1])

@@ -11,9 +11,9 @@ from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import OpInfo
 
+from .compared_runs import Trials
 from .entries import name_of
 from .scoreboard import Scoreboard
-from .trials import Trials
 
 _board = pytest.StashKey[Scoreboard]()
 
@@ -46,9 +46,11 @@ def judge(scoreboard, everything):
         assert not trials.differences, "\n".join(trials.differences[:5])
         assert trials.uninitialized or not trials.unstable, "eager differs from itself"
         is_listed = any(name in reasons for reasons in listed)
-        assert is_listed or not trials.syncs, f"sync points that exceptions.py does not list: {trials.syncs}"
+        assert is_listed or not trials.syncs, (
+            f"sync points that excepted_entries.py does not list: {trials.syncs}"
+        )
         if everything and strict and name in listed[-1]:
-            assert trials.syncs, "exceptions.py lists it, but it has no sync point"
+            assert trials.syncs, "excepted_entries.py lists it, but it has no sync point"
 
     return judge
 

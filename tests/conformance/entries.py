@@ -9,7 +9,7 @@ import torch
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .trials import tensors_of
+from .compared_runs import tensors_of
 
 _DATA = torch.zeros(1_000)  # too large to be followed
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import exceptions
+from . import excepted_entries
 
 EQUAL = "equal"  # the same bits as eager
 NONDETERMINISTIC = "nondeterministic"  # eager differs from itself: only metadata could be compared
@@ -139,11 +139,11 @@ class Scoreboard:
     def document(self) -> str:
         """A page with the table and the reasons of the exceptions."""
         lists = [
-            ("Operators with a sync point", exceptions.FORWARD),
-            ("More, for their gradients", exceptions.BACKWARD),
-            ("More, with `out=`", exceptions.OUT),
-            ("More, in place", exceptions.IN_PLACE),
-            ("Custom and higher-order operators with a sync point", exceptions.OTHER),
+            ("Operators with a sync point", excepted_entries.FORWARD),
+            ("More, for their gradients", excepted_entries.BACKWARD),
+            ("More, with `out=`", excepted_entries.OUT),
+            ("More, in place", excepted_entries.IN_PLACE),
+            ("Custom and higher-order operators with a sync point", excepted_entries.OTHER),
         ]
         parts = [_PREFACE, self.markdown()]
         for title, reasons in lists:

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import lazyviz
 from lazyviz.session import lazy_graph
 
+from .compared_runs import seed
 from .entries import name_of
-from .trials import seed
 
 # Inputs that are refused for what they hold: that shows when the op runs.
 OF_CONTENT = (

@@ -16,7 +16,7 @@ from torch.testing._internal.common_methods_invocations import OpInfo, op_db
 from torch.utils._pytree import tree_leaves
 
 import lazyviz
-from lazyviz.execute import eager
+from lazyviz.execute import eager_backend
 
 ENTRIES = [entry for entry in op_db if torch.float32 in entry.dtypes]
 
@@ -25,14 +25,14 @@ ENTRIES = [entry for entry in op_db if torch.float32 in entry.dtypes]
 def wrong(monkeypatch) -> list[str]:
     """Filled, while graphs run, with what was recorded otherwise than it came out."""
     found: list[str] = []
-    deliver = eager.deliver
+    deliver = eager_backend.deliver
 
     def comparing(results: Mapping[Any, torch.Tensor], memory: Any) -> None:
         found.extend(text for value, real in results.items() if (text := disagreement(value, real)))
         found.extend(sharing_disagreements(results))
         deliver(results, memory)
 
-    monkeypatch.setattr(eager, "deliver", comparing)
+    monkeypatch.setattr(eager_backend, "deliver", comparing)
     return found
 
 

@@ -9,9 +9,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
 
+from .compared_runs import compare
 from .entries import backward, forward, forward_of_made_inputs, name_of
-from .exceptions import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED
-from .trials import compare
+from .excepted_entries import BACKWARD, FORWARD, IN_PLACE, OUT, UNINITIALIZED
 
 FURTHER_DTYPES = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
 

@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def with_dark_ones(page):
-    spec = importlib.util.spec_from_file_location("site_pictures", DOCS / "pictures.py")
+    spec = importlib.util.spec_from_file_location("site_pictures", DOCS / "light_and_dark_pictures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.with_dark_ones(page)

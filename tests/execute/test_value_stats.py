@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import time_estimate, value_stats
+from lazyviz.execute import remaining_time, value_stats
 from lazyviz.execute.value_stats import merged, summarize
 
 TENSORS = {
@@ -226,14 +226,14 @@ def test_the_measured_timeline_is_the_planned_one():
 
 
 def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do(monkeypatch):
-    monkeypatch.setattr(time_estimate, "_known", {})
+    monkeypatch.setattr(remaining_time, "_known", {})
     x, small = torch.randn(400, 400), torch.randn(4)
     with lazyviz.lazy() as graph:
         for _ in range(20):
             x = x @ x / 20
         for _ in range(400):
             small = small + 1
-    assert time_estimate.Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
+    assert remaining_time.Forecast(graph.nodes).share(40) > 0.25, "though it is one op in eleven"
     seen = []
     graph.evaluate(progress=seen.append)
     half = next(each for each in seen if each.done == 40)
@@ -241,15 +241,15 @@ def test_how_long_a_run_will_take_is_foreseen_from_what_its_ops_have_to_do(monke
 
 
 def test_a_long_run_is_foreseen_from_some_of_its_ops(monkeypatch):
-    from lazyviz.execute import time_estimate
+    from lazyviz.execute import remaining_time
 
     x = torch.randn(4)
     with lazyviz.lazy() as graph:
         for _ in range(300):
             x = (x + 1) * 2
-    whole = time_estimate.Forecast(graph.nodes)
-    monkeypatch.setattr(time_estimate, "MOST_SEEN", 50)
-    some = time_estimate.Forecast(graph.nodes)
+    whole = remaining_time.Forecast(graph.nodes)
+    monkeypatch.setattr(remaining_time, "MOST_SEEN", 50)
+    some = remaining_time.Forecast(graph.nodes)
     for done in (0, 1, 100, 299, 600):
         assert some.share(done) == pytest.approx(whole.share(done), abs=0.03)
 

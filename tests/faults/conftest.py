@@ -11,8 +11,8 @@ import pytest
 
 import lazyviz
 
-from .inject import State, is_plain
-from .table import Table
+from .fault_table import Table
+from .inject_exceptions import State, is_plain
 
 SECONDS = 600
 
@@ -48,7 +48,7 @@ def state() -> Iterator[State]:
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest) -> Table:
     """What comes of the points that are tried, which ``--fault-table=FILE`` has written."""
-    from .test_runs import rows
+    from .test_injected_faults import rows
 
     file = request.config.getoption("--fault-table")
     return Table(Path(file) if file else None, rows())

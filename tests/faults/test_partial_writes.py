@@ -8,7 +8,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import write_rollback
-from lazyviz.execute.replay import codegen
+from lazyviz.execute.replay import native_codegen
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.record.tape import tape
 
@@ -71,10 +71,10 @@ WAYS = ("op by op", "replay, C++", "replay, Python", "sync point")
 
 @pytest.fixture(params=WAYS)
 def way(request):
-    codegen.use(request.param != "replay, Python")
+    native_codegen.use(request.param != "replay, Python")
     replays.clear()
     yield request.param
-    codegen.use(True)
+    native_codegen.use(True)
     replays.clear()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import eager
+from lazyviz.execute import eager_backend
 from lazyviz.execute.replay import program_cache
 from lazyviz.graph import ir
 from lazyviz.record.recorder import Recorder
@@ -160,7 +160,12 @@ SHARED = [
     *(torch.float32, torch.int64, torch.bool, torch.strided, torch.preserve_format, torch.contiguous_format),
     *(torch.Tensor, nn.Parameter, torch.Size, torch.device, type(torch.device("cpu")), torch._C.TensorBase),
     *(ir.Node, ir.Value, ir.Storage, Tape, dict, list, tuple),
-    *(Recorder.record.__code__, eager.store_result.__code__, program_cache.__dict__, Program.step.__code__),
+    *(
+        Recorder.record.__code__,
+        eager_backend.store_result.__code__,
+        program_cache.__dict__,
+        Program.step.__code__,
+    ),
     *(getattr(torch.ops.aten, name).default for name in ("mm", "detach", "t", "relu", "sum", "exp", "clone")),
     *(torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten._local_scalar_dense.default),
     *(operator.getitem, sys.getrefcount),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.integrations.first_steps import FirstSteps
+from lazyviz.integrations.first_training_steps import FirstSteps
 from lazyviz.testing import PeakExceeded
 
 pytestmark = pytest.mark.slow
@@ -294,7 +294,7 @@ def test_only_the_first_rank_writes_the_picture(tmp_path, is_first, steps):
 
 
 def test_an_error_above_the_budget_is_about_one_run(tmp_path):
-    from lazyviz.integrations.first_steps import FirstSteps
+    from lazyviz.integrations.first_training_steps import FirstSteps
 
     first = FirstSteps(fail_above="10KiB", steps=1)
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))

@@ -9,7 +9,7 @@ import torch
 
 from ..case_rotation import day_of
 from . import catalog
-from .table import Table
+from .results_table import Table
 
 _table = pytest.StashKey[Table]()
 

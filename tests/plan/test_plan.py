@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.plan.devices.devices import DeviceProfile
+from lazyviz.plan.devices.device_lookup import DeviceProfile
 from lazyviz.plan.plan import CATEGORIES
 from lazyviz.plan.planner import make_plan
 
@@ -122,7 +122,7 @@ def test_a_profile_with_enough_memory_fits_and_a_small_one_does_not(training_ste
 
 def test_the_capacity_of_the_cpu_includes_counted_tensors_that_exist_already(program, monkeypatch):
     from lazyviz.plan import device_plan
-    from lazyviz.plan.devices import devices as plan_devices
+    from lazyviz.plan.devices import device_lookup as plan_devices
 
     program.outside(1000)
     here = plan_devices.Device("cpu", "system memory", 10_000, 300, 9_700)

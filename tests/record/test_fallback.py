@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.torch_internals import native_modules
+from lazyviz.torch_internals import native_module_loader
 
 
 def compiled(function):
@@ -154,7 +154,7 @@ def test_explain_names_what_is_not_known_of_what_ran_at_once():
     assert "Ran immediately, at a sync point: torch.compile at test_fallback.py:" in text
     assert "is unknown" in text
     # What nonzero uses is measured, if that is compiled.
-    assert ("nonzero at test_fallback.py:" in text) == ("allocations" not in native_modules.loaded)
+    assert ("nonzero at test_fallback.py:" in text) == ("allocations" not in native_module_loader.loaded)
     assert len(k) == 2500
     with lazyviz.lazy() as graph:
         y = x + 1

@@ -16,7 +16,7 @@ import torch
 
 import lazyviz
 from lazyviz.graph.ir import SourceLine, SyncPoint
-from lazyviz.graph.sync_point_text import listed, sites
+from lazyviz.graph.sync_point_groups import listed, sites
 
 READS = {
     "item": lambda t: t.sum().item(),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
-from lazyviz.execute.backend import Refused
+from lazyviz.execute import backend_registry
+from lazyviz.execute.backend_protocol import Refused
 
 SAMPLES = 64
 
@@ -188,7 +188,7 @@ class Refusing:
 def refusing():
     lazyviz.register_backend("refusing", Refusing())
     yield "refusing"
-    del registry._backends["refusing"]
+    del backend_registry._backends["refusing"]
 
 
 def test_a_blocks_backend_runs_what_is_evaluated_without_arguments(refusing):

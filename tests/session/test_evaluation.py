@@ -14,7 +14,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.session import evaluation
-from lazyviz.torch_internals import native_modules
+from lazyviz.torch_internals import native_module_loader
 
 
 def test_evaluating_twice_runs_nothing_twice():
@@ -410,7 +410,7 @@ def test_a_profile_of_an_evaluation_lists_each_op_once():
         with lazyviz.lazy() as graph:
             step()
         found = counts(graph.evaluate)
-        if native_modules.load("interpreter.cpp") is not None:
+        if native_module_loader.load("interpreter.cpp") is not None:
             assert found == expected
         else:  # calls from Python pass the dispatcher once more
             assert all(once <= seen <= 2 * once for seen, once in zip(found, expected))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.testing import PROGRAMS, check_backend
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "timing_backend.py"
@@ -31,7 +31,7 @@ def timing(example):
     backend = example.TimingBackend()
     lazyviz.register_backend("timing", backend)
     yield backend
-    del registry._backends["timing"]
+    del backend_registry._backends["timing"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -56,17 +56,19 @@ def test_the_example_takes_thirty_lines():
 
 def test_a_backend_of_an_installed_package_is_found_by_its_entry_point(example, monkeypatch):
     point = importlib.metadata.EntryPoint("theirs", "timing_backend:TimingBackend", "lazyviz.backends")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
-    registry.offered.cache_clear()
+    monkeypatch.setattr(
+        backend_registry, "entry_points", lambda group: [point] if group == point.group else []
+    )
+    backend_registry.offered.cache_clear()
     try:
-        assert "theirs" in registry.backend_names()
+        assert "theirs" in backend_registry.backend_names()
         x = torch.ones(2)
         with lazyviz.lazy(backend="theirs") as graph:
             y = x + 1
         assert graph.evaluate().backend == "theirs" and y.tolist() == [2, 2]
     finally:
-        registry._backends.pop("theirs", None)
-        registry.offered.cache_clear()
+        backend_registry._backends.pop("theirs", None)
+        backend_registry.offered.cache_clear()
 
 
 class Wrong:
@@ -88,7 +90,7 @@ def assert_found_out(backend, example, program):
         with pytest.raises(AssertionError):
             check_backend("wrong", program)
     finally:
-        del registry._backends["wrong"]
+        del backend_registry._backends["wrong"]
 
 
 @pytest.mark.parametrize(

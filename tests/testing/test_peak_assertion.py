@@ -15,7 +15,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.nested_blocks import flattened
-from lazyviz.plan.devices.devices import DeviceProfile
+from lazyviz.plan.devices.device_lookup import DeviceProfile
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.testing.peak_assertion import PeakExceeded
@@ -446,7 +446,7 @@ def test_a_thread_that_computes_nothing_is_not_named():
 
 def test_a_budget_needs_no_capacity_so_cuda_will_do_without_a_driver(monkeypatch):
     monkeypatch.setattr(
-        "lazyviz.plan.devices.devices.cuda_devices", lambda: ([], "no NVIDIA driver on this machine")
+        "lazyviz.plan.devices.device_lookup.cuda_devices", lambda: ([], "no NVIDIA driver on this machine")
     )
     if torch.cuda.is_available():
         pytest.skip("cuda is there")

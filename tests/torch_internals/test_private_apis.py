@@ -25,21 +25,21 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
-from lazyviz.process.transaction import take_back
+from lazyviz.process.global_state_transaction import take_back
 from lazyviz.record import constant_folding, native_recorder, rng
 from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
+    absent_cuda,
     composite_ops,
     cpu_kernel_selection,
-    dispatch_handlers,
+    dispatcher_bypasses,
     dynamo,
+    fastest_op_calls,
     generators,
-    op_calls,
+    handler_redispatch,
     private_api,
-    storage_owners,
-    tensor_memory,
+    storage_internals,
 )
-from lazyviz.torch_internals import cuda as torch_cuda
 from lazyviz.torch_internals.cpu_kernel_selection import Instructions
 
 
@@ -59,45 +59,45 @@ def wrapper(shape=(2, 3), dtype=torch.float32):
 
 
 def test_an_address_that_a_pending_tensor_does_not_have_is_refused():
-    tensor = tensor_memory.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
+    tensor = dispatcher_bypasses.make_wrapper(Wrapper, (2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         tensor.data_ptr()
 
 
 measures_allocations = pytest.mark.skipif(
-    tensor_memory.measured(torch.empty, (1,), {})[1] is None, reason="lazyviz's C++ is not compiled"
+    dispatcher_bypasses.measured(torch.empty, (1,), {})[1] is None, reason="lazyviz's C++ is not compiled"
 )
 
 
 def test_a_call_has_its_result_whether_it_is_measured_or_not():
-    assert tensor_memory.measured(max, ([1, 2],), {"key": int.__neg__})[0] == 1
+    assert dispatcher_bypasses.measured(max, ([1, 2],), {"key": int.__neg__})[0] == 1
     with pytest.raises(ZeroDivisionError):
-        tensor_memory.measured(lambda: 1 // 0, (), {})
-    assert tensor_memory.end_measuring() is None
+        dispatcher_bypasses.measured(lambda: 1 // 0, (), {})
+    assert dispatcher_bypasses.end_measuring() is None
 
 
 @measures_allocations
 def test_the_allocator_says_what_a_call_holds_at_most():
     kept = torch.ones(1000)
-    assert tensor_memory.measured(lambda: kept.clone().add(kept).sum(), (), {})[1] == 8000
+    assert dispatcher_bypasses.measured(lambda: kept.clone().add(kept).sum(), (), {})[1] == 8000
 
 
 @measures_allocations
 def test_measuring_does_not_look_like_a_profiler_and_gives_way_to_one():
-    assert tensor_memory.measured(torch.autograd._profiler_enabled, (), {}) == (False, 0)
+    assert dispatcher_bypasses.measured(torch.autograd._profiler_enabled, (), {}) == (False, 0)
     with torch.autograd.profiler.profile(profile_memory=True):
-        assert tensor_memory.measured(torch.ones, (10,), {})[1] is None
+        assert dispatcher_bypasses.measured(torch.ones, (10,), {})[1] is None
         assert torch.autograd._profiler_enabled()
 
 
 @measures_allocations
 def test_a_measurement_that_an_interrupt_has_left_is_replaced():
-    tensor_memory.begin_measuring()
+    dispatcher_bypasses.begin_measuring()
     kept = torch.ones(1000)
-    tensor_memory.begin_measuring()
+    dispatcher_bypasses.begin_measuring()
     small = torch.ones(10)
-    assert tensor_memory.end_measuring() == small.nbytes < kept.nbytes
-    assert tensor_memory.end_measuring() is None
+    assert dispatcher_bypasses.end_measuring() == small.nbytes < kept.nbytes
+    assert dispatcher_bypasses.end_measuring() is None
 
 
 def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
@@ -107,12 +107,12 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
         original = getattr(torch.Tensor, name)
 
         def method(tensor):
-            read.append((name, tensor_memory.bypasses_modes()))
+            read.append((name, dispatcher_bypasses.bypasses_modes()))
             return original(tensor)
 
         return method
 
-    for name in tensor_memory.NUMBERS:
+    for name in dispatcher_bypasses.NUMBERS:
         monkeypatch.setattr(torch.Tensor, name, noted(name))
     x, t = torch.arange(12.0).view(4, 3), torch.tensor(2)
     assert float(t) == 2.0
@@ -126,15 +126,15 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
 
 def test_who_refers_to_a_storage_is_counted():
     tensor = torch.ones(3)
-    assert storage_owners.are_alone([tensor])
+    assert storage_internals.are_alone([tensor])
     alias = tensor.detach()
-    assert not storage_owners.are_alone([tensor])
-    assert storage_owners.are_alone([tensor, alias])
+    assert not storage_internals.are_alone([tensor])
+    assert storage_internals.are_alone([tensor, alias])
     del alias
     storage = tensor.untyped_storage()
-    assert not storage_owners.are_alone([tensor])
+    assert not storage_internals.are_alone([tensor])
     del storage
-    assert storage_owners.are_alone([tensor])
+    assert storage_internals.are_alone([tensor])
 
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
@@ -296,9 +296,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(func)
             if types:
-                return dispatch_handlers.ask_subclasses(self, types, func, args, kwargs or {})
-            if dispatch_handlers.makes_views_by_decomposition(func):
-                return dispatch_handlers.call_decomposed(self, func, args, kwargs or {})
+                return handler_redispatch.ask_subclasses(self, types, func, args, kwargs or {})
+            if handler_redispatch.makes_views_by_decomposition(func):
+                return handler_redispatch.call_decomposed(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     class Unwraps(Wrapper):
@@ -316,9 +316,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
     assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
     assert view._is_view() and view._base is plain
     made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
-    assert all(map(dispatch_handlers.makes_views_by_decomposition, made))
+    assert all(map(handler_redispatch.makes_views_by_decomposition, made))
     tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
-    assert not any(map(dispatch_handlers.makes_views_by_decomposition, tracked))
+    assert not any(map(handler_redispatch.makes_views_by_decomposition, tracked))
 
 
 def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
@@ -327,14 +327,14 @@ def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             raise AssertionError("called")
 
-    with dispatch_handlers.past_torch_function():
+    with handler_redispatch.past_torch_function():
         tensor = torch.ones(2).as_subclass(Function)
         assert torch.ops.aten.add.Tensor(tensor, tensor).sum().item() == 4
 
 
 def test_torchscript_writes_and_reads_memory_by_these_functions():
-    writers = {name for owner, name in tensor_memory.SCRIPT_WRITERS}
-    readers = {name for owner, name in tensor_memory.SCRIPT_READERS}
+    writers = {name for owner, name in dispatcher_bypasses.SCRIPT_WRITERS}
+    readers = {name for owner, name in dispatcher_bypasses.SCRIPT_READERS}
     assert {"save", "save_to_buffer", "serialize", "_pickle_save"} <= writers
     assert {"import_ir_module", "import_ir_module_from_buffer", "_pickle_load_obj"} <= readers
     tensor = torch._C._pickle_load_obj(torch._C._pickle_save(torch.ones(2) * 3))
@@ -364,9 +364,9 @@ def test_lazy_parameters_do_not_change_the_choice_of_foreach():
 
     both = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
     before = [list(types) for types in both]
-    torch_cuda.support_foreach(Wrapper)
+    absent_cuda.support_foreach(Wrapper)
     assert all(Wrapper in types for types in both)
-    torch_cuda.withdraw_foreach(Wrapper)
+    absent_cuda.withdraw_foreach(Wrapper)
     assert [list(types) for types in both] == before
 
 
@@ -421,7 +421,7 @@ def test_generators_keep_their_identity_through_the_dispatcher():
 
 
 def memory_of(tensor):
-    return storage_owners.memory_of(storage_owners.storage_address(tensor))
+    return storage_internals.memory_of(storage_internals.storage_address(tensor))
 
 
 def test_the_deleter_of_a_storage_is_recognized(tmp_path):
@@ -431,27 +431,27 @@ def test_the_deleter_of_a_storage_is_recognized(tmp_path):
     private = torch.from_file(str(file), shared=False, size=4)
     shared = torch.from_file(str(file), shared=True, size=4)
     part = torch.empty(0).set_(private.untyped_storage()[4:12])
-    assert memory_of(torch.ones(3)).deleter == storage_owners.OWN
+    assert memory_of(torch.ones(3)).deleter == storage_internals.OWN
     assert memory_of(part).data == private.data_ptr() + 4
-    assert storage_owners.whole_of(memory_of(part)) == storage_owners.storage_address(private)
-    assert storage_owners.whole_of(memory_of(private)) is None
+    assert storage_internals.whole_of(memory_of(part)) == storage_internals.storage_address(private)
+    assert storage_internals.whole_of(memory_of(private)) is None
     for tensor, keeper in (
         (torch.from_numpy(array), array),
         (torch.frombuffer(buffer, dtype=torch.uint8), buffer),
     ):
-        assert storage_owners.is_kept_by_python(memory_of(tensor))
-        assert storage_owners.keeper(memory_of(tensor)) is keeper
+        assert storage_internals.is_kept_by_python(memory_of(tensor))
+        assert storage_internals.keeper(memory_of(tensor)) is keeper
     for tensor in (private, shared, torch.ones(2), torch.from_dlpack(torch.ones(2))):
-        assert not storage_owners.is_kept_by_python(memory_of(tensor))
-    assert storage_owners.is_private_mapping(memory_of(private))
-    assert not storage_owners.is_private_mapping(memory_of(shared))
-    assert not storage_owners.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
-    assert storage_owners.shared_file(shared.untyped_storage()) == str(file)
-    assert storage_owners.shared_file(private.untyped_storage()) is None
+        assert not storage_internals.is_kept_by_python(memory_of(tensor))
+    assert storage_internals.is_private_mapping(memory_of(private))
+    assert not storage_internals.is_private_mapping(memory_of(shared))
+    assert not storage_internals.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
+    assert storage_internals.shared_file(shared.untyped_storage()) == str(file)
+    assert storage_internals.shared_file(private.untyped_storage()) is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library for sizes of memory")
-@pytest.mark.parametrize("find", [private_api._key_set_offset, storage_owners._find_memory])
+@pytest.mark.parametrize("find", [private_api._key_set_offset, storage_internals._find_memory])
 def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
     size_of = ctypes.CDLL(None).malloc_usable_size
     size_of.argtypes, size_of.restype = [ctypes.c_void_p], ctypes.c_size_t
@@ -464,12 +464,14 @@ def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
         read.append(address)
         return ctypes.c_uint64.from_address(address).value
 
-    words = storage_owners._words
+    words = storage_internals._words
     monkeypatch.setattr(private_api, "word", watched)
     monkeypatch.setattr(
-        storage_owners, "_words", lambda address, count: (watched(address, count), words(address, count))[1]
+        storage_internals,
+        "_words",
+        lambda address, count: (watched(address, count), words(address, count))[1],
     )
-    assert find() in (private_api.KEY_SET_OFFSET, storage_owners._MEMORY_OFFSET)
+    assert find() in (private_api.KEY_SET_OFFSET, storage_internals._MEMORY_OFFSET)
     assert len(read) >= 2
 
 
@@ -477,21 +479,21 @@ def test_a_tensor_without_other_references_is_alone():
     array = np.zeros(4)
     tensor = torch.from_numpy(array)
     memory = memory_of(tensor)
-    kept = storage_owners.keeper(memory)
-    assert sys.getrefcount(kept) == storage_owners.ALONE + 1
+    kept = storage_internals.keeper(memory)
+    assert sys.getrefcount(kept) == storage_internals.ALONE + 1
     del array
-    assert sys.getrefcount(kept) == storage_owners.ALONE
+    assert sys.getrefcount(kept) == storage_internals.ALONE
 
 
 def test_memory_that_was_given_to_numpy_is_not_ordinary():
     given, other = torch.ones(3), torch.ones(3)
-    assert storage_owners.is_resizable(given) and storage_owners.is_ordinary(given)
+    assert storage_internals.is_resizable(given) and storage_internals.is_ordinary(given)
     given.numpy()
-    assert not storage_owners.is_resizable(given) and not storage_owners.is_ordinary(given)
-    assert storage_owners.is_ordinary(other)
-    assert not storage_owners.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
+    assert not storage_internals.is_resizable(given) and not storage_internals.is_ordinary(given)
+    assert storage_internals.is_ordinary(other)
+    assert not storage_internals.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
     assert [
-        storage_owners.address_of(tensor)
+        storage_internals.address_of(tensor)
         for tensor in (given, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"))
     ] == [given.untyped_storage()._cdata, None, None]
 
@@ -499,16 +501,16 @@ def test_memory_that_was_given_to_numpy_is_not_ordinary():
 def test_a_weak_reference_to_the_c_tensor_does_not_keep_it():
     tensor = torch.ones(3)
     array = tensor.detach().numpy()
-    reference = storage_owners.WeakTensor(array.base)
+    reference = storage_internals.WeakTensor(array.base)
     assert not reference.expired()
     del array
     assert reference.expired()
-    assert storage_owners.use_count(tensor) == 1
+    assert storage_internals.use_count(tensor) == 1
 
 
 def test_every_reference_that_an_object_has_is_found():
     tensor = torch.ones(3)
-    found = storage_owners.referents_of([[tensor, tensor], {"key": tensor}, [1]])
+    found = storage_internals.referents_of([[tensor, tensor], {"key": tensor}, [1]])
     assert sum(item is tensor for item in found) == 3
 
 
@@ -839,7 +841,7 @@ class AtUserLevel(TorchDispatchMode):
         if self.function is not None:
             function, self.function = self.function, None
             before = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-            with dispatch_handlers.user_level(self):
+            with handler_redispatch.user_level(self):
                 function()
             keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
             assert [key.raw_repr() for key in keys] == [key.raw_repr() for key in before]
@@ -861,7 +863,7 @@ def test_at_the_user_s_level_modes_and_autograd_see_ops(autocast):
 def test_at_the_user_s_level_nothing_changes_where_no_op_is_dispatched():
     mode = AtUserLevel(None)
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    with dispatch_handlers.user_level(mode):
+    with handler_redispatch.user_level(mode):
         assert torch._C._dispatch_tls_local_include_set().raw_repr() == keys
         assert not private_api.active_dispatch_modes()
         torch.ones(2)
@@ -922,7 +924,7 @@ def test_gradients_of_interpolations_have_the_kernels_shapes_at_symbolic_sizes(o
 def test_the_quickest_call_of_an_operator_is_the_same_call():
     aten = torch.ops.aten
     x, y, bias = (torch.empty(shape, device="meta") for shape in ((4, 3), (3, 4), (4,)))
-    with op_calls.proving() as quickest:
+    with fastest_op_calls.proving() as quickest:
         assert quickest(aten.add.Tensor, [x, x], {"alpha": 2}) is torch._C.TensorBase.add
         assert quickest(aten.addmm.default, [bias, x, y], {}) is not aten.addmm.default._op
         # `x.mul(2)` is mul.Tensor, and nothing else than the operator itself is mul.Scalar.

@@ -54,7 +54,7 @@ class Program:
         node = Node(index, op, tuple(inputs), {})
         node.inputs = list(inputs)
         node.module, node.root, node.phase = module, root if phase != "optimizer" else "", phase
-        node.source = SourceLine("cell.py", line, text)
+        node.source = SourceLine("cell_compilation.py", line, text)
         node.forward = forward
         meta = _meta(shape)
         if writes is not None:
@@ -77,7 +77,7 @@ class Program:
         return value
 
     def sync(self, cause: str = "item", line: int = 9) -> None:
-        source = SourceLine("cell.py", line, "print(loss.item())")
+        source = SourceLine("cell_compilation.py", line, "print(loss.item())")
         self.graph.sync_points.append(SyncPoint(cause, source, 3, 0.25, 4, len(self.graph.nodes)))
 
 

@@ -7,7 +7,7 @@ import { ChartCursor } from "./chart-cursor";
 import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
 import { charWidth, cut, focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText, grouped } from "../page/format";
-import { whenLoaded } from "../page/deferred-part";
+import { whenLoaded } from "../page/on-demand-loading";
 import type { Failure, Memory, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // a line is drawn if it is below this multiple of the peak

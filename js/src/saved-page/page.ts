@@ -2,12 +2,12 @@
 //
 // lazyviz/view/export/html_page.py writes that data: parts of gzipped JSON in base64, each read when it is first needed.
 
-import { finder, type SearchData } from "./page-search";
+import { finder, type SearchData } from "./offline-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/anywidget-model";
-import { provideDeferredPart } from "../page/deferred-part";
-import * as deferred from "../deferred";
-import widget from "../widget";
+import { provideDeferredPart } from "../page/on-demand-loading";
+import * as deferred from "../on-demand-bundle";
+import widget from "../anywidget-entry";
 
 type Callback = (message: FromPython) => void;
 type Answers = Record<string, FromPython[]>;

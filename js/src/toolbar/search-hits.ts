@@ -6,7 +6,7 @@ import type { Found, Hit, Send } from "../model/types";
 
 const LISTED = 20;
 
-/** The search box (search.ts). */
+/** The search box (search-box.ts). */
 interface SearchBox {
   readonly element: HTMLElement;
   readonly input: HTMLInputElement;

@@ -14,9 +14,9 @@ import torch
 
 from ...graph.ir import Storage, TensorMeta
 from ...torch_internals import private_api
-from ..backend import Compiled, Segment
+from ..backend_protocol import Compiled, Segment
 from ..replay.program_key import moving
-from .compiled_cache import Known, Program, Programs, Variant, settings
+from .compiled_program_cache import Known, Program, Programs, Variant, settings
 from .dynamic_shapes import Shapes
 from .fx_lowering import view_of, views_of
 from .scalar_arguments import places_of_scalars, scalars_at

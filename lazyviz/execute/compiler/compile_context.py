@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...torch_internals import dynamo, private_api
-from ..eager import Interrupted
+from ..eager_backend import Interrupted
 
 _PATIENCE = 0.05  # seconds between two checks whether a compilation was canceled
 _SHORT, _TICK = 0.2, 1.0  # seconds before the first progress notice about a compilation, and between two

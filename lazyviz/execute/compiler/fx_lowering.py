@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
-from ...torch_internals.operators import define
-from ..backend import Segment
-from .bernoulli import drawn
+from ...torch_internals.operator_registration import define
+from ..backend_protocol import Segment
+from .bernoulli_custom_ops import drawn
 from .dynamic_shapes import Size, Sizes
 from .rng_prologue import Draw, draw_all, draw_of, draws, serialized
 from .scalar_arguments import Numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...graph.ir import Node
 from ...torch_internals import dynamo
-from ..backend import Refused, first_line
+from ..backend_protocol import Refused, first_line
 from .calling_convention import number_tensor
 from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
 from .rng_prologue import draw_of, draws

@@ -13,13 +13,13 @@ import torch
 
 from ...graph.ir import Storage
 from ...process.deferred_signals import Deferred
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 from ...record.rng import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import DrawSequence, TrackedNode, TrackedValue
 from ...torch_internals import private_api
-from ..backend import Backend, Compiled, Refused, Segment
-from ..eager import (
+from ..backend_protocol import Backend, Compiled, Refused, Segment
+from ..eager_backend import (
     Progress,
     check_interrupts,
     deliver,
@@ -29,15 +29,15 @@ from ..eager import (
     report_progress,
     run_node,
 )
-from ..memory_tracker import ResidentMemory
+from ..measured_memory import ResidentMemory
 from ..replay import node_passes
 from ..replay.program_key import Subgraph
 from ..value_stats import Summaries
-from . import verify
+from . import numerical_verification
 from .compile_context import interruptible, progress_notices, without_active_modes
 from .fx_lowering import views_of
-from .output_checks import refuse_other_metadata
-from .segment_cache import Reuse, cached_segments, name_segment, note_partial_write
+from .output_metadata_checks import refuse_other_metadata
+from .single_segment_runs import Reuse, cached_segments, name_segment, note_partial_write
 
 _MOST_REASONS = 8
 
@@ -218,7 +218,7 @@ class _Run:
         draws: dict[DrawSequence, None] = {node.draws: None for node in nodes if node.draws is not None}
         check: _Expected | None = None
         fresh = not getattr(compiled, "cache_hit", False)
-        before = verify.saved(segment, reals) if fresh else None
+        before = numerical_verification.saved(segment, reals) if fresh else None
         verifies = self.verify or getattr(self.backend, "verifies", False)
         if verifies and fresh:
             check = self._expected(segment, reals, draws)
@@ -276,18 +276,18 @@ class _Run:
         self, segment: Segment, reals: Sequence[torch.Tensor], draws: Iterable[DrawSequence]
     ) -> _Expected:
         """The results of the recorded ops on copies of the inputs: the outputs, and the inputs afterwards."""
-        untouched = verify.Copies(segment.inputs, reals)
+        untouched = numerical_verification.Copies(segment.inputs, reals)
         states = [(sequence.generator, sequence.state) for sequence in draws]
 
         def run(nudge: float = 0.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             for generator, state in states:
                 generator.set_state(state)
-            copies = verify.Copies(segment.inputs, untouched.tensors, nudge=nudge).tensors
-            return verify.run_recorded(segment, copies), copies
+            copies = numerical_verification.Copies(segment.inputs, untouched.tensors, nudge=nudge).tensors
+            return numerical_verification.run_recorded(segment, copies), copies
 
         outputs, inputs = run()
         ends = {sequence: state_of(sequence.generator) for sequence in draws}
-        return _Expected(outputs, inputs, ends, lambda: run(verify.rounding(segment)))
+        return _Expected(outputs, inputs, ends, lambda: run(numerical_verification.rounding(segment)))
 
     def _verified(
         self,
@@ -298,17 +298,17 @@ class _Run:
     ) -> list[torch.Tensor]:
         """``results``, if they and all writes agree with eager mode; otherwise the eager results."""
         outputs, inputs = expected.outputs, expected.inputs
-        changed = verify.written(segment)
-        blank = verify.blank(segment)
+        changed = numerical_verification.written(segment)
+        blank = numerical_verification.blank(segment)
         filled = [at for at, value in enumerate(segment.outputs) if value.storage not in blank]
         values = [*[segment.outputs[at] for at in filled], *[segment.inputs[at] for at in changed]]
         made = {value: value.node for value in segment.outputs if value.node is not None}
         ours = [*[results[at] for at in filled], *[reals[at] for at in changed]]
         theirs = [*[outputs[at] for at in filled], *[inputs[at] for at in changed]]
-        mismatch = verify.first_mismatch(values, ours, theirs, made)
+        mismatch = numerical_verification.first_mismatch(values, ours, theirs, made)
         if mismatch is not None:
             moved, moved_inputs = expected.nudged()
-            mismatch = verify.first_mismatch(
+            mismatch = numerical_verification.first_mismatch(
                 values,
                 ours,
                 theirs,

@@ -16,7 +16,7 @@ import torch
 
 from ...graph.ir import Node, Value
 from ...plan.batch.batch_dim_propagation import draws_nothing
-from ...torch_internals.operators import define
+from ...torch_internals.operator_registration import define
 
 aten = torch.ops.aten
 

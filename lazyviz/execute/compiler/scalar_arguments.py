@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...graph.ir import Node, works_by_element
-from ...graph.operands import operands
+from ...graph.number_operands import operands
 from ...torch_internals.private_api import OpOverload
 
 # Arguments that optimizers recompute in each step (bias corrections, learning rates).

@@ -1,7 +1,7 @@
 """Base class of compiling backends: looks up code, compiles on a miss, remembers refusals.
 
 Because recording happens below autograd, forward, backward, and optimizer of a step are one program.  A
-segment of a known structure (:mod:`lazyviz.execute.compiler.compiled_cache`) runs existing code
+segment of a known structure (:mod:`lazyviz.execute.compiler.compiled_program_cache`) runs existing code
 (:mod:`lazyviz.execute.compiler.calling_convention`).
 """
 
@@ -17,10 +17,10 @@ import torch
 
 from ...graph.ir import Node, Value
 from ...torch_internals import dynamo
-from ..backend import Compiled, Refused, Segment
+from ..backend_protocol import Compiled, Refused, Segment
 from ..lru_cache import LRUCache
 from .calling_convention import Call, Code, Cuts, Reuse
-from .compiled_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
+from .compiled_program_cache import MOST_VARIANTS, Made, Program, Programs, Variant, program_of, same_shapes
 from .dynamic_shapes import Shapes, Sizes, follow
 from .fx_lowering import NotLowered, check, cut_first, made_storages
 
@@ -70,7 +70,7 @@ class SegmentCompiler(ABC):
         """Code for a segment, as ``task`` says.
 
         Raises:
-            lazyviz.execute.backend.Refused: there can be none; the message says why.
+            lazyviz.execute.backend_protocol.Refused: there can be none; the message says why.
         """
 
     def refuses(self, node: Node) -> str | None:
@@ -85,7 +85,7 @@ class SegmentCompiler(ABC):
         """The segment as one function of its inputs.
 
         Raises:
-            lazyviz.execute.backend.Refused: it cannot be compiled; the message says why.
+            lazyviz.execute.backend_protocol.Refused: it cannot be compiled; the message says why.
         """
         cuts = Cuts(segment, cut_first(segment))
         inner = cuts.inner

@@ -21,8 +21,8 @@ import torch
 
 from ...graph.ir import Node, Storage, Value
 from ...torch_internals import private_api
-from ..backend import Compiled, Refused, Segment
-from ..compiler.compiled_cache import Programs, Variant, program_of
+from ..backend_protocol import Compiled, Refused, Segment
+from ..compiler.compiled_program_cache import Programs, Variant, program_of
 from ..compiler.fx_lowering import cut_first, views_of
 from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
 from ..replay.program_key import moving
@@ -66,7 +66,7 @@ class CudaGraphsBackend:
         """The callable that runs the segment: op by op, with a capture, or by launching what was captured.
 
         Raises:
-            lazyviz.execute.backend.Refused: nothing of it can be captured; the message says why.
+            lazyviz.execute.backend_protocol.Refused: nothing of it can be captured; the message says why.
         """
         if why := self.captures.obstacle():
             raise Refused(f"CUDA Graphs: {why}")
@@ -242,7 +242,8 @@ class Known:
         """A form to be captured.
 
         Raises:
-            lazyviz.execute.backend.Refused: there is nothing to capture, or it was captured too often.
+            lazyviz.execute.backend_protocol.Refused: there is nothing to capture, or it was captured too
+            often.
         """
         device, nodes = self.device, segment.nodes
         assert device is not None

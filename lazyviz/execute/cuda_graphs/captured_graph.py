@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, Value
-from ...torch_internals import cuda_graph_capture, op_calls, private_api
-from ..backend import Segment, first_line
+from ...torch_internals import cuda_graph_capture, fastest_op_calls, private_api
+from ..backend_protocol import Segment, first_line
 from ..compiler.fx_lowering import views_of
 from .partition import Layout, Part
 from .stream_capture import Captured, CaptureDevice
@@ -100,7 +100,7 @@ def call(node: Node, numbers: Sequence[int], tensor: Callable[[Value, int], torc
             return given[item]
         return type(item)([real(entry) for entry in item]) if type(item) in (list, tuple) else item
 
-    op_calls.set_grad_enabled(getattr(node, "grad_mode", False))
+    fastest_op_calls.set_grad_enabled(getattr(node, "grad_mode", False))
     results = node.op(
         *[real(item) for item in node.args], **{name: real(each) for name, each in node.kwargs.items()}
     )

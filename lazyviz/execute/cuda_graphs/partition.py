@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
-from ..backend import Segment
+from ..backend_protocol import Segment
 from .stream_capture import CaptureDevice
 
 LEAST_KERNELS = 4  # enough for a separate part: launching it costs as much as some kernels

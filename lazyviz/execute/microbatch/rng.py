@@ -15,7 +15,7 @@ import torch
 
 from ...graph.ir import Node, TensorMeta
 from ...plan.batch.batch_dim_propagation import separable
-from ...plan.batch.rule import base_name
+from ...plan.batch.batch_rule import base_name
 from ...record.rng import state_of
 from ...record.tracked_storages import DrawSequence, TrackedNode
 

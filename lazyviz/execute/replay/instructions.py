@@ -16,7 +16,7 @@ Stopped = tuple[BaseException, Mapping[str, Any], bool, bool]
 whether it had started a write that cannot be rolled back (:func:`lazyviz.execute.write_rollback.is_refused`).
 """
 Code = Callable[..., Stopped | None]
-"""Runs the subgraph; see :func:`lazyviz.execute.replay.codegen.generate`."""
+"""Runs the subgraph; see :func:`lazyviz.execute.replay.native_codegen.generate`."""
 Give = Callable[[TrackedValue, torch.Tensor], None]
 
 NOWHERE = -1

@@ -14,13 +14,13 @@ from typing import Any
 from ...process.deferred_signals import Deferred
 from ...record.interception.warning_routing import at_users_line
 from ...record.tape import tape
-from ...torch_internals import dispatch_level, native_modules
+from ...torch_internals import dispatch_level, native_module_loader
 from .instructions import Stopped
 from .program_cache import Known, Replay
 from .program_key import Subgraph
 
 LONGEST = 0.005  # seconds that signals may have to wait
-module = native_modules.load("short_runs.pyx")
+module = native_module_loader.load("short_runs.pyx")
 
 
 def can_run_in_one_go(subgraph: Subgraph, known: Known) -> bool:
@@ -44,7 +44,7 @@ def finish_stopped(
 def raise_stopped(
     subgraph: Subgraph, known: Known, times: array[float], stopped: Stopped, warn: Callable[[], None] | None
 ) -> None:
-    """Raise the error that stopped a run, like :func:`lazyviz.execute.eager.run`, after its warnings."""
+    """Warn, and raise the error that stopped a run, like :func:`lazyviz.execute.eager_backend.run`."""
     error, _, has_run, midway = stopped
     try:
         if warn is not None:

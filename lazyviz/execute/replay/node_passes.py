@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...record.pending_ops import unlink_tensors
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
-from ...torch_internals import native_modules
+from ...torch_internals import native_module_loader
 
 
 class Survey(NamedTuple):
@@ -282,5 +282,5 @@ fingerprint, take, release_inputs = InPython.fingerprint, InPython.take, InPytho
 unfinished, begin = InPython.unfinished, InPython.begin
 survey, storages_of = InPython.survey, InPython.storages_of
 note_done, note_unused, note_used = InPython.note_done, InPython.note_unused, InPython.note_used
-_module = native_modules.load("node_passes.cpp")
+_module = native_module_loader.load("node_passes.cpp")
 active = False  # until it is connected

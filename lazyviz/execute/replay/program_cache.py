@@ -1,8 +1,8 @@
 """Program cache: subgraphs that have run before run as generated code, without inspecting each node.
 
-The first time, a subgraph runs op by op (:mod:`lazyviz.execute.eager`), and its memory use is stored with its
-structure.  The second time, code is generated for it, which is used from then on.  The kernels, their order,
-their arguments, and the times at which memory is freed are the same.
+The first time, a subgraph runs op by op (:mod:`lazyviz.execute.eager_backend`), and its memory use is stored
+with its structure.  The second time, code is generated for it, which is used from then on.  The kernels,
+their order, their arguments, and the times at which memory is freed are the same.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import torch
 
 from ...graph.ir import Storage
 from ...plan.liveness.live_set import Category
-from ...plan.peak_projection import Peak
+from ...plan.run_peak_projection import Peak
 from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 from ...record.interception.warning_routing import at_users_line, moved_to_users_line
 from ...record.rng import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode
 from ...torch_internals import private_api
-from ..eager import check_interrupts, kernel_level, report_progress, store_result
-from ..failures import note_failure
+from ..eager_backend import check_interrupts, kernel_level, report_progress, store_result
+from ..kernel_errors import note_failure
 from ..lru_cache import LRUCache
-from ..memory_tracker import KnownMemory, Levels, Memory, ResidentMemory
-from . import async_run, node_passes
-from .codegen import generate
+from ..measured_memory import KnownMemory, Levels, Memory, ResidentMemory
+from . import background_run, node_passes
 from .instructions import Code, Stopped, name_of
-from .miss_candidates import RecentPrograms
 from .miss_reason import Sketch, sketch, subgraph_difference
+from .native_codegen import generate
 from .program_key import Key, Steps, Subgraph
+from .recent_programs import RecentPrograms
 
 LEAST_NODES = 1  # minimum size of cached subgraphs
 FEW_NODES = 4  # smaller subgraphs are cached when they run a second time
@@ -255,16 +255,16 @@ class Replay:
         self.memory = KnownMemory(known.levels, subgraph, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
         self.known, self.code = known, code
-        self.started: async_run.AsyncRun | None = None  # on another thread
+        self.started: background_run.AsyncRun | None = None  # on another thread
 
     def start(self) -> str | None:
         """Start the kernels on another thread; return the reason if that is not possible."""
         known = self.known
         if known.not_async is None:
-            known.not_async = async_run.async_obstacle(self.subgraph, self.code) or ""
-        reason = known.not_async or async_run.current_async_obstacle(self.subgraph)
+            known.not_async = background_run.async_obstacle(self.subgraph, self.code) or ""
+        reason = known.not_async or background_run.current_async_obstacle(self.subgraph)
         if reason is None:
-            self.started, begin = async_run.prepared(self.subgraph, self.code)
+            self.started, begin = background_run.prepared(self.subgraph, self.code)
             self.started.handle[:] = map(partial.__call__, (begin,))  # started and stored entirely in C
             if not self.started.has_begun:
                 self.started, reason = None, "PyTorch dispatch modes are active"
@@ -285,7 +285,7 @@ class Replay:
     def _note_first(
         self,
         tape: Tape,
-        started: async_run.AsyncRun,
+        started: background_run.AsyncRun,
         ran: Sequence[TrackedNode],
         count: int,
         timed: bool,
@@ -304,7 +304,7 @@ class Replay:
         """Whether results of its first nodes can be used while others run on another thread."""
         known = self.known
         if known.in_parts is None:
-            known.in_parts = async_run.can_be_taken_in_parts(self.subgraph)
+            known.in_parts = background_run.can_be_taken_in_parts(self.subgraph)
         return known.in_parts
 
     def learn(self, projection: Projection | None) -> None:
@@ -319,7 +319,7 @@ class Replay:
         cancelled: Callable[[], bool] | None = None,
         timed: bool = False,
     ) -> None:
-        """Run it; arguments and errors are those of :func:`lazyviz.execute.eager.run`."""
+        """Run it; arguments and errors are those of :func:`lazyviz.execute.eager_backend.run`."""
         nodes = self.subgraph.nodes
         with kernel_level(tape, [nodes[at] for at in self.subgraph.draws], nodes) as arrived:
             check_interrupts(arrived, cancelled, f"after 0 of {len(nodes)} ops")

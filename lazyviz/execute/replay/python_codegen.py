@@ -14,7 +14,7 @@ import torch
 from ...graph.ir import TensorMeta
 from ...record.rng import state_of
 from ...record.tracked_storages import TrackedNode, TrackedValue
-from ...torch_internals import op_calls
+from ...torch_internals import fastest_op_calls
 from .. import write_rollback
 from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .program_key import Step, Steps, Subgraph, values_in
@@ -25,7 +25,7 @@ _LITERALS = (int, bool, type(None))
 
 
 def write(subgraph: Subgraph, steps: Steps, store_result: Give) -> Code:
-    """The generated function; see :func:`lazyviz.execute.replay.codegen.generate`."""
+    """The generated function; see :func:`lazyviz.execute.replay.native_codegen.generate`."""
     choose_calls(subgraph, steps)
     return _Writer(subgraph, store_result).function(list(lines(subgraph, steps)))
 
@@ -39,7 +39,7 @@ def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
         if step.call is not None or step in trials:
             continue
         if any(value.meta.flags for value in node.inputs):  # conjugate bits are resolved above kernels
-            step.call = op_calls.plain(node.op)
+            step.call = fastest_op_calls.plain(node.op)
             continue
         stand_ins = _stand_ins(node, made)
 
@@ -51,7 +51,7 @@ def choose_calls(subgraph: Subgraph, steps: Steps) -> None:
         named = {name: stand_in(item) for name, item in node.kwargs.items()}
         trials[step] = node, [stand_in(item) for item in node.args], named
     if trials:
-        with op_calls.proving() as quickest:
+        with fastest_op_calls.proving() as quickest:
             for step, (node, args, kwargs) in trials.items():
                 step.call = quickest(node.op, args, kwargs)
 
@@ -80,7 +80,7 @@ class _Writer:
         self.names: dict[str, Any] = {
             "store_result": store_result,
             "perf_counter": perf_counter,
-            "set_grad_enabled": op_calls.set_grad_enabled,
+            "set_grad_enabled": fastest_op_calls.set_grad_enabled,
             "state_of": state_of,
             "stopped": self.stopped,
             "partial": partial,

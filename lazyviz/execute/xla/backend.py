@@ -21,8 +21,8 @@ import torch.utils.dlpack
 from ...graph.ir import Node, Value
 from ...torch_internals import functionalization
 from ...torch_internals.dynamo import Compiled
-from ..backend import Refused, Segment, first_line
-from ..compiler.compiled_cache import program_of
+from ..backend_protocol import Refused, Segment, first_line
+from ..compiler.compiled_program_cache import program_of
 from ..compiler.fx_lowering import NotLowered, refuse
 from ..compiler.segment_compiler import SegmentCompiler, Task
 from ..lru_cache import LRUCache

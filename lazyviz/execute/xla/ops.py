@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import torch
 
 from ...graph.ir import Node
-from ...torch_internals import torchax_table
+from ...torch_internals import torchax_lowerings
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
@@ -96,7 +96,7 @@ def lowering_of(op: Any) -> Lowering | None:
         return OWN[op]
     if op not in TAKEN:
         return None
-    table = torchax_table.lowerings()
+    table = torchax_lowerings.lowerings()
     packet = op.overloadpacket
     return table.get(op) or table.get(packet) or table.get(getattr(packet, "default", None))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..devices.devices import Device, DeviceProfile
+from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime
 
 Segment = Mapping[str, Any]

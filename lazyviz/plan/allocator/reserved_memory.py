@@ -1,6 +1,6 @@
 """Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
-The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulation`), with the workspaces of
+The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.event_replay`), with the workspaces of
 :mod:`lazyviz.plan.workspace.cublas`.  The CUDA context is an estimate.
 """
 
@@ -10,14 +10,13 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ...graph.ir import Node, Storage
-from ..devices.devices import CONTEXT_BYTES, Device, DeviceProfile
+from ..devices import cuda_context
+from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime, events
 from ..workspace.cublas import cublas_workspaces
+from .event_replay import AllocationFailure, AllocatorConfig, simulate
 from .initial_state import Segment, Start, start
-from .simulation import AllocationFailure, AllocatorConfig, simulate
 
 Call = tuple[int, Hashable, int]
 """(Position, name, bytes) of an allocation, or of a free if the bytes are not above 0."""
@@ -93,7 +92,7 @@ def reserve_calls(
     if isinstance(target, DeviceProfile):
         context = target.context_bytes
     else:
-        context = 0 if torch.cuda.is_initialized() else CONTEXT_BYTES
+        context = 0 if cuda_context.exists() else cuda_context.CONTEXT_BYTES
     total = target.total_bytes
     free = simulate(asked, config, total=total, segments=there.segments)
     failure = None

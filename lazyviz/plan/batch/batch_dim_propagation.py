@@ -20,12 +20,12 @@ from ...graph.ir import Node, Storage, Value
 from . import indexing_rules as _indexing  # noqa: F401  (these three fill the table of rules)
 from . import layer_rules as _layers  # noqa: F401
 from . import view_rules as _views  # noqa: F401
-from .analysis_result import BatchAnalysis as BatchAnalysis
-from .analysis_result import Blocker as Blocker
+from .batch_analysis_result import BatchAnalysis as BatchAnalysis
+from .batch_analysis_result import Blocker as Blocker
+from .batch_placement import LOCAL, PARTIAL, Local, Part, Partial, Placement, Shard
+from .batch_rule import FACTORIES, RULES, Call, Coupled, Rule, base_name, named
 from .partial_inputs import can_make_part, is_pointwise, make_part, pull
-from .placement import LOCAL, PARTIAL, Local, Part, Partial, Placement, Shard
 from .pointwise_rules import pointwise
-from .rule import FACTORIES, RULES, Call, Coupled, Rule, base_name, named
 
 _SHAPE_ONLY = named(
     """empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...graph.ir import Value
-from .placement import PARTIAL, Placement, Shard
-from .rule import Call, Coupled, rule
+from .batch_placement import PARTIAL, Placement, Shard
+from .batch_rule import Call, Coupled, rule
 
 
 @rule("embedding")

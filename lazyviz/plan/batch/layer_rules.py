@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...graph.ir import Value
-from .placement import LOCAL, PARTIAL, Partial, Placement, Shard
-from .rule import Call, Coupled, Outputs, align, rule
+from .batch_placement import LOCAL, PARTIAL, Partial, Placement, Shard
+from .batch_rule import Call, Coupled, Outputs, align, rule
 
 MEAN, SUM = 1, 2  # ATen's Reduction.h
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from ...graph.ir import Node, Storage, Value, works_by_element
-from .analysis_result import BatchAnalysis
-from .placement import Shard
+from .batch_analysis_result import BatchAnalysis
+from .batch_placement import Shard
+from .batch_rule import FACTORIES, Call, base_name
 from .pointwise_rules import POINTWISE
-from .rule import FACTORIES, Call, base_name
 
 
 def is_pointwise(node: Node) -> bool:

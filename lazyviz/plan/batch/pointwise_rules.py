@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.ir import Value
-from .placement import PARTIAL, Partial, Placement, Shard
-from .rule import Call, Coupled, Outputs, align, labeled, named, rule, wrapped
+from .batch_placement import PARTIAL, Partial, Placement, Shard
+from .batch_rule import Call, Coupled, Outputs, align, labeled, named, rule, wrapped
 
 # --- element by element -----------------------------------------------------------------
 

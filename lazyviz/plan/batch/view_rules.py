@@ -9,9 +9,9 @@ from math import prod
 import torch
 
 from ...graph.ir import TensorMeta
-from ..workspace.rules import contiguous
-from .placement import Placement, Shard
-from .rule import FACTORIES, Call, Coupled, Outputs, align, base_name, rule, wrapped
+from ..workspace.workspace_rule import contiguous
+from .batch_placement import Placement, Shard
+from .batch_rule import FACTORIES, Call, Coupled, Outputs, align, base_name, rule, wrapped
 
 
 @rule("view _unsafe_view reshape _reshape_alias flatten")

@@ -9,9 +9,9 @@ from typing import Literal, TypeVar, get_args
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
 from ...process.unpicklable import Unpicklable
-from ..formatting import where
-from ..tables import Table, Tabular
-from ..tables import sizes as rows_of_sizes
+from ..node_formatting import where
+from ..result_tables import Table, Tabular
+from ..result_tables import sizes as rows_of_sizes
 from ..units import format_bytes
 from .lifetimes import Lifetime
 

@@ -19,14 +19,14 @@ from torch.utils.flop_counter import flop_registry
 
 from ...graph.ir import Graph, Node, Storage, Value
 from ..device_plan import MARGIN, DevicePlan, fits_with_margin, plan_device
-from ..devices.devices import Device, DeviceProfile
+from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
 from ..liveness.live_set import Category, categorize
 from ..liveness.run_order import RunsInside
-from ..peak_projection import Held, Peak, highest
+from ..run_peak_projection import Held, Peak, highest
 from ..units import format_bytes, format_share
-from ..workspace.size import Need
+from ..workspace.workspace_size import Need
 from .candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

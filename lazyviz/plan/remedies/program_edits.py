@@ -17,10 +17,10 @@ import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
 from ...graph.modules import known_path
-from ..formatting import family, line_text
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..liveness.lifetimes import formula_end
-from .local_names import Scope, Statements, chain, line_in, needed_after, scope_of
+from ..node_formatting import family, line_text
+from .local_variable_names import Scope, Statements, chain, line_in, needed_after, scope_of
 
 MAX_FAMILIES = 10  # number of module families tried for recomputation
 MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched

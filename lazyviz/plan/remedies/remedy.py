@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...graph.ir import SourceLine
-from ..tables import Table, Tabular
+from ..result_tables import Table, Tabular
 from ..units import format_bytes
 
 

@@ -9,15 +9,15 @@ from typing import TypeAlias
 import torch
 
 from ...graph.ir import Node, Value
-from ..devices.devices import Device, DeviceProfile
-from ..devices.profiles import PROFILES
-from ..formatting import line_with_text
+from ..devices.device_lookup import Device, DeviceProfile
+from ..devices.known_gpus import PROFILES
+from ..node_formatting import line_with_text
 from ..units import format_bytes, format_flops, format_share
-from .device_projection import gpu_of, without_time
 from .dtype_change import in_dtype
+from .flops_and_bytes import operator_class, touched
 from .gpu_kernel_times import Gpu
 from .gpu_timeline import OpTime, Projection, duration, project
-from .op_costs import operator_class, touched
+from .run_time_projection import gpu_of, without_time
 
 LINES = 5
 WORTH = 0.03  # minimum share of the time that a listed change saves

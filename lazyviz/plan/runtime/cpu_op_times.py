@@ -18,10 +18,10 @@ import torch
 
 from ...graph.ir import Bound, Node, Value
 from .flop_rules import arguments_of, steps_of
+from .flops_and_bytes import Work, operator_class, read_again, work_of
 from .gpu_timeline import OpTime, Projection, is_enough
 from .op_classes import OpClass, short_name
-from .op_costs import Work, operator_class, read_again, work_of
-from .reuse import Access, accesses
+from .reuse_distances import Access, accesses
 
 FORMAT = 3
 Curve = tuple[tuple[float, float], ...]

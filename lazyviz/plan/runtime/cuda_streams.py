@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...graph.collectives import NAMESPACES, collective_of, kind_of
+from ...graph.collective_info import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
-from .op_costs import is_view
+from .flops_and_bytes import is_view
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Projected time of one GPU kernel: matrix products by tiles and waves, others by memory traffic.
 
-The data and its sources are in ``calibration.json``.  The time of a matrix product is the minimum over a few
-tile shapes and splits of the inner dimension.  For each, it is computed from waves of tiles, in which each
-multiprocessor processes one tile at a time at its share of the sustained rate, and combined with the memory
-time by a norm of four.
+The data and its sources are in ``gpu_kernel_calibration.json``.  The time of a matrix product is the minimum
+over a few tile shapes and splits of the inner dimension.  For each, it is computed from waves of tiles, in
+which each multiprocessor processes one tile at a time at its share of the sustained rate, and combined with
+the memory time by a norm of four.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Bound, Node, Value
-from ..devices.rates import Rates, Unit
+from ..devices.gpu_rates import Rates, Unit
 from .flop_rules import arguments_of, groups_of
+from .flops_and_bytes import compute_dtype, operator_class, read_again, work_key, work_of
 from .op_classes import OpClass, short_name
-from .op_costs import compute_dtype, operator_class, read_again, work_key, work_of
 
-CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
+CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("gpu_kernel_calibration.json").read_text())
 # Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.
 # Kernels that gather scattered rows, or write to a few locations, reach less.
 _LIKE_ELEMENTWISE: dict[OpClass, float] = {

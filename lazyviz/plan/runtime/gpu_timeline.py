@@ -12,16 +12,16 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...graph.collectives import kind_of
+from ...graph.collective_info import kind_of
 from ...graph.ir import Bound, Node, SourceLine
 from ...graph.modules import ModuleNames
-from ..devices.rates import Known
-from ..tables import Table, Tabular
+from ..devices.gpu_rates import Known
+from ..result_tables import Table, Tabular
 from ..units import format_bytes, format_flops
 from .cuda_streams import CollectiveInFlight, Streams, gpus_among, nodes_on_other_streams
 from .flop_rules import least_flops
+from .flops_and_bytes import NOTHING, Work, added, is_view, work_of
 from .gpu_kernel_times import CALIBRATED, Gpu, Kernel, kernel_time, times_on
-from .op_costs import NOTHING, Work, added, is_view, work_of
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}
 """Relative uncertainty of the time, by the source of the GPU's rate."""

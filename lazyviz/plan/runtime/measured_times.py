@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames
-from ..tables import Table, Tabular
+from ..result_tables import Table, Tabular
 from ..units import format_deviation
 from .gpu_timeline import Projection, duration
 from .op_classes import short_name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...graph.ir import Node
-from ..devices.devices import Device, DeviceProfile
+from ..devices.device_lookup import Device, DeviceProfile
 
 # ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
 # one per handle and stream, from the caching allocator, at the first call, kept.

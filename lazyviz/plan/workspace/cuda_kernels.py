@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable
 
 from ...graph.ir import Node, TensorMeta, Value
-from . import cudnn_rnn as workspace_cudnn
-from .size import NOTHING, Need
+from . import cudnn_rnn_workspace
+from .workspace_size import NOTHING, Need
 
 Rule = Callable[[Node, int], Need]
 TABLE: dict[str, Rule] = {
-    "aten::_cudnn_rnn": workspace_cudnn.forward,
-    "aten::_cudnn_rnn_backward": workspace_cudnn.backward,
+    "aten::_cudnn_rnn": cudnn_rnn_workspace.forward,
+    "aten::_cudnn_rnn_backward": cudnn_rnn_workspace.backward,
 }
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from .rules import Rule, on
-from .size import NOTHING, Events, Need
+from .workspace_rule import Rule, on
+from .workspace_size import NOTHING, Events, Need
 
 TABLE: dict[str, Rule] = {}
 

@@ -6,10 +6,10 @@ to one before it is sent.
 
 from __future__ import annotations
 
-from ...graph.collectives import collective_of
+from ...graph.collective_info import collective_of
 from ...graph.ir import Node
-from .rules import Rule, exactly
-from .size import NOTHING, Need
+from .workspace_rule import Rule, exactly
+from .workspace_size import NOTHING, Need
 
 
 def _flat(node: Node, threads: int) -> Need:

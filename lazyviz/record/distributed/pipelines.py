@@ -12,8 +12,8 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from ...torch_internals import process_groups
-from ..interception import late_imports
+from ...torch_internals import fake_process_groups
+from ..interception import unpatched_imports
 from ..interception.attribute_patches import Patches
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
@@ -24,7 +24,7 @@ _GRADIENTS = "gradients sent between pipeline stages have the shapes and dtypes 
 
 def install(patches: Patches, tape: Tape) -> None:
     def patch_schedules(module: ModuleType) -> None:
-        schedule = getattr(module, process_groups.PIPELINE_SCHEDULE, None)
+        schedule = getattr(module, fake_process_groups.PIPELINE_SCHEDULE, None)
         if hasattr(schedule, "_warmup_p2p"):  # from PyTorch 2.13 on
             _patch_votes(patches, tape, module, schedule)
 
@@ -33,13 +33,13 @@ def install(patches: Patches, tape: Tape) -> None:
         if hasattr(stage, "_recv_meta"):
             _patch_shapes(patches, tape, module, stage)
 
-    late_imports.when_imported(process_groups.PIPELINE_SCHEDULES, patch_schedules)
-    late_imports.when_imported(process_groups.PIPELINE_STAGES, patch_stages)
+    unpatched_imports.when_imported(fake_process_groups.PIPELINE_SCHEDULES, patch_schedules)
+    unpatched_imports.when_imported(fake_process_groups.PIPELINE_STAGES, patch_stages)
 
 
 def remove() -> None:
-    late_imports.forget(process_groups.PIPELINE_SCHEDULES)
-    late_imports.forget(process_groups.PIPELINE_STAGES)
+    unpatched_imports.forget(fake_process_groups.PIPELINE_SCHEDULES)
+    unpatched_imports.forget(fake_process_groups.PIPELINE_STAGES)
 
 
 def _assume(tape: Tape, text: str) -> None:

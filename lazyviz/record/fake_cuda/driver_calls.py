@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import absent_cuda
 from ..sync_points import AbsentDeviceError
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 
 _WITHOUT_EFFECT = (
     (torch.cuda.profiler, "start"),
@@ -51,7 +51,7 @@ _SNAPSHOTS = 'After the block, graph.save("memory.pickle") writes a snapshot of 
 def install(gpus: Gpus) -> None:
     for owner, name in _WITHOUT_EFFECT:
         gpus.replace(owner, name, lambda *args, **kwargs: None)
-    gpus.patches.set(*torch_cuda.NVTX, _Marks())
+    gpus.patches.set(*absent_cuda.NVTX, _Marks())
     gpus.replace(torch.cuda, "get_sync_debug_mode", lambda: 0)
     for name in _OF_SENSORS:
         _refuse(gpus, torch.cuda, name, "")

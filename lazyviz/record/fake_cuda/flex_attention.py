@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ...torch_internals.dynamo import FLEX_CALLED, FLEX_FUNCTION, FLEX_OPERATOR
-from ..interception import late_imports
-from .gpu_registry import Gpus
+from ..interception import unpatched_imports
+from .planned_gpus_interface import Gpus
 
 
 def install(gpus: Gpus) -> None:
@@ -31,13 +31,13 @@ def install(gpus: Gpus) -> None:
         if operator is not None:
             gpus.patches.set(module, FLEX_CALLED, _with_captured(operator))
 
-    late_imports.when_imported(FLEX_OPERATOR, patch_operator)
-    late_imports.when_imported(FLEX_FUNCTION, patch_function)
+    unpatched_imports.when_imported(FLEX_OPERATOR, patch_operator)
+    unpatched_imports.when_imported(FLEX_FUNCTION, patch_function)
 
 
 def remove() -> None:
-    late_imports.forget(FLEX_OPERATOR)
-    late_imports.forget(FLEX_FUNCTION)
+    unpatched_imports.forget(FLEX_OPERATOR)
+    unpatched_imports.forget(FLEX_FUNCTION)
 
 
 def _with_captured(operator: Callable[..., Any]) -> Callable[..., Any]:

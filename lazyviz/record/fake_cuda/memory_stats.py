@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..sync_points import AbsentDeviceError
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 
 
 def install(gpus: Gpus) -> None:

@@ -13,24 +13,23 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, cudnn_sizes, dispatch_level
-from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import absent_cuda, composite_ops, cudnn_rnn_buffer_sizes, dispatch_level
 from ..lazy_tensor import is_pending
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float16, torch.float32, torch.float64)  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 _MODES = {
-    "lstm": (cudnn_sizes.LSTM, "LSTM"),
-    "gru": (cudnn_sizes.GRU, "GRU"),
-    "rnn_tanh": (cudnn_sizes.TANH, "RNN"),
-    "rnn_relu": (cudnn_sizes.RELU, "RNN"),
+    "lstm": (cudnn_rnn_buffer_sizes.LSTM, "LSTM"),
+    "gru": (cudnn_rnn_buffer_sizes.GRU, "GRU"),
+    "rnn_tanh": (cudnn_rnn_buffer_sizes.TANH, "RNN"),
+    "rnn_relu": (cudnn_rnn_buffer_sizes.RELU, "RNN"),
 }
 _MODE_OF = {
-    "LSTM": cudnn_sizes.LSTM,
-    "GRU": cudnn_sizes.GRU,
-    "RNN_TANH": cudnn_sizes.TANH,
-    "RNN_RELU": cudnn_sizes.RELU,
+    "LSTM": cudnn_rnn_buffer_sizes.LSTM,
+    "GRU": cudnn_rnn_buffer_sizes.GRU,
+    "RNN_TANH": cudnn_rnn_buffer_sizes.TANH,
+    "RNN_RELU": cudnn_rnn_buffer_sizes.RELU,
 }
 
 
@@ -85,7 +84,7 @@ def _flatten(layer: torch.nn.RNNBase, weights: Sequence[Any]) -> None:
         buffer = _aten._cudnn_rnn_flatten_weight.default(
             weights, count, layer.input_size, mode, *sizes, layer.batch_first, layer.bidirectional
         )
-        places = cudnn_sizes.parameters(
+        places = cudnn_rnn_buffer_sizes.parameters(
             mode, layer.input_size, *sizes, 2 if layer.bidirectional else 1, layer.bias
         ).places
         for weight, (offset, shape) in zip(weights, places):
@@ -100,7 +99,9 @@ def _part(buffer: torch.Tensor, offset: int, shape: Sequence[int]) -> torch.Tens
     return buffer[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-def _flat_buffer(weights: Sequence[torch.Tensor], parameters: cudnn_sizes.Parameters) -> torch.Tensor | None:
+def _flat_buffer(
+    weights: Sequence[torch.Tensor], parameters: cudnn_rnn_buffer_sizes.Parameters
+) -> torch.Tensor | None:
     """The buffer that contains all of ``weights`` at their places: ``try_get_weight_buf``."""
     storage, offset = _memory(weights[0])
     size = weights[0]._lazyviz.storage.nbytes // weights[0].element_size()  # type: ignore[attr-defined]
@@ -133,11 +134,11 @@ def _kernel(
         if packed:
             batch_sizes, args = args[0].tolist(), (*args[1:], False)
         hidden, weights, biases, layers, dropout, train, bidirectional, batch_first = args
-        hx, cx = hidden if mode == cudnn_sizes.LSTM else (hidden, None)
+        hx, cx = hidden if mode == cudnn_rnn_buffer_sizes.LSTM else (hidden, None)
         size, projection = hx.size(2), 0
         if cx is not None and cx.size(2) != size:
             size, projection = cx.size(2), size
-        parameters = cudnn_sizes.parameters(
+        parameters = cudnn_rnn_buffer_sizes.parameters(
             mode, source.size(-1), size, projection, layers, 2 if bidirectional else 1, biases
         )
         buffer = _flat_buffer(weights, parameters) if all(map(_is_planned, weights)) else None
@@ -145,12 +146,12 @@ def _kernel(
         if torch.is_autocast_enabled("cuda"):
             source, hx, cx = _half(source), _half(hx), None if cx is None else _half(cx)
             weights, buffer = _half_weights(weights, buffer, parameters)
-        with torch_cuda.without_autocast():
+        with absent_cuda.without_autocast():
             output, hy, cy, _, _ = _aten._cudnn_rnn.default(
                 source, weights, (4 if biases else 2) + (projection > 0), buffer, hx, cx, mode, size,
                 projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, state,
             )  # fmt: skip
-        return (output, hy, cy) if mode == cudnn_sizes.LSTM else (output, hy)
+        return (output, hy, cy) if mode == cudnn_rnn_buffer_sizes.LSTM else (output, hy)
 
     return kernel
 
@@ -173,12 +174,14 @@ def _half(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _half_weights(
-    weights: Sequence[torch.Tensor], buffer: torch.Tensor | None, parameters: cudnn_sizes.Parameters
+    weights: Sequence[torch.Tensor],
+    buffer: torch.Tensor | None,
+    parameters: cudnn_rnn_buffer_sizes.Parameters,
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
     """``_cudnn_rnn_cast_reflatten`` (autocast_RNN.cpp): half-precision copies in one buffer, seen by
     autograd.
     """
-    with torch_cuda.without_autocast():
+    with absent_cuda.without_autocast():
         if weights[0].dtype != torch.float32:
             return weights, buffer
         with dispatch_level.no_grad():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 
 
 def install(gpus: Gpus) -> None:

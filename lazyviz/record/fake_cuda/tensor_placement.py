@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import dispatch_level
+from ...torch_internals import absent_cuda, dispatch_level
 from .driver_calls import refusal
-from .gpu_registry import Gpus
+from .planned_gpus_interface import Gpus
 
 _TYPES: dict[str, torch.dtype] = {
     "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,
@@ -56,9 +55,9 @@ def _install_numbers(gpus: Gpus) -> None:
 
         return function
 
-    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), torch_cuda.PARSE_TO):
+    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), absent_cuda.PARSE_TO):
         gpus.patches.set(owner, name, numbered(getattr(owner, name), True))
-    for owner, name in torch_cuda.FACTORIES:
+    for owner, name in absent_cuda.FACTORIES:
         gpus.patches.set(owner, name, numbered(getattr(owner, name), False))
 
 
@@ -153,7 +152,7 @@ class _Storages:
 
     def install(self) -> None:
         gpus = self._gpus
-        owner, name = torch_cuda.RESTORE_LOCATION
+        owner, name = absent_cuda.RESTORE_LOCATION
         restore = getattr(owner, name)
 
         def restore_location(storage: Any, location: str) -> Any:
@@ -172,7 +171,7 @@ class _Storages:
     def _install_rebuilding(self) -> None:
         """Functions that create tensors from storages that were read from a file."""
         gpus = self._gpus
-        owner, name = torch_cuda.REBUILD_TENSOR
+        owner, name = absent_cuda.REBUILD_TENSOR
         rebuild = getattr(owner, name)
 
         def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
@@ -183,7 +182,7 @@ class _Storages:
             return _placed(storage, (offset, size, stride), storage.dtype, there, read)
 
         gpus.replace(owner, name, rebuild_tensor)
-        owner, name = torch_cuda.REBUILD_TENSOR_OF_DTYPE
+        owner, name = absent_cuda.REBUILD_TENSOR_OF_DTYPE
         rebuild_of_dtype = getattr(owner, name)
 
         def rebuild_tensor_of_dtype(
@@ -200,7 +199,7 @@ class _Storages:
             return made.requires_grad_(requires_grad)
 
         gpus.replace(owner, name, rebuild_tensor_of_dtype)
-        unpickler, name = torch_cuda.ALLOWED_WHEN_LOADING
+        unpickler, name = absent_cuda.ALLOWED_WHEN_LOADING
         allowed = getattr(unpickler, name)
         rebuilt = f"{owner.__name__}.{rebuild_of_dtype.__name__}"
         gpus.replace(unpickler, name, lambda: {**allowed(), rebuilt: rebuild_tensor_of_dtype})

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from ..dependencies import can_run_without, sequence_of
+from ..dependency_closure import can_run_without, sequence_of
 from ..sync_points import needs_absent
 from ..tape import Tape
 from ..tracked_storages import TrackedNode

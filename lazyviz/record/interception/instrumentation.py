@@ -16,23 +16,22 @@ import torch
 
 from ...process.critical_section import CriticalSection
 from ...process.deferred_signals import Deferred
-from ...process.transaction import complete
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import dynamo, private_api
-from ...torch_internals.dispatch_handlers import user_level
+from ...process.global_state_transaction import complete
+from ...torch_internals import absent_cuda, dynamo, private_api
+from ...torch_internals.handler_redispatch import user_level
 from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
-from ..parity.composites import CompositeKernels
 from ..parity.derivative_formulas import FormulaPatches
+from ..parity.mode_sensitive_composites import CompositeKernels
 from ..provenance.module_scopes import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
 from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
-from .kv_caches import CachePatches
-from .late_imports import LateImports
+from .kv_cache_detection import CachePatches
 from .torch_compile import CompilerPatches
+from .unpatched_imports import LateImports
 from .value_reads import SyncPatches
 
 
@@ -89,7 +88,7 @@ class Instrumentation:
             self._watch_guards()
         self._scopes.install()
         self._tape.memory_holders.begin_block()
-        torch_cuda.support_foreach(LazyTensor)
+        absent_cuda.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:
         """Begin and end once, so that the first block is fast; nothing stays installed."""
@@ -366,7 +365,7 @@ class Instrumentation:
         """Other ways in which lazyviz is active in PyTorch now, as far as this thread can tell."""
         found = ["dispatch mode of lazyviz"] if private_api.has_mode(self._mode) else []
         found += [f"dispatch key {key}" for key in private_api.stray_keys()]
-        if torch_cuda.supports_foreach(LazyTensor):
+        if absent_cuda.supports_foreach(LazyTensor):
             found.append("types of foreach optimizers")
         if self._imports.installed:
             found.append("finder of imports in sys.meta_path")
@@ -425,7 +424,7 @@ class Instrumentation:
             self._settings.remove()
             self._formulas.remove()
             self._reads.remove()  # last: as long as it is there, there is something to remove
-        torch_cuda.withdraw_foreach(LazyTensor)
+        absent_cuda.withdraw_foreach(LazyTensor)
 
 
 def _leave(leave: Callable[..., Any], guard: Any) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api, storage_owners, tensor_memory
+from ...torch_internals import absent_cuda, dispatcher_bypasses, private_api, storage_internals
 from .. import native_recorder
-from ..dependencies import closure
+from ..dependency_closure import closure
 from ..eager_fallback import note_copies
 from ..ops_outside_blocks import refuse_forgotten, tensors_in
 from ..sync_points import needs_absent
@@ -75,7 +74,7 @@ class Addresses:
         """A C function reads its argument's memory, or that of tensors in lists."""
         if self._tape.pending:
             items = [*args, *(kwargs or {}).values()]
-            if number >= len(tensor_memory.EXPORTS):
+            if number >= len(dispatcher_bypasses.EXPORTS):
                 items = [item for item in items if isinstance(item, (list, tuple))]
             for tensor in tensors_in(items):
                 self._before_read(tensor, RAW_ACCESS)
@@ -92,7 +91,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
                     is_redispatched = private_api.is_redispatched(tensor)
                     before_read(tensor, RAW_ACCESS)
                     return (private_api.redispatching(original) if is_redispatched else original)(tensor)
-                if tape.pending and tensor_memory.bypasses_modes():
+                if tape.pending and dispatcher_bypasses.bypasses_modes():
                     before_read(tensor, RAW_ACCESS)
                 traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
                 if traced or (tensor.requires_grad and tensor.numel() == 1):  # PyTorch warns
@@ -105,7 +104,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
 
         return method
 
-    for name in tensor_memory.NUMBERS:
+    for name in dispatcher_bypasses.NUMBERS:
         patches.set(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
 
 
@@ -119,7 +118,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
     @functools.wraps(get_item)
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(index, slice) or storage_owners.wholes_of(storage._cdata):
+        if isinstance(index, slice) or storage_internals.wholes_of(storage._cdata):
             before_access(tape, storage)
         with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
             result = get_item(storage, index)
@@ -128,7 +127,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
         return result
 
     patches.set(cls, "__getitem__", __getitem__)
-    write_record = tensor_memory.FILE_WRITER.write_record
+    write_record = dispatcher_bypasses.FILE_WRITER.write_record
 
     @functools.wraps(write_record)
     def write(writer: Any, name: str, content: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,12 +135,12 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
             before_access(tape, content)
         return write_record(writer, name, content, *args, **kwargs)
 
-    patches.set(tensor_memory.FILE_WRITER, "write_record", write)
-    utils, rebuild = torch_cuda.REBUILD_TENSOR
+    patches.set(dispatcher_bypasses.FILE_WRITER, "write_record", write)
+    utils, rebuild = absent_cuda.REBUILD_TENSOR
     patches.set(utils, rebuild, _loaded_immediately(tape, getattr(utils, rebuild)))
-    for owner, name in tensor_memory.SCRIPT_WRITERS:
+    for owner, name in dispatcher_bypasses.SCRIPT_WRITERS:
         patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=True))
-    for owner, name in tensor_memory.SCRIPT_READERS:
+    for owner, name in dispatcher_bypasses.SCRIPT_READERS:
         patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=False))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ...torch_internals import dynamo
 from ..lazy_tensor import LazyTensor
-from . import late_imports
+from . import unpatched_imports
 from .attribute_patches import Patches
 
 
@@ -39,11 +39,11 @@ class CompilerPatches:
         }
         for name, patches in self._patches.items():
             if not patches and not patches.reapply():
-                late_imports.when_imported(name, patch[name])
+                unpatched_imports.when_imported(name, patch[name])
 
     def remove(self) -> None:
         for name, patches in self._patches.items():
-            late_imports.forget(name)
+            unpatched_imports.forget(name)
             patches.restore()
 
     def _patch_check(self, module: ModuleType) -> None:

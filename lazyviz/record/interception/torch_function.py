@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..lazy_tensor import LazyTensor
-from ..pending_tensor_classes import PendingClass
+from ..lazy_tensor_subclasses import PendingClass
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
 

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import composite_ops, private_api
-from ...torch_internals import cuda as torch_cuda
+from ...torch_internals import absent_cuda, composite_ops, private_api
 from .. import constant_folding, eager_fallback, lazy_tensor
-from ..distributed.resized_storage import planned_storage
-from ..fake_cuda import data_errors
+from ..distributed.fsdp_storage_resize import planned_storage
 from ..fake_cuda import torch_cuda as fake_torch_cuda
-from ..fake_cuda.host_values import host_copy
+from ..fake_cuda import value_read_errors
+from ..fake_cuda.values_known_on_host import host_copy
 from ..lazy_tensor import (
     LazyTensor,
     is_lazy,
@@ -36,8 +35,8 @@ from ..lazy_tensor import (
     pending_parameter,
     see_history,
 )
+from ..lazy_tensor_subclasses import real_class
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
-from ..pending_tensor_classes import real_class
 from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
@@ -48,7 +47,7 @@ from . import child_processes, torch_save, torchscript_errors
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
-from .external_aliases import DLPACK
+from .memory_holders import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .torch_function import sees_calls
 from .warning_routing import at_users_line
@@ -280,7 +279,7 @@ class SyncPatches:
             patches._after_read(cause, tensor, result)
             return result
 
-        return data_errors.with_own_errors(patches.tape, original, method)
+        return value_read_errors.with_own_errors(patches.tape, original, method)
 
     def _list_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``tolist``: a program may call it after every op."""
@@ -319,7 +318,7 @@ class SyncPatches:
             with tape.recording.paused():
                 return original(tensor, *args, **kwargs)
 
-        return data_errors.with_own_errors(tape, original, method)
+        return value_read_errors.with_own_errors(tape, original, method)
 
     def _repr(self, original: Callable[..., str]) -> Callable[..., str]:
         tape = self.tape
@@ -383,7 +382,7 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws has a marker, instead of the state that the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
-        if torch_cuda.cuda_is_present():
+        if absent_cuda.cuda_is_present():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
                 index = device if isinstance(device, int) else torch.device(device).index
@@ -695,7 +694,7 @@ class SyncPatches:
             with tape.recording.paused():
                 return original(*args, **kwargs)
 
-        return data_errors.with_own_errors(tape, original, function)
+        return value_read_errors.with_own_errors(tape, original, function)
 
     def _after_reading(
         self, original: Callable[..., Any], cause: str, *, nested: bool = False, lengths: bool = False
@@ -721,12 +720,12 @@ class SyncPatches:
                 return at_users_line(self.tape.scopes.sources, sys._getframe(1), call)
             return original(*args, **kwargs)
 
-        return data_errors.with_own_errors(self.tape, original, function)
+        return value_read_errors.with_own_errors(self.tape, original, function)
 
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or querying its memory, requires that pending ops run."""
         tape = self.tape
-        if not torch_cuda.cuda_is_present():
+        if not absent_cuda.cuda_is_present():
             return
         for name in (
             "synchronize",

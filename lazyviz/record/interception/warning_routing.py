@@ -17,9 +17,9 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from ...process.transaction import Transaction, no_warnings
-from ...torch_internals import tensor_memory
-from ...torch_internals.dispatch_handlers import past_torch_function
+from ...process.global_state_transaction import Transaction, no_warnings
+from ...torch_internals import dispatcher_bypasses
+from ...torch_internals.handler_redispatch import past_torch_function
 from ..provenance.source_lines import AT_USERS_LINE, SourceFinder
 
 Parameters = ParamSpec("Parameters")
@@ -98,8 +98,10 @@ class _NoFunctionModes(Transaction):
     """Context without the function modes of the program, such as its default device."""
 
     def begin(self) -> None:
-        self.undo_by(functools.partial(tensor_memory.put_function_modes, tensor_memory.function_modes()))
-        tensor_memory.put_function_modes([])
+        self.undo_by(
+            functools.partial(dispatcher_bypasses.put_function_modes, dispatcher_bypasses.function_modes())
+        )
+        dispatcher_bypasses.put_function_modes([])
 
 
 def in_python(
@@ -111,9 +113,9 @@ def in_python(
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if not tensor_memory.overrides_exist():
+        if not dispatcher_bypasses.overrides_exist():
             return function(*args, **kwargs)
-        if tensor_memory.function_modes():  # they would see the call of `torch.neg`
+        if dispatcher_bypasses.function_modes():  # they would see the call of `torch.neg`
             with _NoFunctionModes():
                 return called(*args, **kwargs)
         outcome = _Outcome(functools.partial(function, *args, **kwargs))
@@ -122,12 +124,12 @@ def in_python(
             with past_torch_function():
                 return outcome()
 
-        if tensor_memory.overrides_are_called():
+        if dispatcher_bypasses.overrides_are_called():
             neg = functools.partial(torch.neg, _Called(outcome))  # type: ignore[arg-type]
             result = at_users_line(sources, sys._getframe(1), neg)
         else:
             neg = functools.partial(torch.neg, _Called(within))  # type: ignore[arg-type]
-            with tensor_memory.calling_overrides():
+            with dispatcher_bypasses.calling_overrides():
                 result = at_users_line(sources, sys._getframe(1), neg)
         outcome.leave()
         return result  # type: ignore[return-value]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, private_api, tensor_memory
+from ...torch_internals import composite_ops, dispatcher_bypasses, private_api
 from .. import backward_nodes
 from ..eager_fallback import note_region
 from ..interception.attribute_patches import Patches
@@ -100,7 +100,9 @@ class FormulaPatches:
         self._patches.restore()
 
     def forward_kernels(self) -> dict[str, Callable[..., Any]]:
-        """The kernels of the operators of ``FORWARD``, for :mod:`lazyviz.record.parity.composites`."""
+        """The kernels of the operators of ``FORWARD``, for
+        :mod:`lazyviz.record.parity.mode_sensitive_composites`.
+        """
         return {name: functools.partial(self._with_tangents, name) for name in FORWARD}
 
     def _with_tangents(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
@@ -224,11 +226,11 @@ class PlainTensors:
         self._tape.runs.sync(cause, needed, nbytes)
         self._off = private_api.remove_mode(self._mode)
         if self._off:
-            tensor_memory.begin_measuring()
+            dispatcher_bypasses.begin_measuring()
 
     def end(self, read: Any = (), result: Any = None) -> None:
         if self._off:
-            held = tensor_memory.end_measuring()
+            held = dispatcher_bypasses.end_measuring()
             private_api.insert_mode_at_bottom(self._mode)
             self._off = False
             note_region(self._tape, self._cause, read, result, held=held)

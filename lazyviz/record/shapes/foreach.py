@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .kernel_probes import sharing
-from .op_call import FLOATS, Call, Made, is_plain, new, one_dtype
+from .shape_rule_call import FLOATS, Call, Made, is_plain, new, one_dtype
 
 _WRITE = {
     f"_foreach_{name}_"

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...torch_internals import cuda as torch_cuda
-from ...torch_internals import private_api
+from ...torch_internals import absent_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from ..rng import Generators, set_state, state_of
-from . import probe_content, scalar_operands
-from .argument_checks import CHECK_MORE
-from .op_info import OpInfo
+from . import kernel_probe_inputs, scalar_operands
+from .kernel_argument_checks import CHECK_MORE
+from .operator_info import OpInfo
 
 
 class DataDependent(Exception):
@@ -131,7 +130,9 @@ def answer(
         device = _cpu_for(inputs[0].meta.device) if inputs else torch.device("cpu")
         states = [(generator, state_of(generator)) for generator in own or [Generators.default(device)]]
     args, kwargs = substitute(args, probes), substitute(kwargs, probes)
-    probe_content.fill(name, dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs)
+    kernel_probe_inputs.fill(
+        name, dict(zip([argument.name for argument in op._schema.arguments], args)) | kwargs
+    )
     try:
         return op(*args, **kwargs)
     finally:
@@ -169,7 +170,7 @@ def ask(
         refused = refusal(op, args, kwargs, inputs, of_dtypes=not planned)
         if refused is not None:
             raise refused.with_traceback(None) from None
-    elif info.is_view or info.name in probe_content.NOT_MADE_UP:
+    elif info.is_view or info.name in kernel_probe_inputs.NOT_MADE_UP:
         return None
     elif on_absent_gpu(inputs, kwargs):
         if _may_be_refused(op, inputs, result):
@@ -354,7 +355,7 @@ def _results(result: Any) -> list[torch.Tensor]:
 
 def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of an absent GPU."""
-    absent = torch_cuda.STAND_INS
+    absent = absent_cuda.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
@@ -379,9 +380,9 @@ _TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two diffe
 def _cpu_for(item: Any) -> Any:
     """The CPU in place of an absent device, and None in place of its generator."""
     if isinstance(item, torch.device):
-        return torch.device("cpu") if item in torch_cuda.STAND_INS else item
+        return torch.device("cpu") if item in absent_cuda.STAND_INS else item
     if isinstance(item, torch.Generator):
-        return None if item.device in torch_cuda.STAND_INS else item
+        return None if item.device in absent_cuda.STAND_INS else item
     return item
 
 

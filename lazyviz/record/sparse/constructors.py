@@ -2,7 +2,7 @@
 
 ATen's constructors are composite functions that read indices in memory without the dispatcher, to infer a
 missing size and to check invariants. They get a kernel that first evaluates these indices, in the way of
-:mod:`lazyviz.record.parity.composites`. None of them reads values.
+:mod:`lazyviz.record.parity.mode_sensitive_composites`. None of them reads values.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...torch_internals import operators
+from ...torch_internals import operator_registration
 from ...torch_internals.private_api import OpOverload
 from .components import Form, parts_of
 from .rules import RULES, Made, New, Outcome, Written
@@ -87,7 +87,7 @@ def operator_for(op: OpOverload, signature: Signature) -> OpOverload:
     marks += ["own"] if base.startswith("_sparse_") else []  # beside addmm there is _sparse_addmm
     marks += [overload.lower()] if overload else []
     marks += ["".join(map(str, signature.returned))] if signature.returned is not None else []
-    return operators.define(
+    return operator_registration.define(
         f"sparse_{base.removeprefix('_').removeprefix('sparse_')}",
         _schema(op, signature),
         overload="_".join(marks),

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...plan.devices.devices import DeviceLike
+from ...plan.devices.device_lookup import DeviceLike
 from ...plan.plan import Plan
-from ...plan.runtime.training_steps import last_step
-from ...plan.tables import Table, Tabular
+from ...plan.result_tables import Table, Tabular
+from ...plan.runtime.last_training_step import last_step
 from ...plan.units import format_bytes
 from ..lazy_graph import lazy
-from .parallel_strategies import (
+from .training_strategies import (
     AS_WRITTEN,
     Strategy,
     blocks_of,

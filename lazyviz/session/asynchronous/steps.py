@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sized
 from types import FrameType
 from typing import Generic, TypeVar
 
-from ...plan.devices.devices import DeviceLike
+from ...plan.devices.device_lookup import DeviceLike
 from ...process.tracebacks import shorten
 from ...record.tape import tape
 from ...torch_internals import op_stream

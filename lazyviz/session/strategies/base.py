@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
-from ...execute import eager
-from ...execute.memory_tracker import Memory, ResidentMemory
+from ...execute import eager_backend
+from ...execute.measured_memory import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
 from ...execute.value_stats import Summaries
-from ...plan.peak_projection import project
+from ...plan.run_peak_projection import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
-from ...torch_internals import cuda as torch_cuda
-from ..recorded_graph import RecordedGraph
+from ...torch_internals import absent_cuda
+from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
     from ...execute.compiler.partitioned_run import Outcome
-    from ...execute.microbatch.run import SplitRun
-    from ...execute.replay.async_run import AsyncRun
+    from ...execute.microbatch.split_run import SplitRun
+    from ...execute.replay.background_run import AsyncRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None
 Marks: TypeAlias = list[tuple[TrackedNode, Any, Any]]
@@ -140,11 +140,11 @@ class Strategy:
             on_node if self.is_followed else None, wanted.cancel.is_set if wanted.cancel is not None else None
         )
         for index in self.cuda:
-            torch_cuda.synchronize(index)
+            absent_cuda.synchronize(index)
         for node, begin, end in self.marks:
             node.measured_seconds = begin.elapsed_time(end) / 1000
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         raise NotImplementedError
 
     @property
@@ -160,12 +160,12 @@ class Strategy:
     def _op_by_op(
         self,
         nodes: Sequence[TrackedNode],
-        on_progress: eager.Progress | None,
+        on_progress: eager_backend.Progress | None,
         cancelled: Cancelled,
-        around: eager.AroundNodes | None = None,
+        around: eager_backend.AroundNodes | None = None,
     ) -> None:
         """Run ``nodes`` by their recorded kernels, with CUDA events around them if times are requested."""
-        eager.run(
+        eager_backend.run(
             tape,
             nodes,
             self.resident,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...execute import eager
-from ...execute.backend import Backend, Compiled
+from ...execute import eager_backend
+from ...execute.backend_protocol import Backend, Compiled
 from ...execute.replay.program_cache import Projection
 from ...execute.replay.program_key import Subgraph
 from ...record.tape import tape
@@ -27,9 +27,9 @@ class CompiledRun(Strategy):
     def _start(self) -> str | None:
         return f"the backend {self.wanted.backend!r} runs it"
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         from ...execute.compiler.partitioned_run import Outcome, run_with_backend
-        from ...execute.compiler.segment_cache import run_compiled
+        from ...execute.compiler.single_segment_runs import run_compiled
 
         nodes, subgraph, code = self.nodes, self.subgraph, self.code
         if (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...execute import eager
-from ...execute.microbatch.clusters import Cluster
-from ...execute.microbatch.run import SplitRun
+from ...execute import eager_backend
+from ...execute.microbatch.ray_and_ipyparallel import Cluster
+from ...execute.microbatch.split_run import SplitRun
 from ...execute.replay.program_cache import Projection
 from .base import Cancelled, Request, Strategy
 
@@ -22,7 +22,7 @@ class DistributedRun(Strategy):
     def _start(self) -> str | None:
         return f"the backend {self.wanted.backend!r} runs it"
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         if self.split_run is not None:
             self.split_run.run(
                 self.resident,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...execute import eager
+from ...execute import eager_backend
 from ...execute.replay import program_cache
 from ...execute.replay.program_key import Subgraph
 from ...process import gc_pause
@@ -21,7 +21,7 @@ class EagerRun(Strategy):
             return "its results are summarized while it runs"
         return self.cache_miss_reason or "these ops run for the first time"
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         self._op_by_op(self.nodes, on_progress, cancelled)
         self.share = len(self.nodes)
 

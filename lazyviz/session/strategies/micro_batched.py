@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...execute import eager
-from ...execute.microbatch.run import SplitRun
+from ...execute import eager_backend
+from ...execute.microbatch.split_run import SplitRun
 from ...execute.replay.program_cache import Projection
 from ...plan.liveness.live_set import categorize
-from ...plan.peak_projection import Peak
+from ...plan.run_peak_projection import Peak
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
 
@@ -39,7 +39,7 @@ class MicroBatchedRun(Strategy):
         sizes = {name: size for name, size in plan.by_category.items() if size}
         return Peak(plan.recorded_device, nbytes, sizes, scratch, plan.peak_bytes), categories
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         self.split_run.run(
             self.resident, progress=on_progress, cancelled=cancelled, seen=self.seen, timed=self._timed
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...execute import eager
+from ...execute import eager_backend
 from ...execute.rematerialization import RecomputeRun
 from ...execute.replay.program_cache import Projection
 from ...plan.remat.selection import Choice
@@ -31,6 +31,6 @@ class RematerializedRun(Strategy):
         if self.choice.schedule is not None:
             self._recomputing = RecomputeRun(tape, self.choice.trace, self.choice.schedule, self.resident)
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         self._op_by_op(self.nodes, on_progress, cancelled, around=self._recomputing)
         self.share = len(self.nodes)

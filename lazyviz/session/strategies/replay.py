@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...execute import eager
-from ...execute.memory_tracker import Memory
-from ...execute.replay import async_run
-from ...execute.replay.async_run import AsyncRun
+from ...execute import eager_backend
+from ...execute.measured_memory import Memory
+from ...execute.replay import background_run
+from ...execute.replay.background_run import AsyncRun
 from ...execute.replay.program_cache import Projection, Replay
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
@@ -46,7 +46,7 @@ class ReplayRun(Strategy):
     def finish_first(self, count: int) -> None:
         self.found.take_first(tape, count, self._timed)
 
-    def _run(self, on_progress: eager.Progress | None, cancelled: Cancelled) -> None:
+    def _run(self, on_progress: eager_backend.Progress | None, cancelled: Cancelled) -> None:
         self.found.run(tape, progress=on_progress, cancelled=cancelled, timed=self._timed)
         self.share = len(self.nodes)
 
@@ -55,4 +55,4 @@ class ReplayRun(Strategy):
             self.found.learn(self.projection)
 
     def release(self) -> None:
-        async_run.part(self.found.subgraph)
+        background_run.part(self.found.subgraph)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from ...execute.backend import Backend
-from ...execute.microbatch.clusters import Cluster, is_cluster
-from ...execute.registry import find_backend
+from ...execute.backend_protocol import Backend
+from ...execute.backend_registry import find_backend
+from ...execute.microbatch.ray_and_ipyparallel import Cluster, is_cluster
 from ...execute.replay import program_cache
 from ...execute.value_stats import Summaries
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
 from .. import recompute_options, split_options
-from ..recorded_graph import RecordedGraph
+from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 from . import base
 from .base import Request, Strategy
@@ -21,7 +21,7 @@ from .eager import EagerRun
 from .replay import ReplayRun
 
 if TYPE_CHECKING:  # the other strategies are imported by the first run that needs them
-    from ...execute.microbatch.run import SplitRun
+    from ...execute.microbatch.split_run import SplitRun
     from ...plan.remat.selection import Choice
 
 
@@ -101,7 +101,7 @@ def _compiled(request: Request, compiler: Backend) -> Strategy:
 
     subgraph, code = None, None
     if request.nodes and request.seen is None:
-        from ...execute.compiler.segment_cache import cached_segments
+        from ...execute.compiler.single_segment_runs import cached_segments
 
         subgraph = cached_segments.subgraph_of(tape, request.nodes, compiler)
         code = cached_segments.find(subgraph, compiler) if subgraph is not None else None

@@ -215,9 +215,9 @@ PyType_Spec SUMS = {
     SLOTS_OF_SUMS};
 
 PyMethodDef METHODS[] = {
-    {"is_calling", is_calling, METH_O, "is_calling(mark): as in autograd_nodes.py."},
+    {"is_calling", is_calling, METH_O, "is_calling(mark): as in record/backward_nodes.py."},
     {"below", below, METH_VARARGS,
-     "below(outputs, names): as in autograd_nodes.py; None where an output is no tensor."},
+     "below(outputs, names): as in record/backward_nodes.py; None where an output is no tensor."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,4 +1,4 @@
-// Interpreter for a subgraph as a program of operator calls, which execute/replay/codegen.py creates and
+// Interpreter for a subgraph as a program of operator calls, which execute/replay/native_codegen.py creates and
 // program_cache.py runs.
 //
 // It does the same as the Python code of execute/replay/python_codegen.py, in the same order. An operator is called
@@ -577,7 +577,7 @@ void forget_level(PyObject* object) {
 
 // ---- Running it
 
-// The arguments of a program's call; see codegen.generate.
+// The arguments of a program's call; see native_codegen.generate.
 struct Given {
   PyObject *tensors = nullptr, *scalars = nullptr, *draws = nullptr, *users = nullptr, *later = nullptr;
   PyObject *arrived = nullptr, *times = nullptr, *done = nullptr;
@@ -1554,7 +1554,7 @@ void forget_async(PyObject* object) {
 }
 
 PyMethodDef methods_of_async[] = {
-    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/replay/async_run.py."},
+    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/replay/background_run.py."},
     {"is_joined", is_joined, METH_NOARGS, "Whether its results have been handed over."},
     {"is_over", is_over, METH_NOARGS, "Whether it has ended."},
     {"wait", wait_for, METH_O, "Waits that many seconds at most; whether it has ended."},
@@ -1584,12 +1584,12 @@ PyObject* takes_generators(PyObject* self, PyObject*) {
 PyMethodDef methods_of_program[] = {
     {"takes_generators", takes_generators, METH_NOARGS, "Whether each draw can have a generator that it is given."},
     {"in_one_go", run_in_one_go, METH_VARARGS, "See execute/replay/native_run.py."},
-    {"start", start_async, METH_VARARGS, "See execute/replay/async_run.py."},
+    {"start", start_async, METH_VARARGS, "See execute/replay/background_run.py."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots_of_type[] = {
     {Py_tp_methods, methods_of_program},
-    {Py_tp_doc, const_cast<char*>("Runs a subgraph of nodes; see codegen.generate for what it is called with.")},
+    {Py_tp_doc, const_cast<char*>("Runs a subgraph of nodes; see native_codegen.generate for what it is called with.")},
     {Py_tp_new, reinterpret_cast<void*>(make)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(run)},
@@ -1628,7 +1628,7 @@ PyType_Spec level_spec = {
     "lazyviz.torch_internals.native.interpreter.KernelsOnly", sizeof(KernelsOnly), 0, Py_TPFLAGS_DEFAULT, slots_of_level};
 
 PyMethodDef functions[] = {
-    {"store_result", store_one, METH_VARARGS, "See codegen.store_result."},
+    {"store_result", store_one, METH_VARARGS, "See native_codegen.store_result."},
     {"end_worker", end_worker, METH_NOARGS, "Ends the thread of asynchronous runs, once none is under way."},
     {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},

@@ -1314,7 +1314,7 @@ cdef bint is_on_cpu(object inferred) except -1:
 
 
 cdef bint sums_in_place(tuple args) except -1:
-    """``lazyviz.record.parity.gradient_accumulation.accumulates_in_place``, once the engine's node is known
+    """``lazyviz.record.parity.inplace_gradient_sums.accumulates_in_place``, once the engine's node is known
     to be the one that adds.
 
     No variable may hold the first argument, because its references are counted.
@@ -1437,7 +1437,7 @@ cdef object new_outside(object graph, object address, int64_t nbytes, tuple role
 
 
 cdef object value_of_plain(object tensor, object graph, int64_t nbytes, bint deferring):
-    """``lazyviz.record.external_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
+    """``lazyviz.record.outside_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """
@@ -1523,7 +1523,7 @@ cdef object storage_of(object tensor):
 
 
 cdef void order(object node, list values, list written):
-    """``lazyviz.record.dependencies.order``."""
+    """``lazyviz.record.dependency_closure.order``."""
     cdef list after = None, writes
     cdef Py_ssize_t count
     for value in values:
@@ -1607,7 +1607,7 @@ cdef int by_number(const void *left, const void *right) noexcept nogil:
 
 
 def closure(targets):
-    """``lazyviz.record.dependencies.closure``."""
+    """``lazyviz.record.dependency_closure.closure``."""
     cdef Found found
     cdef Numbered *numbered = NULL
     cdef Py_ssize_t at = 0
@@ -2324,7 +2324,7 @@ cpdef object wrapper(object meta):
             <PyObject *> (device if below is None else below),
         )
     )
-    if below is not None:  # `lazyviz.torch_internals.cuda.mark`
+    if below is not None:  # `lazyviz.torch_internals.absent_cuda.mark`
         keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
         keys[0] = keys[0] | autocast_keys
     return made

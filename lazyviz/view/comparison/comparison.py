@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
-from ...plan.formatting import category_text
 from ...plan.liveness.live_set import Allocation
+from ...plan.node_formatting import category_text
 from ...plan.plan import Plan
+from ...plan.result_tables import Table, Tabular
 from ...plan.runtime.gpu_timeline import duration
-from ...plan.tables import Table, Tabular
 from ...plan.units import format_bytes, format_change, format_deviation
 from ..scene.scene import Scene, plural
 from .line_matching import names_of_lines
-from .pictures import side_by_side
+from .side_by_side_pictures import side_by_side
 
 MOST_ROWS = 12
 _FITS = {True: "fits", False: "too big", None: "unknown"}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
 from ...graph.ir import SourceLine
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 
 LONGEST = 60  # letters of a line's code
 ALIKE = 0.5  # share of the letters that an edited line keeps

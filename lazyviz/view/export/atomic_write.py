@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ...process.deferred_signals import deferred
-from ...process.transaction import complete
+from ...process.global_state_transaction import complete
 
 PATIENCE = 10.0
 """Seconds that a named pipe is given to get a reader."""

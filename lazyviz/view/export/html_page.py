@@ -21,8 +21,8 @@ from ..render.svg import static_bundle
 from ..scene.box_numbers import COUNTED
 from ..scene.boxes import Box
 from ..scene.scene import Scene
+from ..widget.page_messages import Answers
 from ..widget.page_state import Controller, bundle, first_traits
-from ..widget.requests import Answers
 from ..widget.search import Index
 
 PART = 500  # ids per part
@@ -199,7 +199,7 @@ def _told(traits: Mapping[str, Any]) -> list[int]:
 
 
 def _search(scene: Scene) -> dict[str, Any]:
-    """The index of a search, see ``js/src/saved-page/page-search.ts``."""
+    """The index of a search, see ``js/src/saved-page/offline-search.ts``."""
     index = Index(scene)
     at = {box.id: place for place, box in enumerate(index.boxes)}
     texts: dict[str, int] = {}

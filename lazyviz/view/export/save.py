@@ -14,8 +14,8 @@ from ...graph.ir import Graph
 from ...plan.plan import Plan
 from ..printable_text import visible, visible_in
 from ..render.dot import to_dot
-from ..render.figure import Drawing, Figure
-from ..render.rasterize import REMEDY, convert
+from ..render.pdf_and_png import REMEDY, convert
+from ..render.publication_figure import Drawing, Figure
 from ..render.svg import render_svg, static_bundle
 from ..render.text import render_text
 from ..scene.boxes import Hierarchy

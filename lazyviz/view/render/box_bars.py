@@ -10,7 +10,7 @@ from ...plan.units import format_bytes, format_flops
 from ..scene.box_numbers import COUNTED, NOTE, number_text, span_text
 from ..scene.boxes import Box
 from ..scene.scene import Scene
-from .figure import CHOICES
+from .publication_figure import CHOICES
 
 ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import Graph
-from ...graph.sync_point_text import sites
+from ...graph.sync_point_groups import sites
 from ...plan.units import format_bytes
 from ..colors import LAYER_ICONS, LAYER_INKS, LAYER_TINTS, adapted, darkened
 from ..layout.coordinates import Arrangement, Frame, Line, arrange, curve
@@ -30,7 +30,7 @@ from ..scene.rejected_op_box import error_json
 from ..scene.scene import Scene, plural
 from ..scene.small_ops import is_small_ops
 from .box_bars import Compared, ShownNumbers
-from .figure import PARTS, Drawing, Figure
+from .publication_figure import PARTS, Drawing, Figure
 from .saved_activation_bands import PILL, Band, saved_activation_bands
 from .text import render_text
 

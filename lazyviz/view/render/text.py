@@ -8,8 +8,8 @@ from itertools import accumulate
 from wcwidth import wcswidth
 
 from ...graph.ir import Graph
-from ...graph.sync_point_text import listed
-from ...plan.formatting import category_text, line_text, line_with_text
+from ...graph.sync_point_groups import listed
+from ...plan.node_formatting import category_text, line_text, line_with_text
 from ...plan.units import format_bytes
 from ..layout.text_width import letters
 from ..printable_text import visible

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...plan.batch.analysis_result import Blocker
-from ...plan.batch.split import describe
+from ...plan.batch.batch_analysis_result import Blocker
+from ...plan.batch.split_plan import describe
 from .boxes import chain
 from .plan_protocol import PlanLike
 from .scene import Scene, plural

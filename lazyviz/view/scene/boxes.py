@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...graph.collectives import NAMESPACES, collective_of
+from ...graph.collective_info import NAMESPACES, collective_of
 from ...graph.ir import RAN_AT_ONCE, Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import ModuleFacts, facts_of, known_path, root_parts
 

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ...graph.collectives import collective_of
+from ...graph.collective_info import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name, module_path
 from ...plan.explain import keeper
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_flops
 from ..printable_text import as_written
@@ -28,7 +28,7 @@ from .boxes import (
 from .memory_chart import alive_json
 from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
-from .value_stats import values_of
+from .value_stats_text import values_of
 
 LISTED = 12  # tensors, readers or flows listed at most
 CONSTANT_CHARS = 160

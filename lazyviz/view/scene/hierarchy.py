@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...graph.ir import Graph, Node, RejectedOp, SyncPoint, Value
 from ...graph.modules import full_name, module_path, root_key, root_parts
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 from ...process.gc_pause import paused
 from .boxes import Box, Hierarchy, Kind, is_of_numbers, op_name
 from .dataflow import (
@@ -34,7 +34,7 @@ from .dataflow import (
     updates,
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
-from .loop_labels import name_loops
+from .loop_frames import name_loops
 from .module_calls import Calls, merge_calls
 from .rejected_op_box import find_error, makers_of, open_error
 from .repeat_folding import (

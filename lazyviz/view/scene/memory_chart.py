@@ -11,8 +11,8 @@ from typing import Any
 
 from ...graph.ir import Node
 from ...graph.modules import full_name, known_path
-from ...plan.batch.split import SHOWN, SplitPlan
-from ...plan.formatting import category_text, line_text
+from ...plan.batch.split_plan import SHOWN, SplitPlan
+from ...plan.node_formatting import category_text, line_text
 from ...plan.units import format_bytes, format_range, format_share, looks_exact
 from .boxes import chain, op_name
 from .plan_protocol import AllocationLike, PlanLike

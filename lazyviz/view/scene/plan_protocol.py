@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph.ir import Node, SourceLine, Storage
-from ...plan.batch.split import SplitPlan
-from ...plan.devices.devices import Device, DeviceProfile
+from ...plan.batch.split_plan import SplitPlan
+from ...plan.devices.device_lookup import Device, DeviceProfile
 from ...plan.liveness.lifetimes import Run
 from ...plan.liveness.live_set import Moment
 from ...plan.runtime.gpu_timeline import Projection

@@ -17,7 +17,7 @@ from ...plan.units import format_bytes
 from ..layout.sugiyama import Layers, layers_of
 from ..layout.text_width import width as text_width
 from . import box_contents
-from .box_attributes import Facts
+from .box_coloring import Facts
 from .box_numbers import Numbers
 from .boxes import LANE_TITLES, Box, Hierarchy, module_facts, op_name
 from .dataflow import hidden_views

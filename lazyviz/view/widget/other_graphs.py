@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from ...plan.plan import Plan
 from ..comparison.comparison import Comparison, chart_points
-from ..comparison.pictures import differences, side_by_side
+from ..comparison.side_by_side_pictures import differences, side_by_side
 from ..scene.scene import Scene
-from .requests import Pictured
+from .page_messages import Pictured
 
 OWN = "own"  # token of the plan for the recorded batch and device, while another plan is shown
 _numbers = itertools.count(1)

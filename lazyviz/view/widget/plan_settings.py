@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ...plan.devices.devices import Device, DeviceProfile, devices
-from ...plan.devices.profiles import KINDS
+from ...plan.devices.device_lookup import Device, DeviceProfile, devices
+from ...plan.devices.known_gpus import KINDS
 from ...plan.units import format_bytes
 from ..scene.plan_protocol import PlanLike
 from .run_settings import Selectable

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
-from ...graph.sync_point_text import sites
+from ...graph.sync_point_groups import sites
 from ...plan.runtime.gpu_timeline import Projection, duration
 from ...plan.units import format_bytes
 from ..printable_text import as_written

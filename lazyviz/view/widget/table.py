@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...graph.ir import Node
 from ...graph.modules import module_path
-from ...plan.formatting import line_text
+from ...plan.node_formatting import line_text
 from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_share
 from ..scene.boxes import LANE_TITLES, Box, op_name

@@ -1,4 +1,4 @@
-"""Speed of the widget in a real JupyterLab: for ``test_speed.py`` and ``benchmarks/widget.py``.
+"""Speed of the widget in a real JupyterLab: for ``test_speed.py`` and ``benchmarks/widget_speed.py``.
 
 Times are seconds.  What happens in the page is timed there, from the event to the frame after the change.
 """

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
-from lazyviz.execute.backend import Refused
+from lazyviz.execute import backend_registry
+from lazyviz.execute.backend_protocol import Refused
 from lazyviz.execute.compiler import inductor as inductor_module
-from lazyviz.execute.compiler import verify
+from lazyviz.execute.compiler import numerical_verification
 from lazyviz.execute.compiler.fx_lowering import lower, row_major
 from lazyviz.execute.compiler.inductor import InductorBackend
-from lazyviz.execute.compiler.segment_cache import cached_segments
+from lazyviz.execute.compiler.single_segment_runs import cached_segments
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled
 
@@ -36,7 +36,7 @@ def inductor():
     backend = InductorBackend()
     lazyviz.register_backend("inductor", backend)
     yield backend
-    del registry._backends["inductor"]
+    del backend_registry._backends["inductor"]
 
 
 def report_of_draws_as_eager_does(program, **how):
@@ -477,9 +477,11 @@ def test_checking_allows_for_what_the_program_itself_makes_of_rounding(inductor)
 
     meta = next(value for value in graph.nodes[0].inputs)
     exact, off = [torch.ones(3)], [torch.tensor([1.0, 1.0, 1.01])]
-    assert verify.first_mismatch([meta], off, exact, {}) is not None
-    assert verify.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.99)]) is None
-    assert verify.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.9999)]) is not None
+    assert numerical_verification.first_mismatch([meta], off, exact, {}) is not None
+    assert numerical_verification.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.99)]) is None
+    assert (
+        numerical_verification.first_mismatch([meta], off, exact, {}, [torch.full((3,), 0.9999)]) is not None
+    )
 
 
 def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor):
@@ -487,7 +489,7 @@ def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor
     with lazyviz.lazy() as graph:
         y = whole[:3] + whole[3:] + whole.view(2, 3).sum()
     base, *_ = graph.nodes[0].inputs
-    one, other = verify.Copies([base, base], [whole, whole[2:]], nudge=1e-9).tensors
+    one, other = numerical_verification.Copies([base, base], [whole, whole[2:]], nudge=1e-9).tensors
     assert torch.equal(one[2:], other) and other.data_ptr() == one[2:].data_ptr()
     assert 0 < (one - whole).abs().max() <= 2 * torch.finfo(torch.float32).eps * 2
     assert y.shape == (3,)
@@ -496,7 +498,7 @@ def test_inputs_are_nudged_by_one_rounding_where_they_share_memory_once(inductor
 def test_where_random_numbers_are_not_eagers_checking_gives_eagers_and_the_generator_goes_on_from_them(
     monkeypatch,
 ):
-    monkeypatch.setitem(registry._backends, "inductor", InductorBackend(exact_random=False))
+    monkeypatch.setitem(backend_registry._backends, "inductor", InductorBackend(exact_random=False))
     report = report_of_draws_as_eager_does(lambda: (torch.rand(3), torch.randn(5, 4) + 1), verify=True)
     assert report.share == 0 and "the eager results are used" in report.fallbacks[0]
 
@@ -587,7 +589,7 @@ def test_if_compiled_code_refuses_its_inputs_the_recorded_ops_run(inductor, monk
         return keep[-1], graph.evaluate()
 
     assert run()[1].share == 1.0 and run()[1].cache_hit
-    made = registry.find_backend("inductor").programs
+    made = backend_registry.find_backend("inductor").programs
     variant = next(iter(made._known.values())).variants[0]
 
     def refuses(*inputs):
@@ -821,7 +823,7 @@ def test_a_mask_is_drawn_before_anything_reads_it(exact, inductor, monkeypatch):
     torch.manual_seed(1)
     expected = step()
     torch.manual_seed(1)
-    monkeypatch.setitem(registry._backends, "inductor", InductorBackend(exact_random=exact))
+    monkeypatch.setitem(backend_registry._backends, "inductor", InductorBackend(exact_random=exact))
     with lazyviz.lazy(backend="inductor") as graph:
         results = step()
     assert graph.evaluate().share == 1.0

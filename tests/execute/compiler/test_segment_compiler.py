@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute import registry
-from lazyviz.execute.backend import Refused
+from lazyviz.execute import backend_registry
+from lazyviz.execute.backend_protocol import Refused
 from lazyviz.execute.compiler.fx_lowering import lower
 from lazyviz.execute.compiler.segment_compiler import SegmentCompiler
 from lazyviz.torch_internals.dynamo import Compiled
@@ -26,7 +26,7 @@ def lowered():
     backend = Lowered()
     lazyviz.register_backend("lowered", backend)
     yield backend
-    del registry._backends["lowered"]
+    del backend_registry._backends["lowered"]
 
 
 def test_numbers_that_are_part_of_a_program_are_heard_when_its_structure_comes_again(lowered):

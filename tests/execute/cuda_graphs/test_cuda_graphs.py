@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache
 from lazyviz.session.strategies import base as strategies
 from lazyviz.testing import PROGRAMS, check_backend
-from lazyviz.torch_internals import cuda as torch_cuda
+from lazyviz.torch_internals import absent_cuda
 
 from .captures import Captures, UseAfterFree
 
@@ -33,7 +33,7 @@ def graphs(captures):
     backend = CudaGraphsBackend(captures)
     lazyviz.register_backend(NAME, backend)
     yield backend
-    del registry._backends[NAME]
+    del backend_registry._backends[NAME]
     lazyviz.session.lazy_graph.reset()
 
 
@@ -340,8 +340,8 @@ def test_ops_elsewhere_feed_what_is_captured(graphs):
 def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, monkeypatch):
     monkeypatch.setattr(strategies, "cuda_devices", lambda nodes: [0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: None)
-    monkeypatch.setattr(torch_cuda, "synchronize", lambda index: None)
-    monkeypatch.setattr(torch_cuda, "max_memory_allocated", lambda index: 12345)
+    monkeypatch.setattr(absent_cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(absent_cuda, "max_memory_allocated", lambda index: 12345)
     monkeypatch.setattr(graphs, "compile", compiles := Compiles(graphs.compile))
     known = len(program_cache.replays)
     reports = both(SGD, 5)
@@ -508,9 +508,9 @@ def test_the_backend_says_what_it_lacks():
     with pytest.raises(ValueError, match="the backend 'cudagraphs' needs a CUDA device"):
         with lazyviz.lazy(backend="cudagraphs"):
             pass
-    assert "cudagraphs" in registry.backend_names()
-    assert registry.missing("cudagraphs").startswith("needs a CUDA device")
-    assert not registry.is_loaded("cudagraphs")
+    assert "cudagraphs" in backend_registry.backend_names()
+    assert backend_registry.missing("cudagraphs").startswith("needs a CUDA device")
+    assert not backend_registry.is_loaded("cudagraphs")
 
 
 def test_strides_that_a_kernel_returns_unlike_recorded_are_returned_as_they_are(graphs, monkeypatch):

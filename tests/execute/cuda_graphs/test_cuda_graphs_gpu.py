@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.execute.backend_registry import find_backend
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
-from lazyviz.execute.registry import find_backend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 

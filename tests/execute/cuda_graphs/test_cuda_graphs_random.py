@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.execute.cuda_graphs import partition
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 
@@ -142,5 +142,5 @@ def test_a_random_program(seed, monkeypatch):
                 assert torch.equal(one, other)
             assert torch.equal(eager.long, lazily.long)
     finally:
-        del registry._backends["random"]
+        del backend_registry._backends["random"]
         lazyviz.session.lazy_graph.reset()

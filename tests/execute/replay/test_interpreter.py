@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.replay import codegen
+from lazyviz.execute.replay import native_codegen
 from lazyviz.execute.replay.instructions import NOWHERE
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.torch_internals import dispatch_level
 
 from ...bit_equality import difference
 
-pytestmark = pytest.mark.skipif(not codegen.active, reason="lazyviz was installed without it")
+pytestmark = pytest.mark.skipif(not native_codegen.active, reason="lazyviz was installed without it")
 
 COMPILED, PYTHON = True, False
 CPU_ONLY = [torch.profiler.ProfilerActivity.CPU]
@@ -33,7 +33,7 @@ def nothing_known():
     replays.clear()
     yield
     replays.clear()
-    codegen.use(True)
+    native_codegen.use(True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -256,7 +256,7 @@ def allocations(compiled):
     Only what came goes: PyTorch reports the end of a block it was not watching when an earlier
     profile ended with another one at that address.
     """
-    codegen.use(compiled)
+    native_codegen.use(compiled)
     replays.clear()
     torch.manual_seed(1)
     model, data = attending(), torch.randn(2, 5, 8)
@@ -313,7 +313,7 @@ def raising():
 
 @pytest.mark.parametrize("compiled", [COMPILED, PYTHON], ids=["C++", "Python"])
 def test_what_a_kernel_in_python_raises_is_raised_and_the_rest_is_run_later(compiled, monkeypatch):
-    codegen.use(compiled)
+    native_codegen.use(compiled)
 
     def run():
         x = torch.zeros(3)
@@ -340,7 +340,7 @@ def test_what_a_kernel_in_python_raises_is_raised_and_the_rest_is_run_later(comp
 
 @pytest.mark.parametrize("compiled", [COMPILED, PYTHON], ids=["C++", "Python"])
 def test_an_interrupt_while_a_kernel_runs_lands_after_it(compiled, monkeypatch):
-    codegen.use(compiled)
+    native_codegen.use(compiled)
 
     def run():
         x = torch.zeros(3)
@@ -362,7 +362,7 @@ def test_an_interrupt_while_a_kernel_runs_lands_after_it(compiled, monkeypatch):
 
 @pytest.mark.parametrize("compiled", [COMPILED, PYTHON], ids=["C++", "Python"])
 def test_an_interrupt_is_seen_among_kernels_that_need_nothing_of_python_s(compiled, one_thread):
-    codegen.use(compiled)
+    native_codegen.use(compiled)
     square = torch.eye(300)
 
     def run():
@@ -464,7 +464,7 @@ def test_python_runs_elsewhere_while_a_kernel_does():
     ],
 )
 def test_what_is_not_represented_is_refused(name, overload, arguments, results, why):
-    module = codegen._module
+    module = native_codegen._module
     node = (name, overload, 1, NOWHERE, arguments, results, ())
     with pytest.raises(module.Refused, match=why):
         module.Program(1, (0,), [node], None, None)
@@ -472,7 +472,7 @@ def test_what_is_not_represented_is_refused(name, overload, arguments, results, 
 
 def test_what_is_refused_runs_in_python(monkeypatch):
     def refused(*described):
-        raise codegen._module.Refused("not this one")
+        raise native_codegen._module.Refused("not this one")
 
     def run():
         x = torch.ones(3)
@@ -481,7 +481,7 @@ def test_what_is_refused_runs_in_python(monkeypatch):
         return graph.evaluate().cache_hit, y.tolist()
 
     expected = run()[1]
-    monkeypatch.setattr(codegen, "_argument", refused)
+    monkeypatch.setattr(native_codegen, "_argument", refused)
     assert run() == (True, expected)
     assert kinds() == {"function"}
 
@@ -504,7 +504,7 @@ def test_what_becomes_of_pending_tensors_is_the_same_as_in_python():
 
     left = []
     for compiled in (PYTHON, COMPILED):
-        codegen.use(compiled)
+        native_codegen.use(compiled)
         replays.clear()
         for run in range(3):
             graph, tensors = step()
@@ -551,7 +551,7 @@ def test_the_level_of_kernels_is_the_same_as_in_python(around):
         before, modes = level(), lazyviz.torch_internals.private_api.dispatch_modes()
         found = []
         for compiled in (PYTHON, COMPILED):
-            codegen.use(compiled)
+            native_codegen.use(compiled)
             with dispatch_level.kernels_only():
                 found.append(level())
                 with dispatch_level.kernels_only():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.replay import codegen, node_passes, program_cache, python_codegen
+from lazyviz.execute.replay import native_codegen, node_passes, program_cache, python_codegen
 from lazyviz.execute.replay.program_cache import replays
 
 from ... import programs
@@ -25,7 +25,7 @@ from ...bit_equality import difference
 @pytest.fixture(autouse=True, params=[True, False], ids=["C++", "Python"])
 def nothing_known(request):
     """Each test runs with both kinds of code, where there is a compiled module."""
-    parts = (codegen, node_passes)
+    parts = (native_codegen, node_passes)
     before = [part.active for part in parts]
     if [part.use(request.param) for part in parts] != [request.param] * len(parts):
         pytest.skip("lazyviz was installed without compiled modules")

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import functionalization
 
 jax = pytest.importorskip("jax", reason="the extra xla is not installed")
-if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_table.py
+if find_spec("torchax") is None:  # not imported as it is: see lazyviz/torch_internals/torchax_lowerings.py
     pytest.skip("the extra xla is not installed", allow_module_level=True)
 
 from lazyviz.execute.xla import backend as xla_backend  # noqa: E402
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def xla(monkeypatch):
     """A backend of its own, with nothing compiled yet."""
     backend = XlaBackend()
-    monkeypatch.setitem(registry._backends, "xla", backend)
+    monkeypatch.setitem(backend_registry._backends, "xla", backend)
     return backend
 
 
@@ -43,7 +43,7 @@ def shared():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_programs_of_the_conformance_tests_are_right(shared, program, monkeypatch):
-    monkeypatch.setitem(registry._backends, "xla", shared)
+    monkeypatch.setitem(backend_registry._backends, "xla", shared)
     share = check_backend("xla", program)
     # Random operators and MKL-DNN's recurrent layers run by themselves.
     partly = program in ("dropout and noise", "an LSTM with Adagrad")
@@ -208,8 +208,8 @@ def test_code_that_is_not_right_is_found_out_and_never_runs_again(xla, monkeypat
 
 
 def test_without_jax_the_backend_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    monkeypatch.delitem(registry._backends, "xla", raising=False)
+    monkeypatch.setattr(backend_registry, "find_spec", lambda name: None)
+    monkeypatch.delitem(backend_registry._backends, "xla", raising=False)
     message = r"needs the packages jax and torchax: pip install 'lazyviz\[xla\]'"
     with pytest.raises(ValueError, match=message), lazyviz.lazy(backend="xla"):
         pass
@@ -231,8 +231,8 @@ def state():
 
 before = state()
 overloads = set(dir(torch.ops.aten.prod))
-from lazyviz.torch_internals import torchax_table
-assert torch.ops.aten.mm in torchax_table.lowerings()
+from lazyviz.torch_internals import torchax_lowerings
+assert torch.ops.aten.mm in torchax_lowerings.lowerings()
 assert torch.backends.mha.get_fastpath_enabled()
 assert state() == before
 assert "dim_Dimname" not in set(dir(torch.ops.aten.prod)) - overloads

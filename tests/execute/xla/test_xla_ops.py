@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 
 if find_spec("jax") is None or find_spec("torchax") is None:
     pytest.skip("the extra xla is not installed", allow_module_level=True)
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setitem(registry._backends, "xla", XlaBackend())
+    monkeypatch.setitem(backend_registry._backends, "xla", XlaBackend())
 
 
 def check(program, *inputs, **limits):

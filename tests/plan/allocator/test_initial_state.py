@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lazyviz.plan.allocator.history import trace
-from lazyviz.plan.devices.devices import Device
+from lazyviz.plan.allocator.memory_history import trace
+from lazyviz.plan.devices.device_lookup import Device
 from lazyviz.plan.planner import make_plan
 from lazyviz.plan.uncertainty import RESERVED, widened
 from lazyviz.plan.workspace.cublas import CUBLAS_WORKSPACE_BYTES

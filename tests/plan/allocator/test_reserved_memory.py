@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.devices import CONTEXT_BYTES
-from lazyviz.plan.uncertainty import ALLOCATED, CONTEXT_RANGE, RESERVED, widened
+from lazyviz.plan.devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
+from lazyviz.plan.uncertainty import ALLOCATED, RESERVED, widened
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.plan.workspace.cublas import CUBLAS_WORKSPACE_BYTES, LARGE_CUBLAS_WORKSPACE_BYTES
 from lazyviz.view.render.text import render_text

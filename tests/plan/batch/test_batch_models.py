@@ -16,7 +16,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 import lazyviz
 from lazyviz.graph.ir import Value
 from lazyviz.plan.batch.batch_dim_propagation import analyze
-from lazyviz.plan.batch.placement import Partial, Shard
+from lazyviz.plan.batch.batch_placement import Partial, Shard
 
 from ...models import MODELS
 from ...splits import same_in_pieces

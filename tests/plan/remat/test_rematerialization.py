@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.devices import DeviceProfile
+from lazyviz.plan.devices.device_lookup import DeviceProfile
 from lazyviz.plan.remat.selection import work
 from lazyviz.view.scene.details import describe_moment
 from lazyviz.view.scene.memory_chart import memory_json

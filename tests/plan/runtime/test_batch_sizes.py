@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime.gpu_comparison import amount, compare_gpus
+from lazyviz.plan.runtime.gpu_price_comparison import amount, compare_gpus
 
 
 def _sum(model, x, y):

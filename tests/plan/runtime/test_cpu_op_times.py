@@ -22,10 +22,10 @@ from lazyviz.plan.runtime.cpu_op_times import (
     rate_at,
     rates_from,
 )
+from lazyviz.plan.runtime.flops_and_bytes import operator_class
 from lazyviz.plan.runtime.gpu_timeline import duration
 from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
 from lazyviz.plan.runtime.op_classes import short_name
-from lazyviz.plan.runtime.op_costs import operator_class
 
 FLAT = ((1e3, 1e9), (1e6, 1e9))
 RATES = CpuRates(1e-6, 1e-6, {}, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT, FLAT)

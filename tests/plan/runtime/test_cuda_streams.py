@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
-from lazyviz.graph.collectives import kind_of
+from lazyviz.graph.collective_info import kind_of
 from lazyviz.plan.runtime.gpu_timeline import duration
 
 

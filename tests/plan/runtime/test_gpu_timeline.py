@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.profiles import PROFILES
-from lazyviz.plan.devices.rates import Rates
+from lazyviz.plan.devices.gpu_rates import Rates
+from lazyviz.plan.devices.known_gpus import PROFILES
 from lazyviz.plan.runtime.gpu_kernel_times import Product, product_seconds
 from lazyviz.plan.runtime.gpu_timeline import duration
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.workspace.size import Need
+from lazyviz.plan.workspace.workspace_size import Need
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
 

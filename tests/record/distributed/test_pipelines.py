@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.collectives import collective_of
+from lazyviz.graph.collective_info import collective_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 GPU = "H100-80GB"
@@ -87,7 +87,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import torch, torch._dynamo, transformers.cache_utils
 import lazyviz
-from models.several_gpus import PROGRAMS
+from models.multi_gpu_programs import PROGRAMS
 assert "torch.distributed.pipelining.schedules" not in sys.modules
 with lazyviz.lazy(device="cpu", mesh=(2,)) as graph:
     kept = PROGRAMS["pipeline, GPipe"].run(torch.device("cpu"), 2)

@@ -41,7 +41,7 @@ assert all(found), found
 
 def run(path, options: str, numbers: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the compiler's table of operators is made once."""
-    script = path / "script.py"  # the compiler reads it
+    script = path / "script_as_main.py"  # the compiler reads it
     script.write_text(PROGRAM.format(options=options, numbers=numbers, factories=FACTORIES))
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import registry
+from lazyviz.execute import backend_registry
 from lazyviz.execute.replay import node_passes
 from lazyviz.plan.plan import Plan
 from lazyviz.record.tape import tape
@@ -167,7 +167,7 @@ def test_other_backends_record_each_iteration() -> None:
         loop = lazyviz.steps(range(16), backend="one program")
         doubled(loop, lambda number, x: x)
     finally:
-        del registry._backends["one program"]
+        del backend_registry._backends["one program"]
     assert loop.unrecorded == 0
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.view import colors
-from lazyviz.view.comparison.pictures import differences
+from lazyviz.view.comparison.side_by_side_pictures import differences
 from lazyviz.view.render.box_bars import GREW, SHRANK
 from lazyviz.view.scene.scene import Scene
 

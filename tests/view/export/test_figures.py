@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.view.widget.requests import Answers
+from lazyviz.view.widget.page_messages import Answers
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from wcwidth import wcswidth
 
 import lazyviz
 from lazyviz.graph.ir import Graph
-from lazyviz.plan.formatting import line_text
+from lazyviz.plan.node_formatting import line_text
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import save as export_save
 from lazyviz.view.export.save import save
-from lazyviz.view.render import rasterize
+from lazyviz.view.render import pdf_and_png
 from lazyviz.view.render.dot import to_dot
 from lazyviz.view.render.svg import WIDTH, render_svg, static_bundle
 from lazyviz.view.render.text import render_text
@@ -116,8 +116,10 @@ def test_sync_points_are_named_with_cause_and_line(write):
     program(write.aten.sin.default, [program.outside()])
     program.sync("item", 9)
     plan = make_plan(program.graph)
-    assert any("item, cell.py:9: print" in word for word in texts(render_svg(program.graph, plan)))
-    assert "sync point: item, cell.py:9 (ran 3 ops in 0.25 s): print(loss.item())" in render_text(
+    assert any(
+        "item, cell_compilation.py:9: print" in word for word in texts(render_svg(program.graph, plan))
+    )
+    assert "sync point: item, cell_compilation.py:9 (ran 3 ops in 0.25 s): print(loss.item())" in render_text(
         program.graph, plan
     )
 
@@ -131,8 +133,8 @@ def test_equal_sync_points_are_one_line(write):
     plan = make_plan(program.graph)
     lines = [line for line in render_text(program.graph, plan).splitlines() if "sync point:" in line]
     assert lines == [
-        "  sync point: item, cell.py:4, x 300 (ran 900 ops in 75 s): print(loss.item())",
-        "  sync point: tolist, cell.py:5 (ran 3 ops in 0.25 s): print(loss.item())",
+        "  sync point: item, cell_compilation.py:4, x 300 (ran 900 ops in 75 s): print(loss.item())",
+        "  sync point: tolist, cell_compilation.py:5 (ran 3 ops in 0.25 s): print(loss.item())",
     ]
     drawn = [word for word in texts(render_svg(program.graph, plan)) if "sync point:" in word]
     assert len(drawn) == 2 and "x 300" in drawn[0]
@@ -219,7 +221,7 @@ def no_cairo(monkeypatch):
 
 def test_pdf_where_nothing_can_make_one_says_what_to_install(step, plan, tmp_path, monkeypatch, no_cairo):
     monkeypatch.setattr(export_save.shutil, "which", lambda _: None)
-    monkeypatch.setattr(rasterize.sys, "platform", "linux")
+    monkeypatch.setattr(pdf_and_png.sys, "platform", "linux")
     with pytest.raises(RuntimeError, match="pip install cairosvg"):
         save(step, plan, tmp_path / "a.pdf")
 
@@ -251,7 +253,7 @@ def test_a_browser_is_asked_for_a_page_of_the_pictures_size(step, plan, tmp_path
     )
     program.chmod(0o755)
     monkeypatch.setattr(
-        rasterize.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
+        pdf_and_png.shutil, "which", lambda name: str(program) if name == "chromium" else shutil.which("grep")
     )
     save(step, plan, tmp_path / "a.pdf")
     width, height = re.search(r'width="(\d+)" height="(\d+)"', render_svg(step, plan)).groups()

@@ -29,7 +29,7 @@ def test_points_tell_what_runs_there_and_add_up_to_the_timeline(long):
         assert totals == [timeline[position][1] for position in part["at"]]
         node = long.graph.nodes[timeline[part["at"][0]][0]]
         assert part["ops"][0].startswith(f"{node.module or node.phase}: ")
-        assert part["ops"][0].endswith(f"cell.py:{node.source.line}")
+        assert part["ops"][0].endswith(f"cell_compilation.py:{node.source.line}")
     assert points(long, 100, 160)["at"] == list(range(100, 160)), "a part has a point for each op"
 
 

@@ -15,8 +15,8 @@ from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.scene import Scene
+from lazyviz.view.widget.graph_runs import running_of
 from lazyviz.view.widget.run_settings import failure_json
-from lazyviz.view.widget.runner import running_of
 
 
 def refused(program):

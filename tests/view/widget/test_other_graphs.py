@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.view.comparison.pictures import _picture, differences
+from lazyviz.view.comparison.side_by_side_pictures import _picture, differences
 from lazyviz.view.render.box_bars import ALONE, GREW, SHRANK
 from lazyviz.view.scene.scene import BARRED, Scene
 from lazyviz.view.widget.other_graphs import comparison_json, named

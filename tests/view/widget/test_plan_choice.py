@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.devices import PROFILES
-from lazyviz.plan.devices.profiles import KINDS
+from lazyviz.plan.devices.device_lookup import PROFILES
+from lazyviz.plan.devices.known_gpus import KINDS
 from lazyviz.view.widget import plan_settings
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget

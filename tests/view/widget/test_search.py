@@ -32,7 +32,7 @@ def test_a_line_is_that_line_alone(write):
     index = Index(Scene(program.graph, make_plan(program.graph)))
     assert ops(index, "line 12") == ["relu_1"]
     assert ops(index, "Line  120") == ["relu_2"]
-    assert ops(index, "cell.py:1") == ["relu_0"]
+    assert ops(index, "cell_compilation.py:1") == ["relu_0"]
     assert ops(index, "relu(x)") == ["relu_0", "relu_1", "relu_2"]
 
 

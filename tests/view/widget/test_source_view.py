@@ -40,13 +40,20 @@ def test_an_op_of_the_backward_pass_is_also_listed_at_its_forward_line(step, pla
 
 
 def test_a_cell_is_shown_whole_with_its_own_line_numbers(step, plan):
-    linecache.cache["cell.py"] = (0, None, [f"{line}\n" for line in ["# %%lazy", *CELL.split("\n")]], "")
+    linecache.cache["cell_compilation.py"] = (
+        0,
+        None,
+        [f"{line}\n" for line in ["# %%lazy", *CELL.split("\n")]],
+        "",
+    )
     try:
         for node in step.nodes:
-            node.source = SourceLine("cell.py", node.source.line + 1, CELL.split("\n")[node.source.line - 1])
+            node.source = SourceLine(
+                "cell_compilation.py", node.source.line + 1, CELL.split("\n")[node.source.line - 1]
+            )
         code = Code(step, CELL)
     finally:
-        del linecache.cache["cell.py"]
+        del linecache.cache["cell_compilation.py"]
     (section,) = code.text_json()
     assert section["label"] == "this cell"
     assert section["lines"] == [(2 + at, text) for at, text in enumerate(CELL.split("\n"))]
@@ -55,7 +62,7 @@ def test_a_cell_is_shown_whole_with_its_own_line_numbers(step, plan):
 
 def test_a_cell_that_nothing_comes_from_is_shown_before_the_files_of_its_ops(step):
     code = Code(step, "\n\nout = train()")
-    assert [section["label"] for section in code.text_json()] == ["this cell", "cell.py"]
+    assert [section["label"] for section in code.text_json()] == ["this cell", "cell_compilation.py"]
     assert code.text_json()[0]["lines"] == [(4, "out = train()")]
 
 
@@ -117,7 +124,7 @@ def test_very_long_lines_and_cells_are_cut(write):
 def test_syncs_times_and_failures_are_at_their_lines(step, plan):
     step.nodes[0].measured_seconds, step.nodes[1].measured_seconds = 0.25, 0.5
     step.nodes[-1].state, step.nodes[-1].error = "failed", "boom"
-    source = SourceLine("cell.py", 7, "print(loss.item())")
+    source = SourceLine("cell_compilation.py", 7, "print(loss.item())")
     step.sync_points.append(SyncPoint("item", source, 3, 0.25, 4, 5))
     facts = Code(step).facts_json(plan)["lines"]
     assert facts["0:1"]["seconds"] == 0.75

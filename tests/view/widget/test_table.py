@@ -49,7 +49,7 @@ def test_every_drawn_op_is_a_row_in_the_programs_order(step, table):
     assert [row["id"] for row in found["rows"]] == [box.id for box in drawn]
     assert found["total"] == len(drawn) and found["pages"] == 1
     assert column(found, "op")[0] == "mm" and column(found, "module")[0] == "Net.h.0"
-    assert column(found, "line")[0] == "cell.py:1" and column(found, "shape")[0] == "4×8"
+    assert column(found, "line")[0] == "cell_compilation.py:1" and column(found, "shape")[0] == "4×8"
     assert column(found, "dtype")[0] == "float32" and column(found, "state")[0] == "pending"
 
 

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.microbatch.run import SplitRun
+from lazyviz.execute.microbatch.split_run import SplitRun
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
-from lazyviz.view.widget import page_state, runner
-from lazyviz.view.widget import requests as widget_requests
+from lazyviz.view.widget import graph_runs, page_messages, page_state
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget
 
@@ -228,7 +227,7 @@ def test_a_click_shows_op_line_shapes_producers_and_readers(made):
     assert facts["op"] == "aten.mm.default"
     assert facts["module"] == "Net.h.0"
     assert facts["through"] == "t"
-    assert details["source"] == {"file": "cell.py", "line": 1, "text": "loss = net(x)"}
+    assert details["source"] == {"file": "cell_compilation.py", "line": 1, "text": "loss = net(x)"}
     assert [row["shape"] for row in details["inputs"]] == ["4×8", "8×8"]
     assert details["inputs"][1]["name"] == "h.0.weight"
     assert [reader["label"] for reader in details["outputs"][0]["readers"]] == [
@@ -289,7 +288,7 @@ def test_expanding_all_says_when_it_leaves_something_closed(made, monkeypatch):
     assert len(made.sent[-1]["groups"]) == sum(
         box.is_group for box in made.widget._answers.scene.hierarchy.boxes.values()
     )
-    monkeypatch.setattr(widget_requests, "EXPANDED_BOXES", 8)
+    monkeypatch.setattr(page_messages, "EXPANDED_BOXES", 8)
     say(made, "open-all")
     assert "too many boxes" in made.sent[-1]["note"]
 
@@ -372,7 +371,7 @@ def test_orders_about_running_that_make_no_sense_are_ignored(made):
 
 def test_only_boxes_of_groups_that_the_page_has_are_sent(step, monkeypatch):
     monkeypatch.setattr(module, "bundle", lambda name: "")
-    monkeypatch.setattr(widget_requests, "FIRST_BYTES", 0)
+    monkeypatch.setattr(page_messages, "FIRST_BYTES", 0)
     widget = LazyWidget(FakeController(step))
     made = types.SimpleNamespace(widget=widget, sent=[])
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: made.sent.append(content))
@@ -599,7 +598,7 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(runner, "INTERVAL", 1e-3)
+    monkeypatch.setattr(graph_runs, "INTERVAL", 1e-3)
     report = SplitRun.report
 
     def slowly(*args, **kwargs):
@@ -634,7 +633,7 @@ def test_sizes_that_cannot_be_planned_say_why(batched, monkeypatch):
 def test_expanding_all_comes_in_small_messages_of_which_the_last_says_that_it_is(made, monkeypatch):
     say(made, "open-all")
     (whole,) = made.sent
-    monkeypatch.setattr(widget_requests, "MESSAGE_BYTES", 600)
+    monkeypatch.setattr(page_messages, "MESSAGE_BYTES", 600)
     made.sent.clear()
     say(made, "open-all")
     assert len(made.sent) > 1

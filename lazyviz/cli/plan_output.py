@@ -1,0 +1,169 @@
+"""Output of plans: aligned tables for terminals, and GitHub Actions annotations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..plan.node_formatting import category_text
+from ..plan.units import format_bytes, format_range, format_share, looks_exact
+from ..process.stdio import StandardStreams, is_terminal
+from .plan_data import HERE, Data, place_of
+
+_MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
+_WIDE = 120
+
+
+def console(file: TextIO | None = None) -> Console:
+    """The console that results are printed to; wide if the width of the output is unknown."""
+    file = file or StandardStreams().stdout
+    has_width = is_terminal(file) or bool(os.environ.get("COLUMNS"))
+    return Console(file=file, width=None if has_width else _WIDE, highlight=False, markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 1) -> Table:
+    """An aligned table whose first ``numbers`` columns are numbers."""
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for at, column in enumerate(columns):
+        made.add_column(
+            column,
+            justify="right" if at < numbers else "left",
+            style="" if at < numbers else None,
+            header_style="dim",
+            no_wrap=at < numbers,
+            overflow="fold",
+        )
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def show_plan(data: Data, to: Console) -> None:
+    """Print a plan in the form that :func:`lazyviz.cli.plan_data.described` returns."""
+    to.print(Text(_heading(data), style="bold"))
+    to.print(f"Peak of eager PyTorch: {_peak(data['eager_peak_bytes'], data['eager_peak_range'])}")
+    for sentence in data["release"]:
+        to.print(sentence)
+    if data["peak_at"]:
+        to.print(f"  during {data['peak_at']}")
+        if data["peak_line"] and data["peak_line"]["text"]:
+            to.print(f"    {data['peak_line']['text']}")
+    if data["eager_reserved_bytes"] is not None:
+        held, context = format_bytes(data["eager_reserved_bytes"]), format_bytes(data["context_bytes"])
+        need = format_bytes(data["needed_bytes"])
+        to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in total.")
+    to.print(data["verdict"])
+    total = sum(data["by_category"].values())
+    rows: list[Sequence[str]]
+    rows = [
+        (format_bytes(size), _share(size, total), category_text(name))
+        for name, size in _largest(data["by_category"])
+    ]
+    _print(to, table("Alive at the peak", ("bytes", "share", "what"), rows, 2))
+    rows = [
+        (format_bytes(line["bytes"]), _share(line["bytes"], total), place_of(line), line["text"])
+        for line in data["by_line"][:_MOST_LINES]
+    ]
+    _print(to, table("Lines that allocated it", ("bytes", "share", "line", "code"), rows, 2))
+    rows = [
+        (format_bytes(each["bytes"]), each["what"], each["kept_by"])
+        for each in data["largest"][:_MOST_TENSORS]
+    ]
+    _print(to, table("Largest tensors", ("bytes", "what", "why it is alive"), rows))
+    rows = [
+        (format_bytes(each["saves_bytes"]), format_bytes(each["peak_bytes"]), each["text"], each["costs"])
+        for each in cheapest_of_kinds(data["remedies"])
+    ]
+    _print(to, table("What would lower the peak", ("saves", "peak then", "change", "cost"), rows, 2))
+    if data.get("time"):
+        to.print()
+        to.print(Text("A step's time", style="bold"))
+        for sentence in data["time"]["text"]:
+            to.print(Text(sentence))
+    for sentence in data["sync_points"]:
+        to.print(sentence[:1].upper() + sentence[1:])
+    if data["not_recorded"]:
+        to.print(f"Not counted: ops of these threads: {', '.join(data['not_recorded'])}.")
+
+
+def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The best remedy of each kind, for the kinds that cost least."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for remedy in remedies:
+        found.setdefault(remedy["kind"], remedy)
+    return list(found.values())[:_MOST_REMEDIES]
+
+
+def _heading(data: Data) -> str:
+    steps = data.get("steps")
+    taken = f", {steps_taken(steps)}" if steps is not None else ""
+    return f"{data.get('script', 'plan')}: {data['ops']:,} operators{taken}, planned for {data['device']}"
+
+
+def steps_taken(steps: int) -> str:
+    """``"1 optimizer step"``, ``"2 optimizer steps"``."""
+    return f"{steps:,} optimizer step{'' if steps == 1 else 's'}"
+
+
+def _print(to: Console, made: Table) -> None:
+    if made.row_count:
+        to.print()
+        to.print(made)
+
+
+def _peak(best: int, ends: Sequence[int]) -> str:
+    low, high = ends
+    return (
+        format_bytes(best) if looks_exact(low, high) else f"{format_bytes(best)} ({format_range(low, high)})"
+    )
+
+
+def _share(size: int, total: int) -> str:
+    return format_share(size / total) if total else ""
+
+
+def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda item: -item[1])
+
+
+# --- annotations ------------------------------------------------------------------------
+
+
+def github_lines(data: Data, budget: int | None) -> list[str]:
+    """GitHub Actions annotations for lines of code: the peak, and what would lower it."""
+    above = budget is not None and data["needed_bytes"] > budget
+    text = f"{format_bytes(data['needed_bytes'])} needed on {data['device']}"
+    if budget is not None:
+        text += f", {'above' if above else 'within'} the budget of {format_bytes(budget)}"
+    found = [_annotation("error" if above else "notice", data["peak_line"], "Projected peak", text)]
+    for remedy in cheapest_of_kinds(data["remedies"]) if above else ():
+        text = f"{remedy['text']}: saves {format_bytes(remedy['saves_bytes'])}; costs {remedy['costs']}"
+        found.append(_annotation("notice", remedy["line"], "Would lower the peak", text))
+    return found
+
+
+def _annotation(kind: str, line: Mapping[str, Any] | None, title: str, text: str) -> str:
+    properties = {"title": f"lazyviz: {title}"}
+    if line is not None:
+        properties = {"file": _in_workspace(line["file"]), "line": str(line["line"]), **properties}
+    inside = ",".join(f"{name}={_escaped(item, ':,')}" for name, item in properties.items())
+    return f"::{kind} {inside}::{_escaped(text)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for sign in "%\r\n" + more:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def _in_workspace(file: str) -> str:
+    root = os.environ.get("GITHUB_WORKSPACE") or HERE
+    path = os.path.relpath(file, root)
+    return file if path.startswith(os.pardir) else path

@@ -1,0 +1,70 @@
+"""DTensors on an absent GPU: their use of shape rules and generators.
+
+:mod:`lazyviz.record.fake_cuda.wrapper_subclasses` handles the device that they report.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...torch_internals import absent_cuda, fake_process_groups
+from ..fake_cuda.wrapper_subclasses import report_planned_device
+from ..interception.attribute_patches import Patches
+from ..tape import Tape
+
+
+def install(patches: Patches, tape: Tape) -> None:
+    _patch_parameters(patches)
+    if not absent_cuda.STAND_INS:
+        return
+    _install_propagation(patches, tape)
+    _install_draws(patches)
+
+    for cls in fake_process_groups.wrapper_classes():
+        report_planned_device(patches, cls)
+
+
+def _install_propagation(patches: Patches, tape: Tape) -> None:
+    """DTensor calls PyTorch's shape rules on fake tensors of the planned GPU, which need the same patches as
+    ours.
+    """
+    cls = fake_process_groups.sharding_propagator()
+    original = cls._propagate_tensor_meta_non_cached
+
+    @functools.wraps(original)
+    def propagate(propagator: Any, schema: Any) -> Any:
+        before = tape.shapes.inferring
+        tape.shapes.inferring = True
+        try:
+            with absent_cuda.cuda_guards():
+                return original(propagator, schema)
+        finally:
+            tape.shapes.inferring = before
+
+    patches.set(cls, "_propagate_tensor_meta_non_cached", propagate)
+
+
+def _install_draws(patches: Patches) -> None:
+    """A planned generator has no state that ranks could share, and draws nothing."""
+    dispatcher, tracker = fake_process_groups.random_state()
+    patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
+    asked = tracker.distribute_region_enabled
+    patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
+
+
+def _patch_parameters(patches: Patches) -> None:
+    """A DTensor becomes a parameter by a mark: its local tensor is this rank's part of the parameter."""
+
+    def get(tensor: torch.Tensor) -> bool:
+        return bool(tensor.__dict__.get("_is_param", False))
+
+    def mark(tensor: Any, is_param: bool) -> None:
+        tensor.__dict__["_is_param"] = is_param
+        value = tensor._local_tensor.__dict__.get("_lazyviz")
+        if is_param and value is not None and value.storage.role is None:
+            value.storage.role = "parameter"
+
+    patches.set(fake_process_groups.wrapper_classes()[0], "_is_param", property(get, mark))

@@ -1,0 +1,184 @@
+"""Redispatch of calls that the handler of a dispatch mode leaves to others: subclasses, composite ops.
+
+Private:
+
+- ``_push_mode``, ``_pop_mode``: PyTorch removes a mode from the stack while its handler runs, but calls that
+the handler leaves to others must reach the mode.
+- ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
+  the op that it is given has been through that.
+- ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.
+- ``HigherOrderOperator.py_kernels``: what such an operator does where nothing traces or compiles it.
+- ``_dispatch_tls_local_include_set``, ``_dispatch_tls_local_exclude_set``, ``_ForceDispatchKeyGuard``:
+functions of the user that are called while a mode's handler runs (signal handlers, for example) would be at
+its level, where ops see neither autograd nor modes.
+- ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
+  of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from ..process.global_state_transaction import Transaction
+from .dispatch_modes import has_mode, remove_mode
+from .private_api import _LAZY_TENSORS, OpOverload
+
+past_torch_function = torch._C.DisableTorchFunctionSubclass
+"""Context: ``__torch_function__`` of subclasses is not called."""
+_HIDDEN = _LAZY_TENSORS | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def _seeing_views() -> Any:
+    """Context: ops skip the layer that tracks views, and see conjugate and negative bits, like kernels in
+    eager mode.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def _keys_of_autocast() -> Any:
+    names = ("CPU", "CUDA", "HPU", "IPU", "MAIA", "MPS", "MTIA", "PrivateUse1", "XLA", "XPU")
+    found = [torch._C._parse_dispatch_key(f"Autocast{name}") for name in names]
+    return functools.reduce(
+        torch._C.DispatchKeySet.__or__, [torch._C.DispatchKeySet(key) for key in found if key is not None]
+    )
+
+
+_AUTOCAST = _keys_of_autocast()
+
+
+is_in_op: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.PythonTLSSnapshot
+)
+"""Whether an op is being dispatched on this thread."""
+
+
+def user_level(mode: TorchDispatchMode) -> AbstractContextManager[Any]:
+    """The dispatch level of the user's code, for the user's functions that are called while an op is
+    dispatched: ``mode`` is on the stack, and autograd and ``__torch_function__`` see the ops.  No effect
+    where no op is dispatched, and in inference mode, whose keys differ.
+
+    Of autocast only what is known at the op's level is restored: it is off if the op has been through it.
+    """
+    if not is_in_op() or torch.is_inference_mode_enabled():
+        return nullcontext()
+    return _UserLevel(mode)
+
+
+class _UserLevel(Transaction):
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self._mode = mode
+
+    def begin(self) -> None:
+        views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+        included = torch._C._dispatch_tls_local_include_set() | views
+        excluded = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
+        level = torch._C._ForceDispatchKeyGuard(included, excluded)
+        self.undo_by(functools.partial(level.__exit__, None, None, None))
+        level.__enter__()
+        if not has_mode(self._mode):
+            self.undo_by(functools.partial(remove_mode, self._mode))
+            _push_mode(self._mode)
+        functions = torch._C._EnableTorchFunction()
+        self.undo_by(functools.partial(functions.__exit__, None, None, None))
+        functions.__enter__()
+
+
+@contextmanager
+def _in_place(mode: TorchDispatchMode | None) -> Iterator[None]:
+    if mode is None:
+        yield
+        return
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
+
+
+def is_dispatched_in_cpp(cls: type) -> bool:
+    """Whether PyTorch itself dispatches ops on DTensors, so that the handler of their class only requests
+    that.
+
+    To request it, a mode, and any class that is asked before, returns ``NotImplemented``.
+    """
+    module = sys.modules.get("torch.distributed.tensor._api")
+    if module is None:
+        return False
+    return getattr(cls, "__torch_dispatch__", None) == module.DTensor.__torch_dispatch__
+
+
+def ask_subclasses(
+    mode: TorchDispatchMode | None,
+    classes: Sequence[type],
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The result of the first of ``classes`` that handles the call; ``NotImplemented`` if none does.
+
+    They see only these classes as types; ``mode`` sees the ops that they call.
+    """
+    with _in_place(mode):
+        for cls in classes:
+            result = cls.__torch_dispatch__(func, classes, args, kwargs)  # type: ignore[attr-defined]
+            if result is not NotImplemented:
+                return result
+    return NotImplemented
+
+
+def makes_views_by_decomposition(op: OpOverload) -> bool:
+    """Whether ``op`` returns views of its arguments, or may, that are tracked only by the ops it
+    consists of.
+    """
+    returns = op._schema.returns
+    if not any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
+        return False
+    tracked = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+    return bool(op._can_decompose()) and not tracked
+
+
+def dense_kernel(op: Any) -> Callable[..., Any] | None:
+    """The kernel with which a higher-order operator (flex attention, ``torch.cond``) runs ordinary ops, if it
+    has one.
+    """
+    kernels: Any = getattr(op, "py_kernels", {})
+    kernel: Callable[..., Any] | None = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if isinstance(kernel, FunctionType) and _CURRENT_MODE in kernel.__globals__:
+        # It refuses to run under a mode, because PyTorch's modes would have traced it.
+        names = {**kernel.__globals__, _CURRENT_MODE: _no_mode}
+        copy = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__, kernel.__closure__)
+        copy.__kwdefaults__ = kernel.__kwdefaults__
+        return copy
+    return kernel
+
+
+_CURRENT_MODE = "_get_current_dispatch_mode"
+
+
+def _no_mode() -> None:
+    """Replaces the function that returns the active mode."""
+
+
+def call_kernel(
+    mode: TorchDispatchMode, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call :func:`dense_kernel`'s kernel; ``mode`` sees the ops in it."""
+    with _in_place(mode):
+        return kernel(*args, **kwargs)
+
+
+def call_decomposed(
+    mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call the ops that ``op`` decomposes into; ``mode`` sees them."""
+    with _in_place(mode), _seeing_views():
+        return op.decompose(*args, **kwargs)

@@ -1,0 +1,229 @@
+"""Loop frames: repeated parts of the user's loop are one frame, with its statement as the label."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from ...graph.ir import Graph, Node, SourceLine
+from .boxes import Box
+from .repeat_folding import count, fold_equal, fold_rest
+
+Place = tuple[str, int]  # a loop's statement: file and line
+MOST_CHARS = 60
+CARD_CHARS = 32  # that a closed card has room for
+_LOOP = re.compile(r"\s*((?:async\s+)?for\s.+|while\s.+)")
+_OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
+
+
+def name_loops(root: Box, graph: Graph) -> None:
+    """Name folds of steps after the loops around their lines: ``"for i in range(12)"``, or, with another
+    around it, ``"for epoch in range(3) › for x in data"``.
+
+    Steps of one loop that differ, as the first one of an optimizer and those after it, or each tenth one that
+    prints, are in one frame.  A single step has the name in addition to its number.
+    """
+    outside: Sequence[Place] = _loops_around(graph.place) if graph.place is not None else ()
+    loops: dict[Box, tuple[Place, ...]] = {}  # around steps, innermost first
+    root.children = _single_rounds(root, outside)
+    root.children = _framed(root, outside, loops)
+    stack = [root]
+    while stack:
+        box = stack.pop()
+        if (box.kind == "step" or _is_line(box)) and box not in loops:
+            _name_steps(box, outside, loops)
+        if box.kind == "step" and box.repeats == 1 and box.children[0].kind == "step":
+            box.children = _framed(box, loops[box], loops)
+        stack.extend(box.children)
+
+
+def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> None:
+    """Note the loops of a step that is inside of another or of a lane, and name it, if it stands for
+    several.
+    """
+    around = box.parent
+    if around is not None and around.repeats > 1 and around in loops:  # one of its rounds
+        loops[box] = loops[around]
+        return
+    while around is not None and around.kind != "step":
+        around = around.parent
+    known: Sequence[Place] = loops.get(around, ()) if around is not None else outside
+    inside = _is_in_module(box)
+    loops[box] = tuple(known) if inside else _loops_of(box, known)
+    if box.repeats > 1 and (text := _within_module(box) if inside else _title(loops[box], known, CARD_CHARS)):
+        box.label = text
+
+
+def _single_rounds(group: Box, outside: Sequence[Place]) -> list[Box]:
+    """The children of ``group``, with each folded loop whose rounds differ shown as rounds: the first few as
+    boxes, the others as one box.
+    """
+    result: list[Box] = []
+    for box in group.children:
+        if box.repeats < 2 or any(part.kind != "step" for each in box.children for part in each.children):
+            result.append(box)
+            continue
+        steps = [_members(each) for each in box.children]
+        own = _loops_of(steps[0][0], outside)
+        middle = _common_loops(_lines(node, own=True) for node in _nodes(box.children[len(steps) // 2]))
+        if not own or own[:1] != middle[:1] or own[0] in outside:
+            result.append(box)  # rounds of an outer loop
+            continue
+        result += fold_equal(group, steps[0])
+        result.append(fold_rest(group, list(itertools.chain.from_iterable(steps[1:]))))
+    return result
+
+
+def _members(step: Box) -> list[Box]:
+    """The single steps in ``step``."""
+    inside = [step]
+    while any(each.children[0].kind == "step" for each in inside):
+        inside = [
+            part for each in inside for part in (each.children if each.children[0].kind == "step" else [each])
+        ]
+    return inside
+
+
+def _framed(group: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> list[Box]:
+    """The children of ``group`` with the steps of each loop as one box."""
+    for step in group.children:
+        if step.kind == "step":
+            loops[step] = _loops_of(step, outside)
+    result: list[Box] = []
+    for own, run in itertools.groupby(group.children, key=lambda step: loops.get(step, ())):
+        steps = list(run)
+        text = _title(own, outside)
+        if text and len(steps) > 1:
+            frame = Box("step", text, steps[0].phase, group, ("loop", own))
+            frame.children, frame.repeats = steps, sum(step.repeats for step in steps)
+            for step in steps:
+                step.parent = frame
+            count(frame)
+            loops[frame] = own
+            steps = [frame]
+        elif text:
+            steps[0].label = text if steps[0].repeats > 1 else f"{steps[0].label} · {text}"
+        result += steps
+    return result
+
+
+def _loops_of(step: Box, known: Sequence[Place]) -> tuple[Place, ...]:
+    """The loops that all ops of a step, or of the first and last of several, are in, those ``known``
+    included.
+    """
+    if step.repeats > 1 and step.children[0].kind == "step":
+        first, last = (_loops_of(step.children[at], known) for at in (0, -1))
+        return tuple(place for place in first if place in last)
+    # Ops before and after the loop count to its first and last step, but no backward pass does.
+    lanes = [child for child in step.children if child.kind == "lane"]
+    lane = next((lane for lane in lanes if lane.phase == "backward"), step)
+    return _common_loops(_lines(node, own=bool(lanes)) for node in _nodes(lane)) or tuple(known)
+
+
+def _common_loops(chains: Iterable[Sequence[SourceLine]]) -> tuple[Place, ...]:
+    """The loops around lines of every chain, innermost first; chains without lines are left out."""
+    common: dict[Place, None] | None = None
+    for chain in dict.fromkeys(tuple(chain) for chain in chains if chain):
+        loops = dict.fromkeys(place for line in chain for place in _loops_around(line))
+        common = loops if common is None else {place: None for place in common if place in loops}
+        if not common:
+            break
+    return tuple(common or ())
+
+
+def _title(loops: Sequence[Place], known: Collection[Place], most: int = MOST_CHARS) -> str:
+    """The statements of loops other than those known, the outermost first; of many the innermost."""
+    inner, *outer = [
+        words
+        for file, line in loops
+        if (file, line) not in known and (words := _words(linecache.getline(file, line)))
+    ] or [""]
+    for words in outer:
+        if len(inner) + len(words) + 3 > most:
+            return f"… › {inner}"
+        inner = f"{words} › {inner}"
+    return inner
+
+
+def _is_line(box: Box) -> bool:
+    """Whether it stands for several rounds of a loop that has a single line."""
+    return box.repeats > 1 and isinstance(box.key, tuple) and box.key[0] == "line"
+
+
+def _is_in_module(box: Box) -> bool:
+    while box.parent is not None and not box.name:
+        box = box.parent
+    return bool(box.name)
+
+
+def _within_module(fold: Box) -> str:
+    """The innermost loop of the module around the fold that all ops of the fold's first member are in."""
+    outer = fold.parent
+    if outer is None or outer.kind != "module" or not outer.name:
+        return ""
+    called = _common_end([_lines(node) for node in _nodes(outer)])
+    chains = [lines[: len(lines) - called] for node in _nodes(fold.children[0]) if (lines := _lines(node))]
+    common = _common_loops(chains) if all(chains) else ()
+    return _words(linecache.getline(*common[0])) if common else ""
+
+
+def _lines(node: Node, *, own: bool = False) -> list[SourceLine]:
+    """The op's line and its callers', the innermost first; for a gradient those of its forward op, unless
+    its ``own`` are asked for.
+    """
+    of = node.forward if node.phase == "backward" and node.forward is not None and not own else node
+    return [*([of.source] if of.source is not None else []), *of.callers]
+
+
+def _common_end(chains: Sequence[Sequence[SourceLine]]) -> int:
+    """How many of their last lines are the same in all chains."""
+    count = 0
+    for same in zip(*(reversed(chain) for chain in chains)):
+        if any(line != same[0] for line in same):
+            break
+        count += 1
+    return count
+
+
+@functools.lru_cache(maxsize=1000)
+def _loops_around(line: SourceLine) -> tuple[Place, ...]:
+    """The loops of the line's function that it is in, the innermost first."""
+    text = linecache.getlines(line.file)
+    if line.line > len(text):
+        return ()
+    found = []
+    indent = _indent(text[line.line - 1])
+    for at in range(line.line - 1, 0, -1):
+        above = text[at - 1]
+        if not above.strip() or _indent(above) >= indent or above.lstrip().startswith("#"):
+            continue
+        indent = _indent(above)
+        if _OUTSIDE.match(above):
+            break
+        if _LOOP.match(above):
+            found.append((line.file, at))
+    return tuple(found)
+
+
+def _words(line: str) -> str:
+    """A loop's statement without its colon, or ""."""
+    found = _LOOP.match(line)
+    words = re.sub(r":\s*(#.*)?$", "", found[1].strip()) if found else ""
+    return words if len(words) <= MOST_CHARS else f"{words[: MOST_CHARS - 1]}…"
+
+
+def _nodes(box: Box) -> Iterator[Node]:
+    stack = [box]
+    while stack:
+        current = stack.pop()
+        stack.extend(current.children)
+        if current.node is not None:
+            yield current.node
+
+
+def _indent(line: str) -> int:
+    expanded = line.expandtabs()
+    return len(expanded) - len(expanded.lstrip())

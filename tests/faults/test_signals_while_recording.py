@@ -1,0 +1,236 @@
+"""Signals while an op is recorded: what their handlers raise comes out, and nothing else changes.
+
+A call of new shapes asks PyTorch's shape rules and kernels, in modes and settings of their own, and takes
+errors for answers.  A handler's exception is no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazyviz
+from lazyviz.process import deferred_signals
+from lazyviz.process.deferred_signals import Deferred
+from lazyviz.record.tape import tape
+from lazyviz.torch_internals import private_api
+
+from .inject_exceptions import Fault, State, everywhere, inject, is_plain, points, sampled
+
+DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def known_rules(x):
+    return [
+        F.gelu(x),
+        x.softmax(-1),
+        x.cumsum(0),
+        x[:, 1:],
+        x.view(-1),
+        F.conv1d(x[None], torch.ones(1, 2, 3)),
+    ]
+
+
+def rules_of_pytorch(x):
+    return [torch.fft.rfft(x), F.interpolate(x[None], scale_factor=2, mode="linear"), x.T.matrix_exp()[0]]
+
+
+def probed_kernels(x):
+    target = torch.zeros(2, dtype=torch.long)
+    return [
+        F.nll_loss(x.log_softmax(-1), target),
+        F.adaptive_avg_pool1d(x[None], 2),
+        x.index_select(0, target),
+    ]
+
+
+def gradients(x):
+    w = torch.ones(5, 5, requires_grad=True)
+    F.elu(x @ w).sum().backward()
+    return [w.grad]
+
+
+def contents(x):
+    at = torch.arange(3)
+    return [x[at[1:] - 1], at.nonzero(), x.repeat_interleave(at[1:], 0)[: int(at[-1])]]
+
+
+def copies(x):
+    return [copy.deepcopy(x), copy.deepcopy(nn.Parameter(x)), nn.Parameter(x) * 1]
+
+
+def sparse(x):
+    at = torch.tensor([[0, 1, 1], [4, 0, 2]])
+    values = torch.ones(3, requires_grad=True)
+    matrix = torch.sparse_coo_tensor(at, values, (2, 5), check_invariants=True)
+    (torch.sparse.mm(matrix, x.T) + matrix.t().to_dense().sum()).sum().backward()
+    rows = torch.sparse_csr_tensor([0, 1, 3], [4, 0, 2], x[0, :3] * 2, (2, 5), check_invariants=False)
+    return [values.grad, rows @ x.T, matrix.coalesce().values(), (matrix.detach() * 2).to_dense()]
+
+
+with torch.inference_mode():
+    made_in_inference_mode = torch.ones(2, 5)
+
+
+def inference(x):
+    return [x * 2, made_in_inference_mode * 2, made_in_inference_mode[:, 1:].add(1)]
+
+
+def outside_of_deepcopy(frame):
+    """Not in PyTorch's own ``Tensor.__deepcopy__``, whose ``no_grad`` a signal can leave in effect."""
+    return everywhere(frame) and frame.f_code is not DEEPCOPY.__code__
+
+
+CALLS = [known_rules, rules_of_pytorch, probed_kernels, gradients, contents, copies, inference, sparse]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_what_a_signal_handler_raises_while_an_op_is_recorded_comes_out(call, request):
+    x = torch.arange(10.0).view(2, 5) if call is not rules_of_pytorch else torch.ones(2, 2)
+    expected = [tensor.detach().clone() for tensor in call(x)]
+    tape.shapes.entries.clear()
+    with lazyviz.lazy():
+        call(x)  # the first call of a rule imports modules, which add warnings filters
+    state = State()
+    weight = torch.zeros(3)
+
+    def action():
+        tape.shapes.entries.clear()
+        with lazyviz.lazy() as graph:
+            weight.add_(1)
+            call(x)
+        graph.evaluate()
+
+    most = 20_000 if request.config.getoption("--all") else 40
+    for at in sampled(points(action, where=outside_of_deepcopy), most, seed=len(call.__name__)):
+        weight.zero_()
+        raised = inject(action, at, Fault, where=outside_of_deepcopy, by_signal=True)
+        assert raised is None or type(raised) is Fault, (raised, raised.__notes__)
+        assert is_plain(), raised and raised.__notes__
+        assert weight.tolist() in ([0, 0, 0], [1, 1, 1])
+        lazyviz.sync()
+        assert not state.differences(), raised and raised.__notes__
+    with lazyviz.lazy():
+        found = call(x)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])
+def test_a_step_counter_is_advanced_once_although_a_signal_comes_when_it_is_read(error, state, request):
+    def handler(number, frame):
+        raise error
+
+    def action():
+        with lazyviz.lazy():
+            for _ in range(3):
+                counter.add_(1)
+                read.append(counter.item())
+        for _ in range(2):
+            counter.add_(1)
+
+    counter, read = torch.zeros(()), []
+    for at in sampled(points(action), 20_000 if request.config.getoption("--all") else 150):
+        counter, read = torch.zeros(()), []
+        raised = inject(action, at, error, by_signal=True)
+        assert raised is None or type(raised) is error
+        assert read == [1.0, 2.0, 3.0][: len(read)], raised and raised.__notes__
+        with lazyviz.lazy():
+            counter.add_(1)
+            known = counter.item()
+        assert counter.item() == known and known - len(read) in (1, 2, 3), raised and raised.__notes__
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_during_the_first_ones_handler_leaves_the_level_of_kernels(state, request):
+    """It comes when the state around the handler is put back."""
+
+    def handler(number, frame):
+        raise Fault
+
+    weight, before = torch.zeros(3), signal.getsignal(signal.SIGUSR2)
+
+    def action():
+        signal.signal(signal.SIGUSR2, handler)
+        with lazyviz.lazy() as graph:
+            weight.add_(1)
+            torch.rand(2)
+            weight.mul_(2)
+        with contextlib.suppress(Fault):
+            graph.evaluate(progress=lambda fraction: signal.raise_signal(signal.SIGUSR2))
+
+    try:
+        for at in sampled(points(action), 20_000 if request.config.getoption("--all") else 100):
+            weight.zero_()
+            raised = inject(action, at, Fault, by_signal=True)
+            signal.signal(signal.SIGUSR2, before)
+            assert is_plain()
+            lazyviz.sync()
+            assert not state.differences(), raised and raised.__notes__
+            assert weight.tolist() in ([0, 0, 0], [1, 1, 1], [2, 2, 2])
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_signals_are_deferred_again_whatever_a_handler_raises_where_that_ends(state):
+    def action():
+        with Deferred():
+            pass
+
+    for at in range(points(action)):
+        inject(action, at, Fault, by_signal=True)
+        assert not Deferred.current
+        with Deferred() as arrived:
+            assert Deferred.current and not arrived
+
+
+def test_a_handler_that_comes_while_handlers_are_set_back_may_set_all_of_them_back(monkeypatch, state):
+    set_handler = deferred_signals._signal.signal
+    back = []
+
+    def signal_and_reset(number, handler):
+        set_handler(number, handler)
+        if not back:
+            back.append(number)
+            deferred._restore()  # as `lazyviz.reset` does
+
+    with Deferred() as deferred:
+        monkeypatch.setattr(deferred_signals._signal, "signal", signal_and_reset)
+    monkeypatch.undo()
+    assert back and not Deferred.current
+
+
+def test_gradients_are_computed_after_a_signal_in_what_a_planned_gpu_does_without_them(state, request):
+    def action():
+        with lazyviz.lazy(device="A100-40GB"):
+            layer = nn.LSTM(2, 2).cuda()
+            copy.deepcopy(layer.weight_hh_l0)
+
+    for at in sampled(points(action), 2000 if request.config.getoption("--all") else 60):
+        raised = inject(action, at, Fault, by_signal=True)
+        assert torch.is_grad_enabled() and is_plain(), raised and raised.__notes__
+        del raised
+        lazyviz.reset()  # the generator is owed the draws that the GPU would have made
+
+
+def test_an_exception_of_another_thread_before_a_rule_is_asked_is_no_answer(monkeypatch, state):
+    def stop():
+        raise Fault("PyThreadState_SetAsyncExc")
+
+    x = torch.ones(3, 7)
+    with lazyviz.lazy() as graph:
+        monkeypatch.setattr(private_api, "quiet_shape_rules", stop)
+        with pytest.raises(Fault):
+            torch.fft.rfft(x)
+        monkeypatch.undo()
+        y = torch.fft.rfft(x)
+    assert len(graph.nodes) == 1
+    assert torch.equal(y, torch.fft.rfft(x))
