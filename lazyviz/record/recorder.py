@@ -35,7 +35,7 @@ from ..torch_internals.private_api import OpOverload
 from ..torch_internals.storage_internals import WeakStorage
 from . import constant_folding, eager_fallback, ops_outside_blocks
 from .dependency_closure import order, order_check
-from .interception import torchscript_errors
+from .interception import torchscript_calls
 from .interception.memory_holders import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
@@ -122,7 +122,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                     return recorder.record(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
-            torchscript_errors.note(error)
+            torchscript_calls.note(error)
             raise
         finally:
             if collects:

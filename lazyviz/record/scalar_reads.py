@@ -11,7 +11,7 @@ import torch
 
 from ..process.tracebacks import shortened
 from ..torch_internals import private_api
-from .interception import torchscript_errors
+from .interception import torchscript_calls
 from .tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def evaluate_number(tape: Tape, value: TrackedValue) -> None:
         try:
             tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
         except BaseException as error:
-            torchscript_errors.note(error)
+            torchscript_calls.note(error)
             raise
 
 

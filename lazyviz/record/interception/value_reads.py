@@ -43,7 +43,7 @@ from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
 from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
-from . import child_processes, torch_save, torchscript_errors
+from . import child_processes, torch_save, torchscript_calls
 from . import deepcopy as deepcopy_hooks
 from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
@@ -669,7 +669,9 @@ class SyncPatches:
         """
         self._patches.set(*private_api.FIND_BUILTIN, _find_builtin)
         for owner, name in private_api.SCRIPT_CALLS:
-            self._patches.set(owner, name, torchscript_errors.with_messages(getattr(owner, name)))
+            self._patches.set(
+                owner, name, torchscript_calls.with_messages(getattr(owner, name), self.tape.recording.paused)
+            )
         for name, cause in private_api.TRACED_BY.items():
             original = getattr(torch.jit, name)
 

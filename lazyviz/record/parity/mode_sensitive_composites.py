@@ -33,14 +33,6 @@ from .subclass_detection import Original, is_plain
 _bmm = torch.ops.aten.bmm
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
-# Of the tensor that PyTorch makes of a Python number.
-_DTYPE_OF_NUMBER = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-    complex: torch.complex128,
-}
-
 _SPLIT = "tensor_split.tensor_indices_or_sections"
 
 # Not purely composite: they also read and write memory themselves, for plain tensors too.
@@ -87,7 +79,6 @@ class CompositeKernels:
         if not self._undo:
             composite_ops.override_composites(
                 {
-                    "equal": self._equal,
                     "linalg_eigvals": _eigvals,
                     "linalg_eigvalsh": _eigvalsh,
                     "linalg_svdvals": _svdvals,
@@ -129,20 +120,6 @@ class CompositeKernels:
             result = original(*args, **kwargs)
         eager_fallback.note_region(tape, name, tensors, result)
         return result
-
-    # --- constants of TorchScript -----------------------------------------------------
-
-    def _equal(self, original: Original, first: torch.Tensor, second: torch.Tensor) -> bool:
-        """TorchScript's optimizer compares the constants of a program. Numbers among them are tensors to it,
-        and would be numbers to a mode, which the operator does not take.
-        """
-        return original(self._tensor_of(first), self._tensor_of(second))
-
-    def _tensor_of(self, operand: torch.Tensor | complex) -> torch.Tensor:
-        if isinstance(operand, torch.Tensor):
-            return operand
-        with self._tape.recording.paused():
-            return torch.tensor(operand, dtype=_DTYPE_OF_NUMBER[type(operand)], device="cpu")
 
     # --- a check of values ----------------------------------------------------------
 

@@ -220,7 +220,7 @@ class steps(Generic[T]):
                     yield item
                     ended.ran()
                     self.rounds += 1
-                    # Before the loader makes the next batch: it works during the run, and takes its memory later.
+                    # Before the loader makes the next batch, so that it works during the run.
                     ended.end(sys._getframe(1))
                 block.ends_in = sys._getframe(1)
             ended.finish()
