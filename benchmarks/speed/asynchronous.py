@@ -6,6 +6,9 @@ runs while the next is recorded, which takes two cores: one that records, one th
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -99,6 +102,57 @@ def ways(make: Callable[[], tuple[nn.Module, Loss]]) -> dict[str, Callable[[], l
     }
 
 
+MEMORY = """
+import resource, torch, lazyviz
+torch.set_num_threads(1)
+torch.manual_seed(0)
+layers = [layer for _ in range(6) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(512, 10))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+target = torch.zeros(16384, dtype=torch.long)
+
+def rounds(loop):
+    for x in loop:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+        del x
+
+def batches(count, rows):
+    return (torch.ones(rows, 512) for _ in range(count))
+
+target = target[:64]
+rounds(lazyviz.steps(batches(4, 64), always_record=True))
+target = torch.zeros(16384, dtype=torch.long)
+before = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loop = lazyviz.steps(batches(8, 16384), always_record=True)
+rounds(loop)
+after = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+plan = loop.graph.plan()
+print(after - before, plan.peak_bytes, loop.waited)
+"""
+
+
+def memory() -> Figure:
+    """Peak of a loop that overlaps with recording, in a process of its own, beside that of its plan."""
+    # The C library returns freed blocks of this size to the operating system at once.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment
+    )
+    measured, planned, waited = run.stdout.split(maxsplit=2)
+    if waited.strip() != "None":
+        raise RuntimeError(f"the loop did not run asynchronously: {waited}")
+    batch = 4 * 512 * 16384
+    return Figure(
+        "peak of lazyviz.steps / its plan and the next batch",
+        "6 layers of 512, batch of 16,384",
+        int(measured) / (int(planned) + batch),
+        "<= 1.05",
+        detail={"peak, bytes": int(measured), "plan, bytes": int(planned), "batch, bytes": batch},
+    )
+
+
 LABELS = {
     "steps": ("lazyviz.steps / eager", "<= 1.25"),
     "steps, waiting": ("lazyviz.steps(wait=True) / eager", "<= 1.6"),
@@ -107,6 +161,8 @@ LABELS = {
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
+    if settings.device == "cpu":
+        yield memory()
     for name, make in MODELS.items():
         try:
             runs = ways(make)
