@@ -10,7 +10,7 @@ import torch
 
 from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
-from ..graph.sync_point_text import listed
+from ..graph.sync_point_text import SyncSite, listed, sites
 from ..plan.devices.devices import DeviceLike
 from ..plan.explain import allocation_text, keeper, release_lines, time_of_a_step
 from ..plan.formatting import where
@@ -89,6 +89,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         ],
         "time": _time(plan),
         "sync_points": listed(graph.sync_points),
+        "reads": [_read(site) for site in sites(graph.sync_points)],
         "not_recorded": sorted(graph.ir.elsewhere),
     }
 
@@ -106,6 +107,18 @@ def _time(plan: Plan) -> Data | None:
         "flops": time.flops,
         "mfu": time.mfu,
         "text": sentences,
+    }
+
+
+def _read(site: SyncSite) -> Data:
+    """A place where the script reads values, and what had to run for it."""
+    return {
+        "cause": site.cause,
+        "line": _line(site.source),
+        "reader": _line(site.reader),
+        "times": site.count,
+        "ops": site.ops,
+        "seconds": site.seconds,
     }
 
 
@@ -132,3 +145,13 @@ def relative(file: str) -> str:
         return library[2]
     here = os.path.join(HERE, "")
     return file[len(here) :] if file.startswith(here) else file
+
+
+INCOMPLETE = ("failed", "interrupted", "out of reach")  # ends of a recording that leave out steps
+
+
+def is_incomplete(data: Data) -> bool:
+    """Whether a script's plan lacks steps that it was to have."""
+    steps, wanted = data.get("steps"), data.get("steps_wanted")
+    fewer = isinstance(steps, int) and isinstance(wanted, int) and steps < wanted
+    return fewer and data.get("end") in INCOMPLETE
