@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan.formatting import category_text
+from ..plan.runtime.bottlenecks import MOSTLY
 from ..plan.runtime.gpu_timeline import duration
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.stdio import StandardStreams, is_terminal
@@ -74,6 +75,12 @@ def show_plan(data: Data, to: Console) -> None:
         for line in data["by_line"][:_MOST_LINES]
     ]
     _print(to, table("Lines that allocated it", ("bytes", "share", "line", "code"), rows, 2))
+    if total and data["by_line"] and data["by_line"][0]["bytes"] > MOSTLY * total:
+        rows = [
+            (format_bytes(each["bytes"]), _share(each["bytes"], total), each["module"])
+            for each in data["by_module"][:_MOST_LINES]
+        ]
+        _print(to, table("Modules that hold it", ("bytes", "share", "module"), rows, 2))
     rows = [
         (format_bytes(each["bytes"]), each["what"], each["kept_by"])
         for each in data["largest"][:_MOST_TENSORS]

@@ -12,8 +12,9 @@ from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
 from ..graph.sync_point_text import SyncSite, listed, sites
 from ..plan.devices.devices import DeviceLike
-from ..plan.explain import allocation_text, keeper, release_lines, time_of_a_step
+from ..plan.explain import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
 from ..plan.formatting import where
+from ..plan.liveness.live_set import Moment
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
 from ..session.lazy_graph import LazyGraph
@@ -65,6 +66,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "peak_line": _line(plan.peak_node.source) if plan.peak_node is not None else None,
         "by_category": {category: size for category, size in plan.by_category.items() if size},
         "by_line": _lines(moment.by_line) if moment is not None else [],
+        "by_module": _modules(moment) if moment is not None else [],
         "largest": [
             {
                 "bytes": each.nbytes,
@@ -131,6 +133,11 @@ def _line(source: SourceLine | None) -> Data | None:
 def _lines(by_line: Mapping[SourceLine, int]) -> Sequence[Data]:
     largest = sorted(by_line.items(), key=lambda item: -item[1])
     return [{**(_line(source) or {}), "bytes": size} for source, size in largest[:MOST_LINES]]
+
+
+def _modules(moment: Moment) -> Sequence[Data]:
+    largest = sorted(sizes_by_module(moment).items(), key=lambda item: -item[1])
+    return [{"module": module, "bytes": size} for module, size in largest[:MOST_LINES]]
 
 
 def place_of(line: Mapping[str, Any] | None) -> str:

@@ -742,6 +742,31 @@ def test_sync_points_and_slow_lines_keep_their_columns_on_a_narrow_terminal(writ
     assert re.match(r" +[\d,]+ +[\d.]+ \S?s +item +train.py:16 +print", table[2]), table
 
 
+def test_a_line_that_does_everything_is_broken_down_by_modules(write, tmp_path):
+    inside = """
+        from collections import OrderedDict
+        import torch
+        from torch import nn
+
+        block = lambda: OrderedDict(up=nn.Linear(64, 512), act=nn.ReLU(), down=nn.Linear(512, 64))
+        net = nn.Sequential(*[nn.Sequential(block()) for _ in range(4)])
+        net.to("cuda")
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(2):
+            net(torch.randn(4096, 64, device="cuda")).sum().backward(), optimizer.step()
+    """
+    done = lazyviz_command(
+        "plan", write(inside), "--device", "A100-80GB", "--json", "plan.json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.partition("Modules that hold it")[2].partition("Largest tensors")[0]
+    assert "net.*.up × 4" in modules and "net.*.act × 4" in modules
+    assert "*.down × 4" in done.stdout.partition("Slowest modules:")[2].partition("What would")[0]
+    assert json.loads((tmp_path / "plan.json").read_text())["by_module"][0].keys() == {"module", "bytes"}
+    done = lazyviz_command("plan", write(TRAINING), cwd=tmp_path)
+    assert "Lines that allocated it" in done.stdout and "Modules that hold it" not in done.stdout
+
+
 def test_tables_call_a_kv_cache_what_the_picture_calls_it(write, tmp_path):
     cached = (
         "import lazyviz, torch\nkeys = torch.zeros(64, 64)\nlazyviz.mark_kv_cache(keys)\nprint(keys + 1)\n"
