@@ -34,10 +34,10 @@ def last_step(nodes: Sequence[Node]) -> Sequence[Node]:
         start = next((earlier for earlier, before in reversed(ends) if before & last or not last), None)
         if start is not None:
             return nodes[start:end]
-    return nodes[_end_of_initialization(nodes) :]
+    return nodes[end_of_initialization(nodes) :]
 
 
-def _end_of_initialization(nodes: Sequence[Node]) -> int:
+def end_of_initialization(nodes: Sequence[Node]) -> int:
     """The position after the last op that fills a parameter or buffer before the first call of a module."""
     end = 0
     for position, node in enumerate(nodes, 1):
