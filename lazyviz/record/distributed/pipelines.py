@@ -1,9 +1,9 @@
 """Pipeline stages: shapes that other ranks would send are assumed to be like this rank's.
 
 Before its first step, a schedule of ``torch.distributed.pipelining`` has, since PyTorch 2.13, all ranks vote
-whether the shapes that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If not, each stage sends
-its shapes to the next as objects.  What the stage before this rank's would send is unknown here.  The
-gradients that the next stage sends have the shapes of the outputs.
+whether the shapes that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If
+not, each stage sends its shapes to the next as objects.  What the stage before this rank's would send is
+unknown here.  The gradients that the next stage sends have the shapes of the outputs.
 """
 
 from __future__ import annotations
