@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..plan.node_formatting import category_text
+from ..plan.runtime.gpu_timeline import duration
 from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
 from .plan_command import FINE, UsageError
-from .plan_data import FORMAT, Data, place_of
-from .plan_output import console, table
+from .plan_data import FORMAT, Data, is_incomplete, place_of
+from .plan_output import console, steps_taken, table, verdict_of
 
 _MOST_LINES = 10
 _LARGEST = 1 << 63  # more bytes than there can be
@@ -56,10 +58,21 @@ def _is_complete(data: Data) -> bool:
         all(key in data and (data[key] is None or _is_count(data[key])) for key in _FIGURES)
         and all(isinstance(data.get(key), str) for key in ("device", "verdict"))
         and isinstance(data.get("script", ""), str)
+        and _is_call(data)
         and isinstance(sizes, dict)
         and all(map(_is_count, sizes.values()))
         and isinstance(lines, list)
         and all(map(_is_line, lines))
+    )
+
+
+def _is_call(data: Data) -> bool:
+    """Whether the script's arguments, and the time of a step, are such, if they are there."""
+    arguments, time = data.get("arguments", []), data.get("time")
+    return (
+        isinstance(arguments, list)
+        and all(isinstance(each, str) for each in arguments)
+        and (time is None or (isinstance(time, dict) and isinstance(time.get("seconds"), (int, float))))
     )
 
 
@@ -80,18 +93,33 @@ def compare(first: str, second: str) -> int:
     a, b = read(first), read(second)
     to = console()
     to.print(Text(f"{_name(a, first)} -> {_name(b, second)}", style="bold"))
+    for data, path in ((a, first), (b, second)):
+        if is_incomplete(data):
+            to.print(f"{path} is not complete: {_extent(data)}.")
     _figures(a, b, to)
     _sizes("Alive at the peak", "what", _by_category(a), _by_category(b), to)
     _sizes("Lines that allocated it", "line", _by_line(a), _by_line(b), to)
-    if a["verdict"] != b["verdict"]:
+    if verdict_of(a) != verdict_of(b):
         to.print()
-        to.print(f"before: {a['verdict']}")
-        to.print(f"after:  {b['verdict']}")
+        to.print(f"before: {verdict_of(a)}")
+        to.print(f"after:  {verdict_of(b)}")
     return FINE
 
 
 def _name(data: Data, path: str) -> str:
-    return f"{path} ({data.get('script', 'a plan')}, {data['device']})"
+    """``"before.json (train.py --width 64, A100-40GB)"``."""
+    call = shlex.join([data.get("script", "a plan"), *data.get("arguments", ())])
+    return f"{path} ({call if 'script' in data else 'a plan'}, {data['device']})"
+
+
+def _extent(data: Data) -> str:
+    """What a plan that lacks steps covers."""
+    why = {
+        "failed": "the script failed",
+        "interrupted": "the script was interrupted",
+        "out of reach": "a value was read that only the absent GPU could compute",
+    }[data["end"]]
+    return f"{why} after {steps_taken(data['steps'], data)}"
 
 
 def _figures(a: Data, b: Data, to: Console) -> None:
@@ -102,7 +130,15 @@ def _figures(a: Data, b: Data, to: Console) -> None:
             continue
         show = format_bytes if key != "ops" else "{:,}".format
         rows.append((show(before), show(after), format_change(before, after, show), name))
+    if a.get("time") and b.get("time"):
+        before, after = (round(1e9 * data["time"]["seconds"]) for data in (a, b))
+        change = format_change(before, after, _nanoseconds)
+        rows.append((_nanoseconds(before), _nanoseconds(after), change, "time of a step"))
     to.print(table("", ("before", "after", "change", "what"), rows, 3))
+
+
+def _nanoseconds(count: int) -> str:
+    return duration(count / 1e9)
 
 
 def _by_category(data: Data) -> dict[str, int]:

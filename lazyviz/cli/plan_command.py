@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +124,7 @@ def plan(script: Script, options: PlanOptions) -> int:
         "script": relative(script.name),
         "arguments": list(script.arguments),
         "steps": recorded.steps,
+        "steps_wanted": options.steps,
         "end": recorded.how,
         **recorded.result,
     }
@@ -168,11 +170,14 @@ def _recording_extent(script: Script, recorded: Recorded[Data], options: PlanOpt
 
 
 def _of_command_line(sentence: str) -> str:
-    """Replace the hint for notebooks at the end of an error message by one for the command line."""
+    """An error message for notebooks without what the command says by itself, and with its own hint."""
+    sentence = sentence.replace("; the plan covers what was recorded before it", "")
     before, sign, _ = sentence.partition(" To continue, give the value")
     if not sign:
         return sentence
-    return f"{before} To continue, give the value: --assume LINE=VALUE, or --assume '*=VALUE' for any line."
+    place = re.search(r" at ([^\s:]+:\d+)", before)
+    line = place[1] if place is not None else "LINE"
+    return f"{before} To continue, give the value: --assume {line}=VALUE, or --assume '*=VALUE' for any line."
 
 
 def _compare_with_budget(data: Data, recorded: Recorded[Data], options: PlanOptions, stderr: TextIO) -> int:

@@ -10,9 +10,10 @@ import torch
 
 from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
-from ..graph.sync_point_groups import listed
+from ..graph.sync_point_groups import SyncSite, listed, sites
 from ..plan.devices.device_lookup import DeviceLike
-from ..plan.explain import allocation_text, keeper, release_lines, time_of_a_step
+from ..plan.explain import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
+from ..plan.liveness.live_set import Moment
 from ..plan.node_formatting import where
 from ..plan.plan import Plan
 from ..plan.planner import make_plan
@@ -65,6 +66,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "peak_line": _line(plan.peak_node.source) if plan.peak_node is not None else None,
         "by_category": {category: size for category, size in plan.by_category.items() if size},
         "by_line": _lines(moment.by_line) if moment is not None else [],
+        "by_module": _modules(moment) if moment is not None else [],
         "largest": [
             {
                 "bytes": each.nbytes,
@@ -89,6 +91,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         ],
         "time": _time(plan),
         "sync_points": listed(graph.sync_points),
+        "reads": [_read(site) for site in sites(graph.sync_points)],
         "not_recorded": sorted(graph.ir.elsewhere),
     }
 
@@ -109,6 +112,18 @@ def _time(plan: Plan) -> Data | None:
     }
 
 
+def _read(site: SyncSite) -> Data:
+    """A place where the script reads values, and what had to run for it."""
+    return {
+        "cause": site.cause,
+        "line": _line(site.source),
+        "reader": _line(site.reader),
+        "times": site.count,
+        "ops": site.ops,
+        "seconds": site.seconds,
+    }
+
+
 def _line(source: SourceLine | None) -> Data | None:
     if source is None:
         return None
@@ -118,6 +133,11 @@ def _line(source: SourceLine | None) -> Data | None:
 def _lines(by_line: Mapping[SourceLine, int]) -> Sequence[Data]:
     largest = sorted(by_line.items(), key=lambda item: -item[1])
     return [{**(_line(source) or {}), "bytes": size} for source, size in largest[:MOST_LINES]]
+
+
+def _modules(moment: Moment) -> Sequence[Data]:
+    largest = sorted(sizes_by_module(moment).items(), key=lambda item: -item[1])
+    return [{"module": module, "bytes": size} for module, size in largest[:MOST_LINES]]
 
 
 def place_of(line: Mapping[str, Any] | None) -> str:
@@ -132,3 +152,13 @@ def relative(file: str) -> str:
         return library[2]
     here = os.path.join(HERE, "")
     return file[len(here) :] if file.startswith(here) else file
+
+
+INCOMPLETE = ("failed", "interrupted", "out of reach")  # ends of a recording that leave out steps
+
+
+def is_incomplete(data: Data) -> bool:
+    """Whether a script's plan lacks steps that it was to have."""
+    steps, wanted = data.get("steps"), data.get("steps_wanted")
+    fewer = isinstance(steps, int) and isinstance(wanted, int) and steps < wanted
+    return fewer and data.get("end") in INCOMPLETE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -11,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan.node_formatting import category_text
+from ..plan.runtime.bottlenecks import MOSTLY
+from ..plan.runtime.gpu_timeline import duration
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.stdio import StandardStreams, is_terminal
-from .plan_data import HERE, Data, place_of
+from .plan_data import HERE, Data, is_incomplete, place_of
 
-_MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES = 8, 5, 3
+_MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES, _MOST_READS = 8, 5, 3, 8
 _WIDE = 120
 
 
@@ -59,7 +62,7 @@ def show_plan(data: Data, to: Console) -> None:
         held, context = format_bytes(data["eager_reserved_bytes"]), format_bytes(data["context_bytes"])
         need = format_bytes(data["needed_bytes"])
         to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in total.")
-    to.print(data["verdict"])
+    to.print(verdict_of(data))
     total = sum(data["by_category"].values())
     rows: list[Sequence[str]]
     rows = [
@@ -72,6 +75,12 @@ def show_plan(data: Data, to: Console) -> None:
         for line in data["by_line"][:_MOST_LINES]
     ]
     _print(to, table("Lines that allocated it", ("bytes", "share", "line", "code"), rows, 2))
+    if total and data["by_line"] and data["by_line"][0]["bytes"] > MOSTLY * total:
+        rows = [
+            (format_bytes(each["bytes"]), _share(each["bytes"], total), each["module"])
+            for each in data["by_module"][:_MOST_LINES]
+        ]
+        _print(to, table("Modules that hold it", ("bytes", "share", "module"), rows, 2))
     rows = [
         (format_bytes(each["bytes"]), each["what"], each["kept_by"])
         for each in data["largest"][:_MOST_TENSORS]
@@ -86,11 +95,49 @@ def show_plan(data: Data, to: Console) -> None:
         to.print()
         to.print(Text("A step's time", style="bold"))
         for sentence in data["time"]["text"]:
-            to.print(Text(sentence))
-    for sentence in data["sync_points"]:
-        to.print(sentence[:1].upper() + sentence[1:])
+            to.print(_hanging(sentence))
+    _print(to, _reads(data["reads"]))
+    if (more := len(data["reads"]) - _MOST_READS) > 0:
+        to.print(f"and at {more:,} other line{'' if more == 1 else 's'}")
     if data["not_recorded"]:
         to.print(f"Not counted: ops of these threads: {', '.join(data['not_recorded'])}.")
+
+
+def verdict_of(data: Data) -> str:
+    """Whether it fits; for a plan that lacks steps, so far."""
+    text: str = data["verdict"]
+    if not is_incomplete(data):
+        return text
+    return f"So far it {text[3:]}" if text.startswith("It ") else f"So far: {text}"
+
+
+def _reads(reads: Sequence[Mapping[str, Any]]) -> Table:
+    """Where the script reads values, and what had to run for it."""
+    rows = []
+    for each in reads[:_MOST_READS]:
+        line, reader = each["line"], each["reader"]
+        place = place_of(line) + (f", in {place_of(reader)}" if reader else "")
+        what = each["cause"] + (f", {each['times']:,} times" if each["times"] > 1 else "")
+        ran = f"{each['ops']:,}", duration(each["seconds"])
+        rows.append((*ran, what, place, line["text"] if line else ""))
+    return table(
+        "Values that the script reads (sync points)",
+        ("operators", "time", "read", "line", "code"),
+        rows,
+        2,
+    )
+
+
+def _hanging(sentence: str) -> Text | Table:
+    """A line of text whose further lines on a narrow terminal are indented like its first."""
+    start = re.match(r" *(?:[\d.,]+ \S+ +<?[\d.]+ %  )?", sentence)
+    if start is None or not start[0]:
+        return Text(sentence)
+    made = Table.grid(padding=0)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_row(Text(start[0]), Text(sentence[start.end() :]))
+    return made
 
 
 def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -103,12 +150,14 @@ def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 def _heading(data: Data) -> str:
     steps = data.get("steps")
-    taken = f", {steps_taken(steps)}" if steps is not None else ""
+    taken = f", {steps_taken(steps, data)}" if steps is not None else ""
     return f"{data.get('script', 'plan')}: {data['ops']:,} operators{taken}, planned for {data['device']}"
 
 
-def steps_taken(steps: int) -> str:
-    """``"1 optimizer step"``, ``"2 optimizer steps"``."""
+def steps_taken(steps: int, data: Data | None = None) -> str:
+    """``"1 optimizer step"``, ``"2 optimizer steps"``; ``"1 of 2 optimizer steps"`` of an incomplete plan."""
+    if data is not None and is_incomplete(data):
+        return f"{steps:,} of {data['steps_wanted']:,} optimizer steps"
     return f"{steps:,} optimizer step{'' if steps == 1 else 's'}"
 
 

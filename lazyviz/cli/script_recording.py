@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any, Generic, Literal, TypeVar
 
 from ..record.provenance.source_lines import is_user_file
+from ..record.provenance.variable_names import variables_of
 from ..record.sync_points import AbsentDeviceError
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
@@ -85,6 +87,17 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def variables_at(error: BaseException) -> dict[str, Any]:
+    """The variables of the user's functions that ``error`` left; those of callers hide those of callees,
+    which know a model as ``self``.
+    """
+    found: dict[str, Any] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # from the script's first function inwards
+        if is_user_file(frame.f_code.co_filename):
+            found = {**found, **{k: v for k, v in variables_of(frame).items() if k not in found}}
+    return found
+
+
 def record(
     script: Script,
     steps: int,
@@ -147,7 +160,7 @@ def record(
     if finished:
         how = "stopped"
     else:
-        end(vars(script.main))
+        end(vars(script.main) if trouble is None else {**vars(script.main), **variables_at(trouble)})
     return Recorded(how, count.count, finished[0](), trouble, code)
 
 

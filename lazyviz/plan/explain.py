@@ -9,7 +9,7 @@ from ..graph.modules import full_name, known_path
 from ..graph.sync_point_groups import listed
 from .communication_bytes import communication_lines
 from .liveness.live_set import CATEGORIES, Allocation, Moment
-from .node_formatting import category_text, family, line_text, line_with_text, where
+from .node_formatting import category_text, folded_modules, line_text, line_with_text, where
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
 from .runtime.bottlenecks import limits, not_given
@@ -245,15 +245,20 @@ def of_moment(moment: Moment, when: str) -> list[str]:
         {category_text(key): size for key, size in moment.by_category.items()}, total, len(CATEGORIES)
     )
     lines.append("by module:")
-    by_module: dict[str, int] = {}
-    for allocation in moment.alive:
-        place = full_name(allocation.module) or "(outside of modules)"
-        by_module[place] = by_module.get(place, 0) + allocation.nbytes
-    lines += table(folded_modules(by_module), total, MODULES)
+    lines += table(sizes_by_module(moment), total, MODULES)
     if by_line := moment.by_line:
         lines.append("by line that allocated it:")
         lines += table({line_with_text(line): size for line, size in by_line.items()}, total, LINES)
     return [*lines, "largest:", *_largest(moment.alive)]
+
+
+def sizes_by_module(moment: Moment) -> dict[str, int]:
+    """Bytes of each module, or of all that differ only in numbers."""
+    by_module: dict[str, int] = {}
+    for allocation in moment.alive:
+        place = full_name(allocation.module) or "(outside of modules)"
+        by_module[place] = by_module.get(place, 0) + allocation.nbytes
+    return folded_modules(by_module)
 
 
 def _largest(alive: Sequence[Allocation]) -> list[str]:
@@ -374,20 +379,6 @@ def allocation_text(allocation: Allocation) -> str:
     elif allocation.module:
         parts.append(f"used in {full_name(allocation.module)}")
     return ", ".join(parts)
-
-
-def folded_modules(by_module: dict[str, int]) -> dict[str, int]:
-    """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
-    families: dict[str, list[str]] = {}
-    for module in by_module:
-        families.setdefault(family(module), []).append(module)
-    folded: dict[str, int] = {}
-    for pattern, modules in families.items():
-        if len(modules) < 3:
-            folded |= {module: by_module[module] for module in modules}
-        else:
-            folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
-    return folded
 
 
 def table(sizes: dict[str, int], total: int, limit: int) -> list[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from ..graph.ir import Node, SourceLine
 from ..graph.modules import known_path
+
+N = TypeVar("N", int, float)
 
 
 def where(node: Node) -> str:
@@ -36,3 +41,17 @@ def category_text(name: object) -> str:
 def family(module: str) -> str:
     """The path with every number as ``*``: ``"h.3.attn"`` -> ``"h.*.attn"``."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def folded_modules(by_module: Mapping[str, N]) -> dict[str, N]:
+    """Modules that differ only in numbers as one: ``"h.*.mlp × 12"``; fewer than three stay as they are."""
+    families: dict[str, list[str]] = {}
+    for module in by_module:
+        families.setdefault(family(module), []).append(module)
+    folded: dict[str, N] = {}
+    for pattern, modules in families.items():
+        if len(modules) < 3:
+            folded |= {module: by_module[module] for module in modules}
+        else:
+            folded[f"{pattern} × {len(modules)}"] = sum(by_module[module] for module in modules)
+    return folded

@@ -709,7 +709,8 @@ class Recorder:
         needed, nbytes = ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)
         absent = self._recording.absent
         if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
-            return answer.value
+            read = args[0] if args and info.name in ("item", "_local_scalar_dense") else None
+            return answer.value if read is None else answer.for_dtype(read.dtype)
         # Creating a sparse tensor and exchanging memory happen immediately, but are not sync points by
         # themselves.
         if needed or not (of_sparse or info.name == "set_"):

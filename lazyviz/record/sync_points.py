@@ -212,7 +212,7 @@ class PendingRuns:
     ) -> str:
         """Why ``nodes`` cannot run, and what the user can do."""
         recording = self._recording
-        where = at(line, reader) + (f": {line.text}" if line else "")
+        where = at(line, reader) + (f" ({line.text.strip()})" if line else "")
         text = f"{cause}{where} needs a value that {_describe_origin(nodes)}"
         if recording.absent is not None or recording.world is not None:
             text += "; the plan covers what was recorded before it"

@@ -181,9 +181,14 @@ def test_an_absent_gpu_is_planned_up_to_the_first_value_that_only_it_could_compu
     done = lazyviz_command("plan", script, "--device", "A100-80GB", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "planned for A100-80GB" in done.stdout
-    assert "1 of 2 optimizer steps" in done.stdout
-    assert "train.py:16" in done.stdout
-    assert "--assume LINE=VALUE" in " ".join(done.stdout.split())
+    words = " ".join(done.stdout.split())
+    assert "operators, 1 of 2 optimizer steps, planned" in words
+    assert "So far it fits: A100-80GB" in words
+    assert "before this (1 of 2 optimizer steps): item at train.py:16" in words
+    assert "--assume train.py:16=VALUE, or --assume '*=VALUE'" in words
+    assert words.count("the plan covers") + words.count("The plan covers") == 1
+    # The model was made before its only step.
+    assert "train.py:8:" not in words.partition("Slowest lines")[2].partition("What would")[0]
     # A budget is not met by what was not seen.
     done = lazyviz_command(
         "plan", script, "--device", "A100-80GB", "--fail-above", "38GiB", cwd=tmp_path
@@ -679,6 +684,87 @@ def test_plans_are_compared(write, tmp_path):
     assert "parameters" in done.stdout
     done = lazyviz_command("compare", "small.py.json", "small.py.json", cwd=tmp_path)
     assert "Alive at the peak: no change." in done.stdout
+
+
+def test_a_comparison_tells_arguments_times_and_plans_that_lack_steps(write, tmp_path):
+    text = TRAINING.replace("(64, 256)", "(64, int(sys.argv[1]))")
+    with_times = ("--device", "A100-80GB", "--assume", "*=1.0", "--json")
+    for width, code in (("256", 0), ("512", 1)):
+        done = lazyviz_command(
+            "plan", write(text), *with_times, f"{width}.json", "--", width, cwd=tmp_path
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    assert "0 of 2 optimizer steps, planned" in done.stdout
+    done = lazyviz_command("compare", "256.json", "512.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "256.json (train.py 256, A100-80GB) -> 512.json (train.py 512, A100-80GB)" in words
+    assert "512.json is not complete: the script failed after 0 of 2 optimizer steps." in words
+    assert "256.json is not" not in words
+    assert "after: So far it fits" in words
+    assert "time of a step" in words
+
+
+def test_a_script_that_fails_in_a_function_names_the_model_as_the_function_does(write, tmp_path):
+    inside = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(64, 64), nn.Linear(8, 8)
+
+            def forward(self, x):
+                return self.second(self.first(x).relu())
+
+        def main():
+            model = Net()
+            model(torch.randn(512, 64))
+
+        main()
+    """
+    done = lazyviz_command("plan", write(inside), "--json", "plan.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert " in model " in json.loads((tmp_path / "plan.json").read_text())["peak_at"]
+
+
+def test_sync_points_and_slow_lines_keep_their_columns_on_a_narrow_terminal(write, tmp_path):
+    text = TRAINING.replace("net(x), y)", "net(x), y)" + " * 1.0" * 12)
+    done = lazyviz_command("plan", write(text), "--device", "A100-80GB", "--assume", "*=1.0", cwd=tmp_path,
+                           env={"COLUMNS": "80"})  # fmt: skip
+    lines = done.stdout.splitlines()
+    at = next(at for at, line in enumerate(lines) if re.match(r" +[\d.]+ \S+ +[\d.]+ %  train.py:11: ", line))
+    assert lines[at + 1].startswith(" " * (lines[at].index("train.py") - 1))
+    done = lazyviz_command("plan", write(TRAINING), cwd=tmp_path)
+    table = done.stdout.partition("Values that the script reads (sync points)")[2].splitlines()
+    assert table[1].split() == ["operators", "time", "read", "line", "code"]
+    assert re.match(r" +[\d,]+ +[\d.]+ \S?s +item +train.py:16 +print", table[2]), table
+
+
+def test_a_line_that_does_everything_is_broken_down_by_modules(write, tmp_path):
+    inside = """
+        from collections import OrderedDict
+        import torch
+        from torch import nn
+
+        block = lambda: OrderedDict(up=nn.Linear(64, 512), act=nn.ReLU(), down=nn.Linear(512, 64))
+        net = nn.Sequential(*[nn.Sequential(block()) for _ in range(4)])
+        net.to("cuda")
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(2):
+            net(torch.randn(4096, 64, device="cuda")).sum().backward(), optimizer.step()
+    """
+    done = lazyviz_command(
+        "plan", write(inside), "--device", "A100-80GB", "--json", "plan.json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.partition("Modules that hold it")[2].partition("Largest tensors")[0]
+    assert "net.*.up × 4" in modules and "net.*.act × 4" in modules
+    assert "*.down × 4" in done.stdout.partition("Slowest modules:")[2].partition("What would")[0]
+    assert json.loads((tmp_path / "plan.json").read_text())["by_module"][0].keys() == {"module", "bytes"}
+    done = lazyviz_command("plan", write(TRAINING), cwd=tmp_path)
+    assert "Lines that allocated it" in done.stdout and "Modules that hold it" not in done.stdout
 
 
 def test_tables_call_a_kv_cache_what_the_picture_calls_it(write, tmp_path):

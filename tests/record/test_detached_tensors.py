@@ -23,7 +23,7 @@ def test_a_training_step_has_the_ops_that_eager_pytorch_runs():
         nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Tanh(), nn.Sigmoid(), nn.Softmax(1)
     )
     x = torch.randn(3, 8)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         model(x).square().sum().backward()
     kernels = {
         "relu",

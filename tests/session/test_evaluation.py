@@ -394,7 +394,8 @@ def test_what_a_run_calls_knows_that_it_is_called_by_one():
 
 def test_a_profile_of_an_evaluation_lists_each_op_once():
     def counts(function):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:  # torch 2.11 warns
             function()
         names = Counter(event.name for event in profile.events())
         return [names[f"aten::{name}"] for name in ("addmm", "relu", "sum", "mm", "threshold_backward")]

@@ -269,10 +269,20 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
     changed.held = {}
     for key, hold in sorted(program.held.items(), key=lambda each: each[1].until):
         changed.held[mapping.get(key, key)] = hold  # the last drop of the storages that are now one
+    nodes = _above(changed.peak()[0], program, nodes)
     names = sorted({_op_name(node) for node in nodes})
     peak_node = next((node for node in nodes if program.places[node] >= at), nodes[-1])
     text = f"{', '.join(names)} in place ({_calls(nodes)})"
     yield Changed("inplace", text, changed, peak_node.source)
+
+
+def _above(peak: int, program: Program, nodes: list[Node]) -> list[Node]:
+    """Those of ``nodes`` during which there are more than ``peak`` bytes; all of them, if none.
+
+    Only these have to be changed to stay below it: one in place takes less during itself alone.
+    """
+    during = {id(step.node): nbytes for step, nbytes in zip(program.steps, program.timeline())}
+    return [node for node in nodes if during[id(node)] > peak] or nodes
 
 
 def _has_in_place_form(node: Node) -> bool:

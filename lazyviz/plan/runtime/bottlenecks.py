@@ -11,7 +11,7 @@ import torch
 from ...graph.ir import Node, Value
 from ..devices.device_lookup import Device, DeviceProfile
 from ..devices.known_gpus import PROFILES
-from ..node_formatting import line_with_text
+from ..node_formatting import folded_modules, line_with_text
 from ..units import format_bytes, format_flops, format_share
 from .dtype_change import in_dtype
 from .flops_and_bytes import operator_class, touched
@@ -20,6 +20,7 @@ from .gpu_timeline import OpTime, Projection, duration, project
 from .run_time_projection import gpu_of, without_time
 
 LINES = 5
+MOSTLY = 0.75  # share from which one line, such as that of a Trainer, says too little
 WORTH = 0.03  # minimum share of the time that a listed change saves
 FASTER_GPUS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {
@@ -90,13 +91,23 @@ def limits(
             f"  Collectives take {duration(time.exposed + time.hidden)}, of which kernels wait for "
             f"{duration(time.exposed)}."
         )
+    by_line = {line: seconds for line, (seconds, _) in time.by_line.items() if seconds}
     lines.append("Slowest lines, including their backward passes:")
-    for line, (seconds, _) in list(time.by_line.items())[:LINES]:
+    for line, seconds in list(by_line.items())[:LINES]:
         text = line_with_text(line) if line is not None else "(no line)"
-        lines.append(f"  {duration(seconds):>8} {format_share(seconds / time.seconds):>6}  {text}")
+        lines.append(_slow(seconds, time, text))
+    if max(by_line.values(), default=0) > MOSTLY * time.seconds:
+        modules = folded_modules({name: seconds for name, (seconds, _) in time.by_module.items() if name})
+        slowest = sorted(modules.items(), key=lambda each: -each[1])[:LINES]
+        if len(slowest) > 1:
+            lines += ["Slowest modules:", *(_slow(seconds, time, name) for name, seconds in slowest)]
     if nodes is not None and (found := changes(time, nodes, target, twice)):
         lines += ["What would make it faster:", *(f"  {each}" for each in found)]
     return lines
+
+
+def _slow(seconds: float, time: Projection, what: str) -> str:
+    return f"  {duration(seconds):>8} {format_share(seconds / time.seconds):>6}  {what}"
 
 
 def changes(

@@ -1,9 +1,9 @@
 """Pipeline stages: shapes that other ranks would send are assumed to be like this rank's.
 
-Before its first step, a schedule of ``torch.distributed.pipelining`` has all ranks vote whether the shapes
-that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If not, each stage sends
-its shapes to the next as objects.  What the stage before this rank's would send is unknown here.  The
-gradients that the next stage sends have the shapes of the outputs.
+Before its first step, a schedule of ``torch.distributed.pipelining`` has, since PyTorch 2.13, all ranks vote
+whether the shapes that stages exchange are given (``PipelineStage(..., input_args=, output_args=)``).  If
+not, each stage sends its shapes to the next as objects.  What the stage before this rank's would send is
+unknown here.  The gradients that the next stage sends have the shapes of the outputs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def install(patches: Patches, tape: Tape) -> None:
         stage = getattr(module, "PipelineStage", None)
         if hasattr(stage, "_recv_meta"):
             _patch_shapes(patches, tape, module, stage)
+        elif hasattr(stage, "_shape_inference"):  # up to PyTorch 2.12
+            _patch_inference(patches, stage)
 
     unpatched_imports.when_imported(fake_process_groups.PIPELINE_SCHEDULES, patch_schedules)
     unpatched_imports.when_imported(fake_process_groups.PIPELINE_STAGES, patch_stages)
@@ -77,15 +79,32 @@ def _patch_shapes(patches: Patches, tape: Tape, module: ModuleType, stage: Any) 
     def received(self: Any, source: int) -> Any:
         outputs = self._stage_meta.outputs
         if source < self.stage_index or outputs is None:
-            raise AbsentDeviceError(
-                f"Stage {self.stage_index} of the pipeline would receive the shapes of its inputs from "
-                f"stage {source}, "
-                "which is on a rank that is only planned. Give them: "
-                "PipelineStage(..., input_args=..., output_args=...)."
-            )
+            raise _unknown_shapes(self, source)
         _assume(tape, _GRADIENTS)
         return backward_shapes(
             backward_metas=tuple([each if each.requires_grad else None for each in outputs])
         )
 
     patches.set(stage, "_recv_meta", received)
+
+
+def _patch_inference(patches: Patches, stage: Any) -> None:
+    """Before 2.13, stages do not vote, and the gradients have the outputs' shapes by definition."""
+    original = stage._shape_inference
+
+    @functools.wraps(original)
+    def inferred(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = self.stage_index - 1
+        if not self.is_first and self.stage_index_to_group_rank[source] != self.group_rank:
+            raise _unknown_shapes(self, source)
+        return original(self, *args, **kwargs)
+
+    patches.set(stage, "_shape_inference", inferred)
+
+
+def _unknown_shapes(stage: Any, source: int) -> AbsentDeviceError:
+    return AbsentDeviceError(
+        f"Stage {stage.stage_index} of the pipeline would receive the shapes of its inputs from stage "
+        f"{source}, which is on a rank that is only planned. Give them: "
+        "PipelineStage(..., input_args=..., output_args=...)."
+    )

@@ -9,6 +9,7 @@ choose the kernels that a GPU would use.  Nothing here is active if CUDA is pres
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +89,13 @@ class Answer:
     """A value that is assumed."""
 
     value: Any
+
+    def for_dtype(self, dtype: torch.dtype) -> Any:
+        """``value`` as reading an element of ``dtype`` returns it: 1 for 1.0 where there are integers."""
+        exact = dtype.is_floating_point or dtype.is_complex
+        if exact or dtype == torch.bool or not isinstance(self.value, float) or self.value % 1:
+            return self.value
+        return int(self.value)
 
 
 class AbsentGpus:
@@ -421,6 +429,19 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
     return copied
 
 
+def _formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
+    """The number that the user assumes for the line, or a placeholder, because nothing depends on it."""
+    if tensor.dim():
+        return object.__format__(tensor, spec)
+    absent = tape.recording.absent
+    if absent is not None and not absent.assumes_each_read():  # a placeholder takes none of the values
+        answer = absent.answer(nodes_before_access(tape, tensor, write=False))
+        if answer is not None and isinstance(answer.value, (int, float, complex)):
+            with contextlib.suppress(ValueError, TypeError):  # "d" for 0.5
+                return format(answer.for_dtype(tensor.dtype), spec)
+    return repr(tensor)
+
+
 def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     needed = nodes_before_access(tape, tensor, write=False)
     answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
@@ -432,7 +453,7 @@ def _list(tape: Tape, tensor: torch.Tensor) -> Any:
 
 READERS: dict[str, Callable[..., Any]] = {
     "print": _shown,
-    "format": value_read_errors.formatted,
+    "format": _formatted,
     "deepcopy": _deep_copy,
     "share_memory_": lambda tape, tensor: tensor,  # GPU memory is left unchanged
     "tolist": _list,

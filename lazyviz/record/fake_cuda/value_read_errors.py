@@ -117,11 +117,6 @@ def _elements(items: Any) -> Iterator[Any]:
             yield item
 
 
-def formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
-    """An unknown number is shown as a placeholder; other objects are formatted as usual, or rejected."""
-    return repr(tensor) if tensor.dim() == 0 else object.__format__(tensor, spec)
-
-
 def meshgrid(original: Call) -> Call:
     """Its error shows the tensor's content."""
 

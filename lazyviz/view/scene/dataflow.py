@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...graph.ir import Graph, Node, Phase, SourceLine, Value
 from ...graph.modules import full_name
+from ...plan.runtime.last_training_step import end_of_initialization
 
 # For each node, the values that it reads, each with the position of the node that created it.
 Reads = list[list[tuple["int | None", Value]]]
@@ -138,13 +139,14 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
 
     These are drawn where they belong. Making a model, loading its weights and moving it to a device are
     initialization (``"other"``), because they are no part of a step. Writing parameters or gradients after a
-    backward pass, as in ``p -= 0.1 * p.grad``, is an optimizer's work. Ops that only these read go with them,
-    and all others are in the forward lane.
+    backward pass, as in ``p -= 0.1 * p.grad``, is an optimizer's work. Ops that only these read go with them.
+    Many ops before the model was complete, which make a data set, are initialization, too. All others are in
+    the forward lane.
     """
     nodes = graph.nodes
     lanes: list[Phase] = [node.phase for node in nodes]
     counters = _counters(graph)
-    called = _first_call(graph)
+    called, complete = _first_call(graph), _end_of_data(nodes)
     backward = _first_backward(lanes)
     of_gradients = _of_gradients(graph, reads, backward, returned=True)
     readers = [0] * len(nodes)  # the lanes of what reads it, as bits
@@ -154,7 +156,7 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
             leads = bool(readers[index] & _BITS["forward"])
             if index > backward and _updates(node, backward, of_gradients[index]):
                 lanes[index] = "optimizer"
-            elif _initializes(node, counters, before=index < called, leads=leads):
+            elif index < complete or _initializes(node, counters, before=index < called, leads=leads):
                 lanes[index] = "other"
             elif index > backward and readers[index] == _BITS["optimizer"]:
                 lanes[index] = "optimizer"
@@ -167,6 +169,15 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
 
 
 _BITS: dict[Phase, int] = {"forward": 1, "backward": 2, "optimizer": 4, "other": 8}
+
+
+def _end_of_data(nodes: Sequence[Node]) -> int:
+    """The position before which ops make a data set: that of a complete model, after many other ops."""
+    complete = end_of_initialization(nodes)
+    others = [
+        node for node in nodes[:complete] if all(value.storage.role not in KEPT for value in node.outputs)
+    ]
+    return complete if len(others) > LOOSE_OPS else 0
 
 
 def _first_backward(lanes: Sequence[Phase]) -> int:

@@ -357,6 +357,18 @@ def test_working_in_place_peaks_as_foreseen_to_the_byte(layer):
     assert not foreseen.estimate
 
 
+def test_working_in_place_names_only_the_calls_that_reach_the_peak():
+    model = nn.Sequential(nn.Linear(4, 1000), nn.ReLU())
+    with lazyviz.lazy() as graph, torch.no_grad():
+        x = torch.ones(64, 4)
+        for _ in range(50):  # of a data set that is made before
+            x = torch.ones(64, 4).mul(0.5).add(1.0)
+        y = model(x)
+    foreseen = remedy_of(graph.plan(), "inplace")
+    assert foreseen.text.startswith("relu in place (1 call, "), foreseen.text
+    assert y.shape == (64, 1000)
+
+
 def test_an_input_that_backward_reads_is_not_overwritten():
     model = nn.Sequential(nn.Linear(4, 1000), nn.GELU())  # GELU saves what it reads
     plan = plan_of(model, torch.ones(64, 4))

@@ -46,8 +46,27 @@ def test_the_last_of_several_steps_is_distinguished():
         "optimizer"
     )
     assert {node.phase for node in step} >= {"forward", "backward", "optimizer"}
+
+
+def test_a_single_step_begins_after_the_model_has_been_initialized():
     one = _record()
-    assert list(last_step(one.nodes)) == list(one.nodes)
+    step = list(last_step(one.nodes))
+    moved = [node for node in one.nodes if node not in step]
+    assert moved and all(value.storage.role == "parameter" for node in moved for value in node.outputs)
+    assert len(moved) == len(list(Attention().parameters()))  # the batch's copy to the GPU is of the step
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        torch.rand(64, 512).cuda().sort()
+        model = Attention().cuda()
+        model(torch.rand(8, 1024, 512).cuda()).sum().backward()
+    assert last_step(graph.nodes)[0].name.startswith("rand_")
+    assert {node.phase for node in last_step(graph.nodes)} >= {"forward", "backward"}
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+    with lazyviz.lazy() as graph:  # no module is called, and a product views its weights
+        F.linear(F.linear(torch.ones(2, 8), weight), weight).sum().backward()
+    assert list(last_step(graph.nodes)) == list(graph.nodes)
+    with lazyviz.lazy(device="A100-40GB") as graph:
+        model = Attention().cuda()
+    assert list(last_step(graph.nodes)) == list(graph.nodes)
 
 
 def test_a_step_of_a_gan_is_that_of_both_its_networks():

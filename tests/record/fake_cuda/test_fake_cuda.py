@@ -215,6 +215,21 @@ def test_a_read_gives_what_the_user_assumes_for_its_line():
     assert "randn" in names(graph)
 
 
+def test_an_assumed_number_is_formatted_and_has_the_type_of_what_is_read():
+    with lazyviz.lazy(device="H100-80GB", assume={"*": 1.0}):
+        x = torch.randn(3, device="cuda")
+        count = (x > 0).sum()
+        assert f"{x.sum():.3f} of {count:d}, {x.sum()}" == "1.000 of 1, 1.0"
+        assert f"{x.sum():>6} {x.sum() > 0}" == "   1.0 1.0"
+        assert type(count.item()) is int and x[: count.item()].shape == (1,)
+        assert type(x.sum().item()) is float
+    line = _line_of('shown = f"{x.sum():d}"')
+    with lazyviz.lazy(device="H100-80GB", assume={line: 0.5, "*": [[1.0], [2.0]]}):
+        x = torch.randn(3, device="cuda")
+        shown = f"{x.sum():d}"
+        assert shown == f"{x.sum():.1f}" == "lazy[] float32 cuda:0, pending"
+
+
 def _line_of(text):
     with open(__file__) as source:
         return next(number for number, line in enumerate(source, 1) if line.strip() == text)

@@ -280,7 +280,7 @@ def flops(device):
 
 
 def profiled(device):
-    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+    with torch.profiler.profile(profile_memory=True, record_shapes=True, acc_events=True) as profile:
         result = net(device)(data(device) * 1)
     assert profile.key_averages().table()
     return result

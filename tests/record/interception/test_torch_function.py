@@ -103,6 +103,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.skipif(not hasattr(torch.overrides, "redispatch_function"), reason="new in torch 2.13")
 @pytest.mark.parametrize("beside", ["nothing", "a planned GPU"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_class_that_redispatches_sees_the_same_calls(name, beside):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.view.scene import dataflow
 from lazyviz.view.scene.hierarchy import MAX_CHILDREN, build_hierarchy
 
 
@@ -226,6 +227,18 @@ def test_boxes_drawn_before_are_used_again_until_an_op_fails_or_views_are_asked_
     again = build_hierarchy(step, drawn=drawn)
     assert again is not drawn
     assert again.box_of[0] is not None
+
+
+def test_a_data_set_made_by_many_ops_before_the_model_is_no_forward_pass():
+    with lazyviz.lazy() as graph:
+        images = [torch.arange(4.0).sub(at).abs() for at in range(20)]
+        net = nn.Linear(4, 2)
+        batch = torch.stack(images)
+        net(batch).sum().backward()
+    reads, _ = dataflow.data_flow(graph.ir, dataflow.hidden_views(graph.ir))
+    lanes = dataflow.lanes_of(graph.ir, reads)
+    of = {node.name.rpartition("_")[0]: lane for node, lane in zip(graph.ir.nodes, lanes)}
+    assert (of["sub"], of["abs"], of["stack"], of["addmm"]) == ("other", "other", "forward", "forward")
 
 
 def test_what_makes_the_forward_pass_s_inputs_is_drawn_with_it():
