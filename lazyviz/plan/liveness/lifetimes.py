@@ -92,7 +92,11 @@ class Event(NamedTuple):
 
 def of_eager(span: Lifetime) -> Lifetime:
     """The lifetime in a plan of eager PyTorch's run: its positions are those of the eager timeline."""
-    return span._replace(start=span.eager_start, lazy_stop=span.eager_stop, of="eager")
+    # Faster than `_replace`, for graphs with a hundred thousand storages.
+    storage, _, start, stop, _, maker, first_use, last_use, in_backward, kept, _, ran = span
+    return Lifetime(
+        storage, start, start, stop, stop, maker, first_use, last_use, in_backward, kept, "eager", ran
+    )
 
 
 def as_run(span: Lifetime) -> Lifetime:
@@ -385,11 +389,13 @@ def _time(event: Event) -> int:
     return 2 * event.position + (event.nbytes > 0)
 
 
-def allocated(spans: Iterable[Lifetime], count: int, *, eager: bool = False) -> list[int]:
+def allocated(spans: Sequence[Lifetime], count: int, *, eager: bool = False) -> list[int]:
     """Bytes allocated during each of ``count`` nodes: the running sum of :func:`events`.
 
     The events are not created, because they would be two objects per storage.
     """
+    if not spans:
+        return [0] * count
     changes = [0] * (count + 1)
     for span in spans:
         nbytes = span.storage.nbytes
