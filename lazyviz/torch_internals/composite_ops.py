@@ -92,7 +92,8 @@ class CompositeCall:
 
     def whole(self, *args: Any, **kwargs: Any) -> Any:
         """The result without a gradient, of a call that modes see as one op (as in inference mode)."""
-        with torch._C._AutoDispatchBelowAutograd():
+        state = _state_on_entry() if _STATE_IS_NEEDED else contextlib.nullcontext()
+        with torch._C._AutoDispatchBelowAutograd(), state:
             return self._go_on(self._keys & _BELOW_AUTOGRAD, *args, **kwargs)
 
 
