@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -36,6 +36,40 @@ TRACE_ELSEWHERE = (
     "Tracing runs the program on tensors with values: trace it on the CPU, and move what was traced to the "
     "planned GPU."
 )
+
+
+FEW = 4  # nodes: a read that needs no more makes hardly any activations
+_MUCH = 2**20  # bytes of activations
+
+
+def with_earlier_backward(nodes: list[TrackedNode], graph: Graph) -> list[TrackedNode]:
+    """The nodes that a read needs, and pending backward passes before them whose forward passes have run.
+
+    The loss of a micro-batch does not need its backward pass.  If gradients are accumulated and each loss is
+    read, the activations of all micro-batches would exist until the optimizer's step, while eager PyTorch has
+    those of one.  Each node is considered once, so that reads in long blocks cost the same.
+    """
+    if len(nodes) <= FEW or nodes[-1].graph is not graph:
+        return nodes
+    start, stop = graph.reads_considered, nodes[-1].index
+    if start >= stop:
+        return nodes
+    graph.reads_considered = stop
+    waiting: list[Any] = [
+        node for node in graph.nodes[start:stop] if node.phase == "backward" and node.state == "pending"
+    ]
+    kept = {
+        value.storage: value.storage.nbytes
+        for node in waiting
+        for value in node.inputs
+        if value.storage.continues is not None  # its tensor has become an ordinary one
+        or (value.node is not None and value.node.state == "done")
+    }
+    if sum(kept.values()) < _MUCH:
+        return nodes
+    more = Search.closure([*nodes, *waiting])
+    needed = set(nodes)
+    return nodes if any(node.state == "failed" and node not in needed for node in more) else more
 
 
 class RunLock(type(threading.RLock())):  # type: ignore[misc]
@@ -183,6 +217,8 @@ class PendingRuns:
                 raise SyncError(
                     f"{cause} needs {len(nodes)} pending ops to run{where}; sync points are forbidden here"
                 )
+            if noted and recording.graph is not None and not absent_cuda.STAND_INS and not OtherRanks.ranks:
+                nodes = with_earlier_backward(nodes, recording.graph)
             start = time.perf_counter()
             if nodes:
                 assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"

@@ -249,7 +249,8 @@ cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
-cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES
+cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward
+cdef Py_ssize_t few
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -286,7 +287,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global slow_sync, SyncPoint, OtherRanks, ADDRESSES
+    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
@@ -297,6 +298,7 @@ def connect(**parts):
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
     SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
+    with_earlier_backward, few = sync_points.with_earlier_backward, sync_points.FEW
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
     gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
@@ -1715,7 +1717,10 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
     with runs.lock:
         nodes = closure(needed)
         line, reader = read_at(None, calling_frame())
-        noted = get(recording_state, RS_graph) is not None
+        graph = get(recording_state, RS_graph)
+        noted = graph is not None
+        if noted and len(<list> nodes) > few:
+            nodes = with_earlier_backward(nodes, graph)
         start = perf_counter()
         if nodes:
             known = runs._causes.get((cause, id(line), id(reader)))

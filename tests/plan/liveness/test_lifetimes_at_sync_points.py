@@ -286,3 +286,55 @@ def test_the_timeline_is_in_the_order_of_the_run():
     assert [index for index, _ in plan.eager_timeline] == [0, 1, 2, 3, 4]
     assert plan.explain()
     graph.evaluate()
+
+
+@pytest.mark.parametrize("read_before", [False, True], ids=["after_backward", "before_backward"])
+def test_gradients_of_micro_batches_whose_losses_are_read_take_eager_memory(read_before: bool) -> None:
+    """Else the activations of all micro-batches would exist until the optimizer's step."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Linear(128, 2))
+    updates = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [(torch.randn(1024, 128), torch.zeros(1024, dtype=torch.long)) for _ in range(6)]
+    activations = 9 * 1024 * 128 * 4
+
+    def step() -> list[float]:
+        losses = []
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            if read_before:
+                losses.append(loss.item())
+            loss.backward()
+            losses.append(loss.item())
+        updates.step()
+        updates.zero_grad()
+        return losses
+
+    def lazily() -> lazyviz.LazyGraph:
+        with lazyviz.lazy() as graph:
+            step()
+        graph.evaluate()
+        return graph
+
+    step()
+    eager, _ = allocated_by(step)
+    plan = lazily().plan()
+    lazyviz.reset()
+    measured, _ = allocated_by(lazily)
+    assert plan.lazyviz_peak_bytes <= eager + activations
+    assert measured <= eager + 1.1 * activations
+
+
+def test_a_read_runs_earlier_backward_passes_but_not_its_own() -> None:
+    weight = nn.Parameter(torch.randn(512, 512))
+    with lazyviz.lazy() as graph:
+        ends = []
+        for number in range(3):
+            loss = torch.tanh(torch.randn(512, 512) @ weight).square().exp().sin().cos().mean()
+            loss.backward()
+            loss.item()
+            ends.append(len(graph.nodes))
+            left = {node.index for node in graph.nodes if node.state == "pending"}
+            assert left and min(left) >= (ends[number - 1] if number else 0)
+    graph.evaluate()
+    assert not graph.pending and weight.grad is not None
