@@ -49,12 +49,14 @@ def with_earlier_backward(nodes: list[TrackedNode], graph: Graph) -> list[Tracke
     read, the activations of all micro-batches would exist until the optimizer's step, while eager PyTorch has
     those of one.  Each node is considered once, so that reads in long blocks cost the same.
     """
-    if len(nodes) <= FEW or nodes[-1].graph is not graph:
+    if len(nodes) <= FEW or nodes[0].graph is not graph or nodes[-1].graph is not graph:
         return nodes
-    start, stop = graph.reads_considered, nodes[-1].index
+    first, last = nodes[0].index, nodes[-1].index
+    # Usually, everything from the first node on is needed: the step before, and this one's forward pass.
+    start, stop = graph.reads_considered, first if last - first + 1 == len(nodes) else last
+    graph.reads_considered = max(start, last)
     if start >= stop:
         return nodes
-    graph.reads_considered = stop
     waiting: list[Any] = [
         node for node in graph.nodes[start:stop] if node.phase == "backward" and node.state == "pending"
     ]
