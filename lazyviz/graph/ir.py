@@ -552,7 +552,8 @@ class Graph:
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
         self.runs_inside: list[RunInside] = []  # in the order of running
-        self.reads_considered = 0  # the position up to which reads have considered pending backward passes
+        # The positions up to which the last two reads have considered pending backward passes.
+        self.considered_by_reads = (0, 0)
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
         # Sequence numbers of the autograd nodes that the thread of the block made in it; None: unknown.

@@ -47,31 +47,40 @@ def with_earlier_backward(nodes: list[TrackedNode], graph: Graph) -> list[Tracke
 
     The loss of a micro-batch does not need its backward pass.  If gradients are accumulated and each loss is
     read, the activations of all micro-batches would exist until the optimizer's step, while eager PyTorch has
-    those of one.  Each node is considered once, so that reads in long blocks cost the same.
+    those of one.  Each node is considered twice, at the read that runs its forward node and at the next one,
+    so that reads in long blocks cost the same.
     """
     if len(nodes) <= FEW or nodes[0].graph is not graph or nodes[-1].graph is not graph:
         return nodes
     first, last = nodes[0].index, nodes[-1].index
+    start, before = graph.considered_by_reads
+    graph.considered_by_reads = before, max(before, last)
     # Usually, everything from the first node on is needed: the step before, and this one's forward pass.
-    start, stop = graph.reads_considered, first if last - first + 1 == len(nodes) else last
-    graph.reads_considered = max(start, last)
-    if start >= stop:
-        return nodes
-    waiting: list[Any] = [
-        node for node in graph.nodes[start:stop] if node.phase == "backward" and node.state == "pending"
-    ]
+    stop = first if last - first + 1 == len(nodes) else last
+    waiting = _backward_of_what_ran(graph.nodes[start:stop]) if start < stop else ()
     kept = {
         value.storage: value.storage.nbytes
         for node in waiting
         for value in node.inputs
-        if value.storage.continues is not None  # its tensor has become an ordinary one
-        or (value.node is not None and value.node.state == "done")
+        if value.storage.role is None and (value.node is None or value.node.state == "done")
     }
     if sum(kept.values()) < _MUCH:
         return nodes
     more = Search.closure([*nodes, *waiting])
     needed = set(nodes)
     return nodes if any(node.state == "failed" and node not in needed for node in more) else more
+
+
+def _backward_of_what_ran(nodes: Sequence[Any]) -> Sequence[TrackedNode]:
+    """The pending backward nodes of forward nodes that have run, and sums of the gradients they compute."""
+    found: dict[TrackedNode, None] = {}
+    for node in nodes:
+        if node.phase != "backward" or node.state != "pending":
+            continue
+        forward = node.forward
+        if forward.state == "done" if forward is not None else any(v.node in found for v in node.inputs):
+            found[node] = None
+    return tuple(found)
 
 
 class RunLock(type(threading.RLock())):  # type: ignore[misc]
