@@ -228,8 +228,14 @@ class PendingRuns:
                 raise SyncError(
                     f"{cause} needs {len(nodes)} pending ops to run{where}; sync points are forbidden here"
                 )
-            if noted and recording.graph is not None and not absent_cuda.STAND_INS and not OtherRanks.ranks:
-                nodes = with_earlier_backward(nodes, recording.graph)
+            if noted and recording.graph is not None:
+                more = with_earlier_backward(nodes, recording.graph)
+                if (
+                    len(more) == len(nodes)
+                    or not (absent_cuda.STAND_INS or OtherRanks.ranks)
+                    or not needs_absent(more)
+                ):
+                    nodes = more
             start = time.perf_counter()
             if nodes:
                 assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"

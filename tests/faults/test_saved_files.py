@@ -340,7 +340,7 @@ def test_without_paths_lines_still_have_their_file_and_number(graph, tmp_path):
     events = json.loads((tmp_path / "graph.json").read_text())["traceEvents"]
     lines = {event["args"]["line"] for event in events if "line" in event.get("args", {})}
     assert lines
-    assert all(re.fullmatch(r"test_files\.py:\d+: ?", line) for line in lines)
+    assert all(re.fullmatch(rf"{Path(__file__).stem}\.py:\d+: ?", line) for line in lines)
 
 
 HOSTILE = [
