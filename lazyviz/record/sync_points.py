@@ -230,11 +230,7 @@ class PendingRuns:
                 )
             if noted and recording.graph is not None:
                 more = with_earlier_backward(nodes, recording.graph)
-                if (
-                    len(more) == len(nodes)
-                    or not (absent_cuda.STAND_INS or OtherRanks.ranks)
-                    or not needs_absent(more)
-                ):
+                if more is not nodes and not needs_absent(more):
                     nodes = more
             start = time.perf_counter()
             if nodes:

@@ -8,6 +8,9 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lazyviz
 
 from ..lazy_equals_eager import both
 
@@ -134,3 +137,49 @@ def test_a_function_whose_gradient_is_none(name):
         return x
 
     both(program, syncs=None, versions=False)
+
+
+WAYS_TO_ACCUMULATE = ("plain", "checkpoint", "hook", "penalty", "retain", "nan", "norm", "written")
+
+
+def accumulate(way: str) -> tuple[list[float], list[torch.Tensor]]:
+    """Two steps of four micro-batches, each with reads; activations are large enough to be freed early."""
+    torch.manual_seed(0)
+    hidden = nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Tanh(), nn.Dropout(0.2))
+    last = nn.Linear(512, 4)
+    parameters = [*hidden.parameters(), *last.parameters()]
+    updates = torch.optim.AdamW(parameters, lr=0.01)
+    seen: list[float] = []
+    if way == "hook":
+        for parameter in parameters:
+            parameter.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+    for _ in range(2):
+        for _ in range(4):
+            x = torch.randn(512, 64, requires_grad=way == "penalty")
+            features = checkpoint(hidden, x, use_reentrant=False) if way == "checkpoint" else hidden(x)
+            loss = F.cross_entropy(last(features), torch.randint(4, (512,)))
+            if way == "penalty":
+                loss = loss + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+            if way == "retain":
+                loss.backward(retain_graph=True)
+                seen.append(loss.item())
+            loss.backward()
+            seen.append(bool(torch.isnan(loss)) if way == "nan" else loss.item())
+            if way == "norm":
+                seen.append(nn.utils.clip_grad_norm_(parameters, 1.0).item())
+            if way == "written":
+                with torch.no_grad():
+                    last.weight.add_(0.001)
+        updates.step()
+        updates.zero_grad()
+    return seen, [*map(torch.Tensor.detach, (*parameters, *hidden.buffers())), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_ACCUMULATE)
+def test_accumulated_gradients_with_reads_in_between_are_those_of_eager_pytorch(way):
+    expected = accumulate(way)
+    with lazyviz.lazy() as graph:
+        found = accumulate(way)
+    graph.evaluate()
+    assert found[0] == expected[0]
+    assert all(map(torch.equal, found[1], expected[1]))
