@@ -1,4 +1,4 @@
-"""Evaluation at sync points: runs only what the read value needs.
+"""Evaluation at sync points: runs what a read needs.
 
 A program may read a value after every op, so this must be fast.
 """
