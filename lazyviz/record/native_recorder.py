@@ -27,6 +27,7 @@ from . import backward_nodes, constant_folding, dependency_closure, ops_outside_
 from .constant_folding import is_given
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
+from .interception.optimizer_hooks import OptimizerSteps
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_scopes, source_lines
@@ -55,6 +56,8 @@ METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "made_real"),
     (PendingRuns, "note_run"),
     (PendingRuns, "sync"),
+    (OptimizerSteps, "before_step"),
+    (OptimizerSteps, "after_step"),
     (source_lines.SourceFinder, "find"),
     (source_lines.SourceFinder, "read_at"),
     (source_lines.SourceFinder, "users"),
@@ -157,6 +160,8 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         NOWHERE=NOWHERE,
         run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
         slow_sync=PendingRuns.sync,
+        slow_before_step=OptimizerSteps.before_step,
+        slow_after_step=OptimizerSteps.after_step,
         sync_points=sync_points,
         constant_folding=constant_folding,
         Shadow=Shadow,

@@ -30,6 +30,7 @@ cdef extern from *:
     """
 
 cdef extern from "Python.h":
+    Py_ssize_t PyUnicode_Tailmatch(object text, object part, Py_ssize_t start, Py_ssize_t end, int direction) except -1
     int PyGC_Disable()
     int PyGC_Enable()
 
@@ -250,6 +251,7 @@ cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
 cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward
+cdef object slow_before_step, slow_after_step
 cdef Py_ssize_t few
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -288,6 +290,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few
+    global slow_before_step, slow_after_step
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
@@ -299,6 +302,7 @@ def connect(**parts):
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
     SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
     with_earlier_backward, few = sync_points.with_earlier_backward, sync_points.FEW
+    slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
     gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
@@ -442,7 +446,8 @@ cdef class Op:
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
-    cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
+    cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws
+    cdef bint draws_by_default, shape_only
     cdef Py_ssize_t generator
     cdef int made_of_others  # -1: not determined yet
 
@@ -458,6 +463,7 @@ cdef class Op:
             or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
         )
         self.reads_number = info.name == "_local_scalar_dense"
+        self.shape_only = info.op in shape_only
         self.is_view = info.is_view
         self.mutates = info.mutates
         self.positions = tuple(info.mutable_positions)
@@ -1275,7 +1281,7 @@ cdef bint is_unknown_value(object value) except -1:
             continue
         if get(node, N_missed) is True or get(node, N_draws) is not None:
             return True
-        if get(node, N_op) in shape_only:
+        if op_of(get(node, N_op)).shape_only:
             continue
         for item in <list> get(node, N_inputs):
             if depends_on_data(item, stack, &count):
@@ -1719,7 +1725,7 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
         line, reader = read_at(None, calling_frame())
         graph = get(recording_state, RS_graph)
         noted = graph is not None
-        if noted and len(<list> nodes) > few:
+        if noted and len(<list> nodes) > few and may_leave_backward(nodes, graph):
             nodes = with_earlier_backward(nodes, graph)
         start = perf_counter()
         if nodes:
@@ -1730,6 +1736,22 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
             seconds, index = perf_counter() - start, len(<list> get(graph, G_nodes))
             note_run(None, nodes, graph)
             graph.sync_points.append(SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader))
+
+
+cdef bint may_leave_backward(list ran, object graph) except -1:
+    """Whether ``with_earlier_backward`` has to look closer; otherwise this does what it would do."""
+    cdef list recorded = get(graph, G_nodes)
+    cdef Py_ssize_t first = get(ran[0], N_index), count = len(ran), last = get(ran[count - 1], N_index), at
+    if get(ran[0], N_graph) is not graph or get(ran[count - 1], N_graph) is not graph:
+        return True
+    cdef Py_ssize_t stop = first if last - first + 1 == count else last
+    start, before = graph.considered_by_reads
+    for at in range(start, min(stop, len(recorded))):
+        node = recorded[at]
+        if get(node, N_state) == "pending" and get(node, N_phase) == "backward":
+            return True
+    graph.considered_by_reads = before, max(before, last)
+    return False
 
 
 cdef object calling_frame():
@@ -2205,6 +2227,95 @@ cdef bint enter_known_root(object scopes, object module, tuple led) except -1:
     put(scopes, C_paths, known.paths)
     put(scopes, C_callers, led)
     return True
+
+
+# --- optimizer steps ----------------------------------------------------------------
+
+
+def before_step(steps, optimizer, args, kwargs):
+    """``OptimizerSteps.before_step``, with signals deferred only if it has to call Python code."""
+    running = scopes.steps
+    if steps.scopes is not scopes or not is_known(optimizer.state):
+        return slow_before_step(steps, optimizer, args, kwargs)
+    for other in <list> running:
+        if other is optimizer:
+            return slow_before_step(steps, optimizer, args, kwargs)
+    (<list> steps._phases).append(get(scopes, C_phase))
+    put(scopes, C_phase, "optimizer")
+    (<list> running).append(optimizer)
+
+
+def after_step(steps, optimizer, args, kwargs):
+    """``OptimizerSteps.after_step``, with signals deferred only if it has to call Python code."""
+    running, phases = scopes.steps, steps._phases
+    if (
+        steps.scopes is not scopes
+        or recording_state.immediate_step is not None
+        or not running
+        or not phases
+        or not is_known(optimizer.state)
+    ):
+        return slow_after_step(steps, optimizer, args, kwargs)
+    put(scopes, C_phase, (<list> phases).pop())
+    (<list> running).pop()
+
+
+cdef bint is_known(object states) except -1:
+    """Whether an optimizer's state has its roles and names, which takes no Python code to find out: whether
+    ``Scopes.learn_state`` would do nothing.
+    """
+    if not isinstance(states, dict):
+        return False
+    for parameter, state in (<dict> states).items():
+        if not isinstance(state, dict):
+            return False
+        name = known_name_of(parameter)
+        if name is None:
+            return False
+        for key, tensor in (<dict> state).items():
+            if isinstance(tensor, Tensor) and (type(key) is not str or not is_known_as(tensor, name, key)):
+                return False
+    return True
+
+
+cdef object known_name_of(object parameter):
+    """The name that ``Scopes.role_of`` returns; None if it has to be found out in Python."""
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_parameters), <size_t> <void *> parameter)
+    if found is NULL:
+        return ""
+    reference, key, role, name = <tuple> found
+    owner = reference()
+    if owner is parameter:
+        return name
+    held = None if owner is None else owner.__dict__.get("_parameters" if role == "parameter" else "_buffers")
+    return name if type(held) is dict and (<dict> held).get(key) is parameter else None
+
+
+cdef bint is_known_as(object tensor, object name, object key) except -1:
+    """Whether ``tensor`` is known as the state ``key`` of the parameter called ``name``."""
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_parameters), <size_t> <void *> tensor)
+    if found is not NULL and (<tuple> found)[0]() is tensor:
+        return is_state_of((<tuple> found)[3], name, key)
+    if is_pending(tensor):
+        value = tensor._lazyviz
+    else:
+        found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
+        ref = None if found is NULL else get(<object> found, V_tensor)
+        if ref is None or ref() is not tensor:
+            return False
+        value = <object> found
+    storage = get(value, V_storage)
+    return get(storage, S_role) == "optimizer" and is_state_of(get(storage, S_name), name, key)
+
+
+cdef bint is_state_of(object full, object name, object key) except -1:
+    """``lazyviz.record.provenance.module_scopes._is_parameter_of``."""
+    cdef Py_ssize_t length = len(name) + 1 + len(key) if name else len(key)
+    return (
+        len(full) == length
+        and PyUnicode_Tailmatch(full, name, 0, length, -1) == 1
+        and PyUnicode_Tailmatch(full, key, 0, length, 1) == 1
+    )
 
 
 def module_call_of(scopes, original):
