@@ -71,6 +71,7 @@ IN_PYTHON = (
     module_scopes.content_of,
     attribute_patches.exchange,
     dependency_closure.Search.closure,
+    dependency_closure.Search.graph_of,
     constant_folding.Search.is_unknown,
     *[getattr(owner, name) for owner, name in METHODS],
 )
@@ -184,6 +185,7 @@ def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
         accelerator.content_of,
         accelerator.exchange,
         accelerator.closure,
+        accelerator.graph_of,
         accelerator.is_unknown,
         *[getattr(accelerator, name) for _, name in METHODS],
     )
@@ -235,12 +237,13 @@ def use(compiled: bool) -> bool:
     """Record with the compiled module, or in Python, from the next block on; returns which one is active."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, is_unknown, *methods = ways
+    dispatch, module_call_of, content_of, exchange, closure, graph_of, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependency_closure.Search.closure = staticmethod(closure)
+    dependency_closure.Search.graph_of = staticmethod(graph_of)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     for (owner, name), method in zip(METHODS, methods, strict=True):
         setattr(owner, name, method)
