@@ -813,7 +813,7 @@ def hits():
 
 
 cdef inline object value_of(object tensor):
-    """The value of a pending tensor, past the hook that its class has for missing attributes."""
+    """The value of a pending tensor."""
     return PyObject_GenericGetAttr(tensor, "_lazyviz")
 
 
