@@ -36,7 +36,7 @@ from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.tape import tape
-from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
+from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
 from . import evaluation, planned_device
 from .argument_type_checks import check_texts, check_type
