@@ -423,7 +423,8 @@ def test_a_reset_in_a_handler_while_an_op_is_recorded():
         assert is_plain()
 
 
-def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
+@pytest.mark.parametrize("natively", [True, False])
+def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer(natively):
     def hooks(frame):
         return frame.f_code.co_filename == optimizer_hooks.__file__
 
@@ -433,11 +434,12 @@ def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
         with lazyviz.lazy():
             step.take(*step.begin())
 
-    for at in range(points(take, where=hooks)):
-        with contextlib.suppress(RuntimeError):
-            call_at(take, at, lazyviz.reset, where=hooks)
-        lazyviz.reset()
-        assert is_plain()
+    with recorded_natively(natively):
+        for at in range(points(take, where=hooks)):
+            with contextlib.suppress(RuntimeError):
+                call_at(take, at, lazyviz.reset, where=hooks)
+            lazyviz.reset()
+            assert is_plain()
 
 
 def test_a_finalizer_that_asks_while_a_node_is_made_gets_one_error(monkeypatch):

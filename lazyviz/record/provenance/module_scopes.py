@@ -217,7 +217,7 @@ class Scopes:
                         and _is_parameter_of(storage.name, name, key)
                     ):
                         continue
-                    full = name + f".{key}" if name else key  # an OwnedName does not change
+                    full = name + f".{key}" if name else str(key)  # an OwnedName does not change
                     if storage is not None:
                         storage.role, storage.name = "optimizer", full
                     else:
@@ -292,8 +292,10 @@ class Scopes:
         return paths
 
 
-def _is_parameter_of(full: str, name: str, key: str) -> bool:
+def _is_parameter_of(full: str, name: str, key: object) -> bool:
     """Whether ``full`` is the name of an optimizer's tensor ``key`` for the parameter ``name``."""
+    if not isinstance(key, str):  # nearly all optimizers name their state
+        key = str(key)
     length = len(name) + 1 + len(key) if name else len(key)
     return len(full) == length and full.startswith(name) and full.endswith(key)
 
