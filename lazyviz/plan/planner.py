@@ -416,7 +416,7 @@ class Planner:
             category_timeline={
                 category: allocated(members, len(own.timeline)) for category, members in by_purpose.items()
             },
-            alive_at_peak=at_peak.alive if at_peak is not None else (),
+            alive_at_peak=[*at_peak.alive] if at_peak is not None else (),
             by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
             capacity_bytes=own.capacity_bytes,
             fits=own.fits,

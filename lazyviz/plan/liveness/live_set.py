@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args, overload
 
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
@@ -84,6 +84,44 @@ class Allocation(Unpicklable):
         return last
 
 
+class LiveSet(Sequence[Allocation]):
+    """The allocations of lifetimes, largest first, each created when it is asked for.
+
+    A picture shows the largest of thousands, at each of thousands of moments.
+    """
+
+    def __init__(self, spans: Iterable[Lifetime]) -> None:
+        self._spans = sorted(spans, key=lambda span: -span.storage.nbytes)
+        self._created: dict[int, Allocation] = {}
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @overload
+    def __getitem__(self, at: int) -> Allocation: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Allocation]: ...
+    def __getitem__(self, at: int | slice) -> Allocation | list[Allocation]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        if at not in self._created:
+            self._created[at] = allocation(self._spans[at])
+        return self._created[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def categories(self) -> Iterator[tuple[Category, int]]:
+        """The category and the bytes of each."""
+        return ((categorize(span), span.storage.nbytes) for span in self._spans)
+
+
 @dataclass(frozen=True, slots=True)
 class Moment(Tabular, Unpicklable):
     """The storages that a lazyviz run holds during the node at ``position``. Sizes are bytes.
@@ -97,7 +135,7 @@ class Moment(Tabular, Unpicklable):
     position: int
     node: Node
     nbytes: int
-    alive: Sequence[Allocation] = field(repr=False)
+    alive: LiveSet = field(repr=False)
 
     def __repr__(self) -> str:
         size = format_bytes(self.nbytes)
@@ -113,8 +151,8 @@ class Moment(Tabular, Unpicklable):
     @property
     def by_category(self) -> dict[Category, int]:
         sizes: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
-        for allocation in self.alive:
-            sizes[allocation.category] += allocation.nbytes
+        for category, nbytes in self.alive.categories():
+            sizes[category] += nbytes
         return sizes
 
     @property
@@ -141,11 +179,8 @@ class Moment(Tabular, Unpicklable):
 
 def moment(position: int, node: Node, spans: Iterable[Lifetime]) -> Moment:
     """The moment of ``node`` at index ``position``, with the lifetimes ``spans``."""
-    alive = [
-        allocation(span) for span in spans if span.start <= position < span.lazy_stop and span.storage.nbytes
-    ]
-    alive.sort(key=lambda each: -each.nbytes)
-    return Moment(position, node, sum(each.nbytes for each in alive), alive)
+    alive = [span for span in spans if span.start <= position < span.lazy_stop and span.storage.nbytes]
+    return Moment(position, node, sum(span.storage.nbytes for span in alive), LiveSet(alive))
 
 
 def categorize(span: Lifetime) -> Category:
