@@ -11,7 +11,7 @@ import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import absent_cuda, dispatcher_bypasses, private_api
-from .lazy_tensor_subclasses import PendingClass, pending_class
+from .lazy_tensors_of_user_classes import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
@@ -51,8 +51,8 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
     Once evaluated the same object is an ordinary ``torch.Tensor`` (or ``Parameter``).
     The methods that would read its memory below the dispatcher are patched on
-    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.value_reads`), since
-    real tensors with a pending write need the same care.
+    ``torch.Tensor`` itself while anything is pending (:mod:`lazyviz.record.interception.print_numpy_tolist`),
+    since real tensors with a pending write need the same care.
     """
 
     _lazyviz: TrackedValue

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
-from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, at_once
+from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
 from ..torch_internals import absent_cuda, dynamo, private_api
 from ..torch_internals.handler_redispatch import (

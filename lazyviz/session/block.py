@@ -26,9 +26,9 @@ from ..execute.backend_registry import find_backend
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
 from ..plan.devices.device_lookup import DeviceLike
-from ..process.critical_section import CriticalSection, forget_holder
 from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
+from ..process.global_state_lock import CriticalSection, forget_holder
 from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten_block
 from ..record.dependency_closure import closure

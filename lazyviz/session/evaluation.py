@@ -32,7 +32,7 @@ from ..process.deferred_signals import Deferred, abandoned, deferring, forget_si
 from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
-from ..record.interception.instrumentation import Instrumentation
+from ..record.interception.install_modes_and_patches import Instrumentation
 from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape

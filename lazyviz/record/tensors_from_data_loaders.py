@@ -1,4 +1,4 @@
-"""Tensors without an op: real tensors that come into being in a block, and no recorded op made them.
+"""Tensors from data loaders, and others that come into being in a block without a recorded op.
 
 A data loader's batch and ``torch.tensor(data)`` allocate memory that no operator shows.  An op that uses
 such a tensor has it as an outside tensor; what no op uses, such as the batch that a loader fetches ahead,

@@ -35,7 +35,7 @@ from ..lazy_tensor import (
     pending_parameter,
     see_history,
 )
-from ..lazy_tensor_subclasses import real_class
+from ..lazy_tensors_of_user_classes import real_class
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..rng import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
@@ -45,8 +45,8 @@ from ..sync_points import AbsentDeviceError, may_need_absent
 from ..tape import Tape
 from . import child_processes, torch_save, torchscript_calls
 from . import deepcopy as deepcopy_hooks
-from .array_exports import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .attribute_patches import Patches, originals
+from .exported_array_tracking import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
 from .memory_holders import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .torch_function import sees_calls

@@ -1,4 +1,4 @@
-"""Subclasses of LazyTensor, each of which stands for the class that the pending tensor will have.
+"""Lazy tensors of user-defined classes: subclasses of LazyTensor that stand for the user's class.
 
 A pending tensor is a ``LazyTensor``, or a ``LazyParameter`` if it will be an ``nn.Parameter``.  For a
 user-defined class, such as a quantized ``nn.Parameter``, it has a class created here that derives from both,

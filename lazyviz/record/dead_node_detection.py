@@ -1,4 +1,4 @@
-"""Observable pending work: pending nodes whose results a user's tensor could still show."""
+"""Dead node detection: which pending nodes compute nothing that a user's tensor could still show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports to NumPy and DLPack: exported memory is tracked by a weak reference.
+"""Exported array tracking: memory exported to NumPy and DLPack is tracked by a weak reference.
 
 An array keeps the tensor object alive that it was created from, which proves nothing if the user has that
 tensor, too. Therefore, while exports are tracked, arrays are created from another tensor on the same memory,

@@ -1,4 +1,4 @@
-"""Critical sections: one thread at a time changes global state, and no signal handler runs in between."""
+"""Global state lock: one thread at a time changes global state, and no signal handler runs in between."""
 
 from __future__ import annotations
 

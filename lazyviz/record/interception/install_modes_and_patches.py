@@ -1,4 +1,4 @@
-"""Instrumentation of PyTorch: modes and patches that are installed while something is pending."""
+"""Instrumentation of PyTorch: installs dispatch modes and patches while something is pending."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ...process.critical_section import CriticalSection
 from ...process.deferred_signals import Deferred
+from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
 from ...torch_internals import absent_cuda, dynamo, private_api
 from ...torch_internals.handler_redispatch import user_level
@@ -30,9 +30,9 @@ from .attribute_patches import CodePatch, Patches, everything, is_ours, original
 from .finalizers import FinalizerLevel
 from .global_flags import SettingsPatches
 from .kv_cache_detection import CachePatches
+from .print_numpy_tolist import SyncPatches
 from .torch_compile import CompilerPatches
 from .unpatched_imports import LateImports
-from .value_reads import SyncPatches
 
 
 class Instrumentation:
