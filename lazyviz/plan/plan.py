@@ -21,8 +21,8 @@ from .allocator.reserved_memory import Call, Reservation
 from .batch.split_plan import SplitPlan as SplitPlan
 from .batch.split_plan import check_split
 from .communication_bytes import sent
-from .device_plan import DevicePlan as DevicePlan
-from .device_plan import same_device
+from .device_timeline_and_verdict import DevicePlan as DevicePlan
+from .device_timeline_and_verdict import same_device
 from .devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
 from .devices.device_lookup import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions

@@ -25,7 +25,7 @@ from .batch.split_plan import (
     scaled,
     sizes_of,
 )
-from .device_plan import (
+from .device_timeline_and_verdict import (
     MARGIN,
     DevicePlan,
     DevicePlans,
@@ -46,7 +46,7 @@ from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedy import Remedies, Remedy
 from .remedies.remedy_search import remedies
-from .runtime.flops_and_bytes import total
+from .runtime.bytes_and_launches import total
 from .runtime.gpu_timeline import Projection
 from .runtime.run_time_projection import project_on
 from .workspace.workspace_lookup import scratch

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph
-from ..plan.device_plan import is_gpu
+from ..plan.device_timeline_and_verdict import is_gpu
 from ..plan.devices.device_lookup import DeviceProfile, cuda_devices, gpu_number, resolve, unknown_gpu
 from ..plan.liveness.lifetimes import allocated, lifetimes
 from ..process.global_state_transaction import Transaction

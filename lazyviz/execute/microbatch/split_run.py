@@ -25,6 +25,7 @@ from ...plan.batch.split_schedule import Pass, Schedule
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
+from ..compute_value_stats import Summaries
 from ..eager_backend import (
     call_atomically,
     check_interrupts,
@@ -39,7 +40,6 @@ from ..eager_backend import (
 from ..kernel_errors import name_line
 from ..measured_memory import ResidentMemory
 from ..replay import node_passes
-from ..value_stats import Summaries
 from . import distributed_run
 from .dropout_masks import Masks
 from .piece_program import (

@@ -21,7 +21,7 @@ import torch
 
 from ...graph.ir import Storage
 from ...plan.liveness.live_set import Category
-from ...plan.run_peak_projection import Peak
+from ...plan.peak_of_one_run import Peak
 from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused
 from ...process.global_state_transaction import complete

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 
 from ...execute import eager_backend
+from ...execute.compute_value_stats import Summaries
 from ...execute.measured_memory import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
-from ...execute.value_stats import Summaries
-from ...plan.run_peak_projection import project
+from ...plan.peak_of_one_run import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode

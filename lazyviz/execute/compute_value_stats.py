@@ -1,4 +1,4 @@
-"""Value statistics: minimum, maximum, mean, NaN, infinities, and a histogram of each result.
+"""Value statistics, computed while ops run: minimum, maximum, mean, NaN, infinities, a histogram.
 
 Tensors are only read: results, random numbers, and the run's own memory do not change.  For each tensor, a
 few numbers are stored.  Large tensors are read in chunks, with at most :data:`SCRATCH_BYTES` of additional
@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import Node, Storage, is_dense
 from ..graph.modules import full_name
-from ..graph.value_summary import BINS, Summary
+from ..graph.value_stats_data import BINS, Summary
 from ..plan.batch.batch_placement import Placement, Shard
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals import private_api

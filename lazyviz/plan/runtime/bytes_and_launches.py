@@ -1,6 +1,6 @@
-"""Work of every op: FLOPs, bytes read and written, kernel launches; computed without running.
+"""Bytes and launches of every op: what it reads and writes, its kernel launches, and its whole work.
 
-FLOPs are counted as in :mod:`.flop_rules`.  Bytes are those that a kernel must access once: a broadcast
+FLOPs are counted as in :mod:`.flop_count`.  Bytes are those that a kernel must access once: a broadcast
 dimension is one element wide, and a view moves nothing.
 """
 
@@ -17,7 +17,7 @@ import torch
 from ...graph.collective_info import collective_of
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.private_api import OpOverload
-from .flop_rules import arguments_of, executed_flops_of, flops_of, steps_of
+from .flop_count import arguments_of, executed_flops_of, flops_of, steps_of
 from .op_classes import OpClass, class_of, short_name
 
 FOREACH_TENSORS = 100
@@ -32,7 +32,7 @@ class Work:
 
     ``flops``: multiplications and additions, as PyTorch counts them; ``bytes_read`` and ``bytes_written``:
     memory traffic; ``launches``: number of kernels; ``executed``: the FLOPs that the kernels execute
-    (:func:`~.flop_rules.executed_flops_of`).
+    (:func:`~.flop_count.executed_flops_of`).
     """
 
     flops: int = 0

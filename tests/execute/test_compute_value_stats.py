@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute import remaining_time, value_stats
-from lazyviz.execute.value_stats import merged, summarize
+from lazyviz.execute import compute_value_stats, remaining_time
+from lazyviz.execute.compute_value_stats import merged, summarize
 
 TENSORS = {
     "matrix": lambda: torch.randn(200, 40),
@@ -30,7 +30,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_summary_says_what_is_in_a_tensor(name, monkeypatch):
-    monkeypatch.setattr(value_stats, "CHUNK", 1000)  # several chunks
+    monkeypatch.setattr(compute_value_stats, "CHUNK", 1000)  # several chunks
     torch.manual_seed(0)
     tensor = TENSORS[name]()
     before = tensor.clone()
@@ -62,7 +62,7 @@ def test_the_histogram_of_a_large_tensor_samples_it_evenly():
     torch.manual_seed(0)
     summary = summarize(torch.rand(1000, 1000))
     total = sum(summary.histogram)
-    assert 1000 < total <= value_stats.SAMPLE
+    assert 1000 < total <= compute_value_stats.SAMPLE
     assert all(abs(16 * count / total - 1) < 0.25 for count in summary.histogram)
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of every op: a multiplication and an addition are two.
+"""FLOP count of every op: a multiplication and an addition are two.
 
 They are counted by the formulas of ``torch.utils.flop_counter``.  Operators that it does not know, and whose
 work is a matrix product, have rules here.  Elementwise work counts as zero, as it does there and in papers on

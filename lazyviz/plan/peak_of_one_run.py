@@ -1,4 +1,4 @@
-"""Projection of a run's peak, for comparison with the measured one.
+"""Peak of one run: projected for the nodes that it runs, for comparison with the measured peak.
 
 A :class:`~lazyviz.plan.plan.Plan` describes a whole graph.  A run is often a part of it: the nodes that one
 tensor needs, or the rest after a sync point.  Sizes are bytes.

@@ -1,4 +1,4 @@
-"""Device plan: timelines, peak, reserved memory, and verdict for one device."""
+"""Device timeline and verdict: memory over time, peak, reserved memory, and whether it fits one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of tensor values: a few numbers instead of the tensor."""
+"""Value statistics as data: a few numbers instead of the tensor."""
 
 from __future__ import annotations
 
