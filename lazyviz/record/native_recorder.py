@@ -15,8 +15,8 @@ import torch
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
 from ..torch_internals import (
-    absent_cuda,
     dispatcher_bypasses,
+    fake_cuda,
     handler_redispatch,
     native_module_loader,
     private_api,
@@ -117,7 +117,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=absent_cuda,
+        cuda=fake_cuda,
         wrap=wrap,
         sharing=sharing,
         extent=extent,

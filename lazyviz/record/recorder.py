@@ -22,7 +22,7 @@ from ..graph.ir import RejectedOp, TensorMeta
 from ..process.deferred_signals import Deferred, at_once
 from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
-from ..torch_internals import absent_cuda, dynamo, private_api
+from ..torch_internals import dynamo, fake_cuda, private_api
 from ..torch_internals.handler_redispatch import (
     ask_subclasses,
     call_decomposed,
@@ -61,7 +61,7 @@ from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 _NO_ANSWER = object()
 _MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 

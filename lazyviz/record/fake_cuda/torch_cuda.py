@@ -2,7 +2,7 @@
 
 While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
 tensors whose device is ``cuda:N``.  For C++, they are on another device (see
-:mod:`lazyviz.torch_internals.absent_cuda`), which this module maps back when an op reaches the recorder.
+:mod:`lazyviz.torch_internals.fake_cuda`), which this module maps back when an op reaches the recorder.
 :mod:`lazyviz.record.fake_cuda.device_dependent_composites` and :mod:`lazyviz.record.fake_cuda.autocast`
 choose the kernels that a GPU would use.  Nothing here is active if CUDA is present.
 """
@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...graph.ir import SourceLine
-from ...torch_internals import absent_cuda, dispatch_level, private_api
+from ...torch_internals import dispatch_level, fake_cuda, private_api
 from ..interception.attribute_patches import Patches
 from ..ops_outside_blocks import nodes_before_access
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..tracked_storages import TrackedNode
 from . import (
     data_parallel,
-    driver_calls,
     flex_attention,
     memory_stats,
     older_releases,
+    refused_driver_calls,
     refused_tracers,
     saved_tensors,
     sparse_gradients,
@@ -42,9 +42,9 @@ from . import (
 from . import packed_sequences as fake_cuda_packing
 from .autocast import AutocastKernels
 from .device_dependent_composites import CudaKernels
-from .driver_calls import refusal
-from .planned_gpu import Gpu as Gpu
-from .planned_gpus_interface import Memory, Reserved
+from .fake_gpu_properties import Gpu as Gpu
+from .fake_gpus_protocol import Memory, Reserved
+from .refused_driver_calls import refusal
 from .text_generation import Generation
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 def is_absent(device: torch.device) -> bool:
     """Whether tensors on ``device`` are only planned."""
-    return device in absent_cuda.STAND_INS
+    return device in fake_cuda.STAND_INS
 
 
 ANYWHERE = "*"
@@ -117,15 +117,15 @@ class AbsentGpus:
         self._generation = Generation(self)
 
     def install(self) -> None:
-        absent_cuda.stand_in()
-        absent_cuda.make_on_cpu_first(True)
+        fake_cuda.stand_in()
+        fake_cuda.make_on_cpu_first(True)
         self._patch_functions()
         memory_stats.install(self)
         self._patch_randomness()
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
         fake_cuda_packing.install(self)
-        driver_calls.install(self)
+        refused_driver_calls.install(self)
         refused_tracers.install(self)
         data_parallel.install(self)
         saved_tensors.install(self)
@@ -142,8 +142,8 @@ class AbsentGpus:
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
-        absent_cuda.make_on_cpu_first(False)
-        absent_cuda.require_init()
+        fake_cuda.make_on_cpu_first(False)
+        fake_cuda.require_init()
 
     # --- devices --------------------------------------------------------------------
 
@@ -158,21 +158,21 @@ class AbsentGpus:
             if found.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {found}")
             number = self.current if found.index is None else found.index
-        if number >= absent_cuda.MOST_DEVICES:
+        if number >= fake_cuda.MOST_DEVICES:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return number
 
     def device(self, device: torch.device) -> torch.device:
         """The device that an op is recorded for: ``cuda`` is the current one."""
         if device.type == "meta":
-            return absent_cuda.stands_for(device)
+            return fake_cuda.stands_for(device)
         return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
 
     def below(self, device: torch.device) -> torch.device:
         """The C++ device for this device; torch's own shape rules keep device names as they are."""
         if self.tape.shapes.inferring:
             return device
-        return absent_cuda.STAND_INS.get(self.device(device), device)
+        return fake_cuda.STAND_INS.get(self.device(device), device)
 
     def record(
         self,
@@ -186,12 +186,10 @@ class AbsentGpus:
         In inference mode, and if a subclass calls them below autograd, composite functions arrive as one op,
         but the choice of kernels is made in their parts.
         """
-        if op in self._kernels.of or (
-            torch.is_inference_mode_enabled() and absent_cuda.is_made_of_others(op)
-        ):
+        if op in self._kernels.of or (torch.is_inference_mode_enabled() and fake_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
-        is_sparse = op is absent_cuda.EMBEDDING_BAG_BACKWARD and args[9]
+        is_sparse = op is fake_cuda.EMBEDDING_BAG_BACKWARD and args[9]
         if is_sparse and is_absent(args[0].device):
             with mode:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
@@ -200,8 +198,8 @@ class AbsentGpus:
         device = kwargs.get("device")
         if device is not None:
             place = self.device(torch.device(device))
-            if op is absent_cuda.EFFICIENT_ZEROS:  # C++ creates them
-                place = absent_cuda.STAND_INS.get(place, place)
+            if op is fake_cuda.EFFICIENT_ZEROS:  # C++ creates them
+                place = fake_cuda.STAND_INS.get(place, place)
             kwargs = {**kwargs, "device": place}
             if place.type == "cuda" and args and not _is_strided(args[0]):
                 raise refusal(f"{op} of a sparse or nested tensor")
@@ -297,10 +295,10 @@ class AbsentGpus:
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
         replace(accelerator, "device_count", lambda: gpu.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-        replace(*absent_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
+        replace(*fake_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
-        for owner, name in absent_cuda.EXCHANGE_ACCELERATOR:
+        for owner, name in fake_cuda.EXCHANGE_ACCELERATOR:
             replace(owner, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
@@ -309,13 +307,13 @@ class AbsentGpus:
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its GPUs are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
-        replace(*absent_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(*fake_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
         replace(private_api.VF, "meshgrid", value_read_errors.meshgrid(meshgrid))
         replace(torch.Tensor, "__setitem__", value_read_errors.with_cuda_messages(torch.Tensor.__setitem__))
-        replace(*absent_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
-        replace(*absent_cuda.GROUP_TENSORS, _group_tensors)
+        replace(*fake_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*fake_cuda.GROUP_TENSORS, _group_tensors)
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
         original = getattr(owner, name, None)
@@ -366,7 +364,7 @@ class AbsentGpus:
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
-        draw = getattr(*absent_cuda.TRUNC_NORMAL)
+        draw = getattr(*fake_cuda.TRUNC_NORMAL)
 
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
@@ -385,7 +383,7 @@ class AbsentGpus:
                 result = torch.where(outside, again, result)
                 return tensor.copy_(result)
 
-        replace(*absent_cuda.TRUNC_NORMAL, trunc_normal)
+        replace(*fake_cuda.TRUNC_NORMAL, trunc_normal)
         gpus = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
@@ -568,10 +566,10 @@ def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """A tensor's memory may be exchanged for GPU memory, as on a machine with a GPU."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
-    return bool(absent_cuda.compatible_tensors(tensor, other))
+    return bool(fake_cuda.compatible_tensors(tensor, other))
 
 
 def _group_tensors(*args: Any) -> dict[Any, Any]:
     """C++ groups tensors by the devices that it sees."""
-    groups = absent_cuda.group_tensors(*args)
-    return {(absent_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}
+    groups = fake_cuda.group_tensors(*args)
+    return {(fake_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

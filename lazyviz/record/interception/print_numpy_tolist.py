@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import absent_cuda, composite_ops, private_api
+from ...torch_internals import composite_ops, fake_cuda, private_api
 from .. import constant_folding, eager_fallback, lazy_tensor
 from ..distributed.fsdp_storage_resize import planned_storage
 from ..fake_cuda import torch_cuda as fake_torch_cuda
@@ -382,7 +382,7 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws has a marker, instead of the state that the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
-        if absent_cuda.cuda_is_present():
+        if fake_cuda.cuda_is_present():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
                 index = device if isinstance(device, int) else torch.device(device).index
@@ -727,7 +727,7 @@ class SyncPatches:
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or querying its memory, requires that pending ops run."""
         tape = self.tape
-        if not absent_cuda.cuda_is_present():
+        if not fake_cuda.cuda_is_present():
             return
         for name in (
             "synchronize",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
 from .interned_metadata import MetadataTable
@@ -18,7 +18,7 @@ from .shape_cache_entries import Inferred, Output, OutputSpec
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 _LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the

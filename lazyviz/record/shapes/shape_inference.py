@@ -17,7 +17,7 @@ import torch
 
 from ...graph.ir import TensorMeta
 from ...process.deferred_signals import Deferred
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
 from . import (
@@ -212,7 +212,7 @@ class ShapeCache:
                 self._fake_mode,
                 private_api.no_function_modes(),
                 private_api.quiet_shape_rules(),
-                absent_cuda.cuda_guards() if absent_cuda.STAND_INS else nullcontext(),
+                fake_cuda.cuda_guards() if fake_cuda.STAND_INS else nullcontext(),
             ):
                 call = _FakeCall(op, info, args, kwargs, inputs)
                 if own is not None:

@@ -547,7 +547,7 @@ struct Pending final : c10::TensorImpl {
 
   // C++ code calls this before it takes a tensor's address, and rarely otherwise: a pending tensor becomes real now.
   bool has_storage() const override {
-    // A tensor on an absent card (to C++, a meta tensor) has no address.
+    // A tensor on an absent GPU (to C++, a meta tensor) has no address.
     if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access && !is_meta())) {
       if (!is_profiler(ASKED_FROM)) make_real();
     }

@@ -53,7 +53,7 @@ struct Names {  // interned
 struct Classes {  // set by `connect`
   PyObject *tensor = nullptr, *parameter = nullptr;
   PyObject* class_setter = nullptr;  // the descriptor `object.__class__`
-  PyObject* stand_ins = nullptr;  // a dictionary that is not empty once an absent card was planned
+  PyObject* stand_ins = nullptr;  // a dictionary that is not empty once a block was recorded for an absent GPU
   c10::DispatchKeySet above, lazy;  // the keys above kernels, and those that kernels see
 } classes;
 
@@ -1630,7 +1630,7 @@ PyType_Spec level_spec = {
 PyMethodDef functions[] = {
     {"store_result", store_one, METH_VARARGS, "See native_codegen.store_result."},
     {"end_worker", end_worker, METH_NOARGS, "Ends the thread of asynchronous runs, once none is under way."},
-    {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
+    {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of absent GPUs, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -13,7 +13,7 @@ import torch
 from lazyviz.execute.cuda_graphs import stream_capture as capture_device
 from lazyviz.execute.cuda_graphs.stream_capture import CaptureFailed, CudaCaptures
 from lazyviz.record.rng import state_of
-from lazyviz.torch_internals import absent_cuda, cuda_graph_capture
+from lazyviz.torch_internals import cuda_graph_capture, fake_cuda
 
 DEVICE = torch.device("cuda", 0)
 
@@ -101,7 +101,7 @@ def cuda(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(torch.cuda, "default_generators", cuda.default_generators)
-    monkeypatch.setattr(absent_cuda, "synchronize", lambda: cuda.log.append("synchronize"))
+    monkeypatch.setattr(fake_cuda, "synchronize", lambda: cuda.log.append("synchronize"))
     monkeypatch.setattr(
         cuda_graph_capture, "clear_cublas_workspaces", lambda: cuda.log.append("clear cuBLAS")
     )

@@ -1,9 +1,9 @@
-"""Private torch APIs that replace CUDA if it is absent, each with its reason.
+"""Private torch APIs for fake CUDA: they replace CUDA if it is absent, each with its reason.
 
 For C++, a planned tensor must never be a CUDA tensor: without a CUDA runtime, the autograd engine and device
 guards terminate the process.  For C++, it is on a device of type ``meta``, whose backward pass runs on the
 CPU thread, with an index that distinguishes it from the user's own ``meta`` tensors; Python sees ``cuda:N``.
-``tests/torch_internals/test_absent_cuda.py`` checks each entry.
+``tests/torch_internals/test_fake_cuda.py`` checks each entry.
 """
 
 from __future__ import annotations

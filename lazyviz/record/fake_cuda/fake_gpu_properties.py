@@ -1,4 +1,4 @@
-"""A planned GPU: its name, memory, and compute capability."""
+"""Properties of a fake GPU: its name, memory, and compute capability."""
 
 from __future__ import annotations
 

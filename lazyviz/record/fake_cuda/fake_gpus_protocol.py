@@ -1,4 +1,4 @@
-"""Interface of planned GPUs: their properties, as the patches of ``torch.cuda`` need them."""
+"""Protocol of the fake GPUs: what the patches of ``torch.cuda`` need of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-from .planned_gpu import Gpu
+from .fake_gpu_properties import Gpu
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""

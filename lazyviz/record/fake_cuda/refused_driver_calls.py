@@ -1,4 +1,4 @@
-"""Functions of ``torch.cuda`` that call the driver, on an absent GPU.
+"""Refused driver calls: functions of ``torch.cuda`` that call the driver, on an absent GPU.
 
 Marks for a profiler, and settings of the driver, have no effect.  What only the driver could tell is refused
 by name, with what to use instead.
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ...torch_internals import absent_cuda
+from ...torch_internals import fake_cuda
 from ..sync_points import AbsentDeviceError
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 _WITHOUT_EFFECT = (
     (torch.cuda.profiler, "start"),
@@ -51,7 +51,7 @@ _SNAPSHOTS = 'After the block, graph.save("memory.pickle") writes a snapshot of 
 def install(gpus: Gpus) -> None:
     for owner, name in _WITHOUT_EFFECT:
         gpus.replace(owner, name, lambda *args, **kwargs: None)
-    gpus.patches.set(*absent_cuda.NVTX, _Marks())
+    gpus.patches.set(*fake_cuda.NVTX, _Marks())
     gpus.replace(torch.cuda, "get_sync_debug_mode", lambda: 0)
     for name in _OF_SENSORS:
         _refuse(gpus, torch.cuda, name, "")

@@ -1,4 +1,4 @@
-"""Planned devices: the GPU that a block is recorded for, and errors if it is absent."""
+"""Device options: the GPU and the rank that a block is recorded for, and errors if the GPU is absent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import absent_cuda
+from ..torch_internals import fake_cuda
 
 ASSUMED_CAPABILITY = (8, 0)
 """For a GPU of unknown compute capability: kernels are chosen as for an A100."""
@@ -59,12 +59,12 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Gpu | None]:
         target = resolve(device)
     except ValueError:
         number = gpu_number(device)
-        if number is None or number >= absent_cuda.MOST_DEVICES or absent_cuda.cuda_is_present():
+        if number is None or number >= fake_cuda.MOST_DEVICES or fake_cuda.cuda_is_present():
             raise
         target = unknown_gpu(number, cuda_devices()[1])
         return target, Gpu("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     names_gpu = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
-    if not names_gpu or absent_cuda.cuda_is_present():
+    if not names_gpu or fake_cuda.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     here = local_world_size(size)
@@ -169,7 +169,7 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
     if not needs_absent(nodes):
         return
-    absent = absent_cuda.STAND_INS
+    absent = fake_cuda.STAND_INS
     if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
             "This was recorded for one rank without the others: it can be planned, but not evaluated."

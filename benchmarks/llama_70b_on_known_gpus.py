@@ -1,13 +1,14 @@
 """Planning Llama-3-70B's training step for eight known GPUs, on a machine without a GPU: time and memory.
 
-One record (float32 parameters, AdamW, one sequence of 2048 tokens, nothing checkpointed), then a plan
-for each card::
+The step is recorded once (float32 parameters, AdamW, one sequence of 2048 tokens, no checkpointing), then
+planned for each GPU::
 
-    python benchmarks/absent_gpu.py [--layers 80] [--out benchmarks/results/absent_gpu.json]
+    python benchmarks/llama_70b_on_known_gpus.py [--layers 80] [--out FILE]
 
-Written are seconds, the peak of this process's memory, and per card the verdict beside a count by
-hand: parameters, gradients, AdamW's two moments and the square roots that its foreach form makes
-of all second moments at once are 20 bytes a parameter.
+It writes seconds, the peak of this process's memory, and for each GPU the verdict beside a count by hand:
+parameters, gradients, AdamW's two moments, and the square roots of all second moments, which its foreach
+form computes at once, take 20 bytes per parameter.  The results are in
+``benchmarks/results/llama_70b_on_known_gpus.json``.
 """
 
 from __future__ import annotations
