@@ -15,7 +15,7 @@ _backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: la
 
 
 def _inductor() -> Backend:
-    from .compiler.inductor import InductorBackend  # which imports Inductor
+    from .compiler.inductor_backend import InductorBackend  # which imports Inductor
 
     return InductorBackend()
 

@@ -24,7 +24,7 @@ from ..execute import eager_backend, shutdown
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
 from ..execute.replay import native_codegen, native_run, node_passes
-from ..execute.replay.background_run import AsyncRun
+from ..execute.replay.background_thread import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of

@@ -8,8 +8,8 @@ import torch
 import lazyviz
 from lazyviz.execute import backend_registry
 from lazyviz.execute.backend_protocol import Refused
+from lazyviz.execute.compiler.compiling_backend_base import SegmentCompiler
 from lazyviz.execute.compiler.fx_lowering import lower
-from lazyviz.execute.compiler.segment_compiler import SegmentCompiler
 from lazyviz.torch_internals.dynamo import Compiled
 from lazyviz.torch_internals.private_api import FakeTensorMode
 

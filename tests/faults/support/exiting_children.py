@@ -268,7 +268,7 @@ def while_another_thread_evaluates():
 
 @kind()
 def while_a_cluster_works():
-    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "execute", "microbatch"))
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "execute", "microbatch"))
     from in_process_cluster import Here
 
     lazyviz.register_backend("here", Here())

@@ -25,6 +25,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from lazyviz.torch_internals import private_api
 
 Result = TypeVar("Result")
 PACKAGE = os.path.dirname(os.path.abspath(lazyviz.__file__)) + os.sep
+TESTS = str(Path(__file__).absolute().parents[2])
 
 
 class Fault(Exception):
@@ -48,8 +50,7 @@ def in_lazyviz(frame: FrameType) -> bool:
 
 def everywhere(frame: FrameType) -> bool:
     """All frames but those of the tests and of Python's import machinery."""
-    file = frame.f_code.co_filename
-    return not file.startswith((os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "<frozen"))
+    return not frame.f_code.co_filename.startswith((TESTS, "<frozen"))
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

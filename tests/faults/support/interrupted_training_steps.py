@@ -23,8 +23,8 @@ from lazyviz.record.tape import tape
 from lazyviz.record.tracked_storages import PARTIAL_WRITE
 from lazyviz.session.recompute_options import RecomputeError
 
-from ..bit_equality import difference
-from ..execute.microbatch.in_process_cluster import Here
+from ...bit_equality import difference
+from ...execute.microbatch.in_process_cluster import Here
 from .faulty_kernels import Alarm, Calls, Fault, FaultyKernels, KernelError, ThreadSwitch, error
 
 FAULTS = (KernelError, torch.OutOfMemoryError, KeyboardInterrupt, Alarm)

@@ -9,9 +9,9 @@ from ...graph.ir import Node
 from ...torch_internals import dynamo
 from ..backend_protocol import Refused, first_line
 from .calling_convention import number_tensor
+from .compiling_backend_base import SegmentCompiler, Task
 from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
 from .rng_prologue import draw_of, draws
-from .segment_compiler import SegmentCompiler, Task
 
 
 class InductorBackend(SegmentCompiler):
