@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from ..graph.ir import Storage
-from ..plan.liveness.live_set import Category
+from ..plan.liveness.live_set_and_categories import Category
 from ..plan.peak_of_one_run import ByCategory, Peak
 from ..record.tracked_storages import TrackedNode, TrackedStorage
 from ..torch_internals import private_api

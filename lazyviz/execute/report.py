@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..graph.ir import Graph, Node, SourceLine, Value
 from ..graph.value_stats_data import Summary, share_text
-from ..plan.liveness.live_set import CATEGORIES
+from ..plan.liveness.live_set_and_categories import CATEGORIES
 from ..plan.node_formatting import category_text, line_text
 from ..plan.peak_of_one_run import ByCategory, Peak
 from ..plan.result_tables import Table, Tabular

@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage
 from .liveness.lifetimes import Lifetime, lifetimes, main_device
-from .liveness.live_set import Category, categorize
+from .liveness.live_set_and_categories import Category, categorize
 from .workspace.workspace_lookup import scratch
 
 

@@ -27,11 +27,11 @@ from .devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
 from .devices.device_lookup import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
-from .liveness.live_set import CATEGORIES as CATEGORIES
-from .liveness.live_set import Allocation as Allocation
-from .liveness.live_set import Category as Category
-from .liveness.live_set import Moment as Moment
-from .liveness.live_set import allocation, moment
+from .liveness.live_set_and_categories import CATEGORIES as CATEGORIES
+from .liveness.live_set_and_categories import Allocation as Allocation
+from .liveness.live_set_and_categories import Category as Category
+from .liveness.live_set_and_categories import Moment as Moment
+from .liveness.live_set_and_categories import allocation, moment
 from .node_formatting import category_text
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan

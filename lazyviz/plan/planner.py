@@ -40,7 +40,7 @@ from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent,
 from .explain import explain, verdict
 from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
-from .liveness.live_set import CATEGORIES, Category, categorize, moment
+from .liveness.live_set_and_categories import CATEGORIES, Category, categorize, moment
 from .liveness.run_order import RunsInside
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed

@@ -23,7 +23,7 @@ from ..torch_internals import dispatch_level, fake_cuda, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes import ctc_loss
-from .shapes.shape_inference import Inferred, OpInfo, ShapeCache
+from .shapes.shape_inference_cache import Inferred, OpInfo, ShapeCache
 from .tracked_storages import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # everything that one read may visit and compute

@@ -35,7 +35,7 @@ from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
-from .shapes.shape_inference import Inferred, OutputSpec
+from .shapes.shape_inference_cache import Inferred, OutputSpec
 from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable

@@ -20,7 +20,7 @@ from .lazy_tensor import is_lazy, is_pending, refusal
 from .parity.inplace_gradient_sums import is_taken_over, sharing_memory
 from .partially_written_memory import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
 from .rng import Generators
-from .shapes.shape_inference import OpInfo
+from .shapes.shape_inference_cache import OpInfo
 from .sparse.components import parts_of
 from .sync_points import may_need_absent, needs_absent
 from .tape import Tape

@@ -13,7 +13,7 @@ from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
 from .provenance.module_scopes import Scopes
 from .recording_state import RecordingState
-from .shapes.shape_inference import ShapeCache
+from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable, release
 from .tracked_storages import (

@@ -53,7 +53,7 @@ from .provenance.variable_names import variable_for
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.scalar_operands import LARGEST_COMMON
-from .shapes.shape_inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
+from .shapes.shape_inference_cache import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .sparse import recording as sparse_recording
 from .sparse.components import parts_of
 from .tape import Tape, tape

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Storage
-from ...plan.liveness.live_set import Category
+from ...plan.liveness.live_set_and_categories import Category
 from ...plan.peak_of_one_run import Peak
 from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused

@@ -22,7 +22,7 @@ from ..device_timeline_and_verdict import MARGIN, DevicePlan, fits_with_margin, 
 from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
-from ..liveness.live_set import Category, categorize
+from ..liveness.live_set_and_categories import Category, categorize
 from ..liveness.run_order import RunsInside
 from ..peak_of_one_run import Held, Peak, highest
 from ..units import format_bytes, format_share

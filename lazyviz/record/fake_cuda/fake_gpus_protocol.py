@@ -9,7 +9,7 @@ import torch
 
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
-from .fake_gpu_properties import Gpu
+from .fake_gpu import Gpu
 
 Memory = Callable[[torch.device, int], tuple[int, int]]
 """Bytes allocated now and at most since a position of the graph, on a device, in eager PyTorch."""

@@ -12,15 +12,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...graph.ir import SourceLine
 from ...torch_internals import dispatch_level, fake_cuda, private_api
 from ..interception.attribute_patches import Patches
 from ..ops_outside_blocks import nodes_before_access
@@ -40,11 +37,13 @@ from . import (
     wrapper_subclasses,
 )
 from . import packed_sequences as fake_cuda_packing
+from .assumed_values import Answer, AssumedValues
 from .autocast import AutocastKernels
 from .device_dependent_composites import CudaKernels
-from .fake_gpu_properties import Gpu as Gpu
+from .fake_gpu import Gpu as Gpu
 from .fake_gpus_protocol import Memory, Reserved
 from .refused_driver_calls import refusal
+from .streams_and_events import Event, Stream, planned_or
 from .text_generation import Generation
 
 if TYPE_CHECKING:
@@ -56,9 +55,6 @@ def is_absent(device: torch.device) -> bool:
     return device in fake_cuda.STAND_INS
 
 
-ANYWHERE = "*"
-"""The key for assumed values of all lines without a value of their own."""
-_NOTHING = object()
 _Generator = torch.Generator
 
 
@@ -84,20 +80,6 @@ class _GeneratorType(type(_Generator)):  # type: ignore[misc]
         return isinstance(instance, _Generator)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A value that is assumed."""
-
-    value: Any
-
-    def for_dtype(self, dtype: torch.dtype) -> Any:
-        """``value`` as reading an element of ``dtype`` returns it: 1 for 1.0 where there are integers."""
-        exact = dtype.is_floating_point or dtype.is_complex
-        if exact or dtype == torch.bool or not isinstance(self.value, float) or self.value % 1:
-            return self.value
-        return int(self.value)
-
-
 class AbsentGpus:
     """While installed, PyTorch answers for ``gpu``."""
 
@@ -109,7 +91,7 @@ class AbsentGpus:
         self.tape = tape
         self.memory = memory
         self.reserved = reserved
-        self._assume = assume
+        self._assumed = AssumedValues(tape, assume)
         self.reset_at = 0  # position of the last reset_peak_memory_stats
         self.patches = Patches()
         self._kernels = CudaKernels(self)
@@ -227,30 +209,15 @@ class AbsentGpus:
         """The value that the user assumes for a read that needs ``needed``."""
         if not needs_absent(needed):
             return None
-        line, value = self._assumed(sys._getframe(2))
-        if isinstance(value, Iterator):  # one value per read
-            value = next(value, self)
-            if value is self:
-                raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
-        if value is _NOTHING:
-            known = self._generation.answer(needed, sys._getframe(2))
-            return None if known is None else Answer(known)
-        return Answer(value)
+        frame = sys._getframe(2)
+        if (assumed := self._assumed.take(frame)) is not None:
+            return assumed
+        known = self._generation.answer(needed, frame)
+        return None if known is None else Answer(known)
 
     def assumes_each_read(self) -> bool:
         """Whether the user gave a list of values for reads at the running line, one after the other."""
-        return isinstance(self._assumed(sys._getframe(2))[1], Iterator)
-
-    def _assumed(self, frame: FrameType) -> tuple[SourceLine | None, Any]:
-        """The user's line above ``frame``, and the value that is assumed for a read there."""
-        if not self._assume:
-            return None, _NOTHING
-        line = self.tape.scopes.sources.find(frame)[0]
-        names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
-        for name in (*names, ANYWHERE):
-            if name in self._assume:
-                return line, self._assume[name]
-        return line, _NOTHING
+        return self._assumed.is_one_per_read(sys._getframe(2))
 
     # --- functions ------------------------------------------------------------------
 
@@ -284,10 +251,10 @@ class AbsentGpus:
         replace(cuda, "synchronize", lambda device=None: None)
         replace(cuda, "ipc_collect", lambda: None)
         replace(cuda, "is_current_stream_capturing", lambda: False)
-        replace(cuda, "Stream", _Stream)
-        replace(cuda, "Event", _Event)
+        replace(cuda, "Stream", Stream)
+        replace(cuda, "Event", Event)
         for name in ("current_stream", "default_stream"):
-            replace(cuda, name, lambda device=None: _Stream(device))
+            replace(cuda, name, lambda device=None: Stream(device))
         replace(cuda, "stream", lambda stream: nullcontext())
         replace(cuda, "set_stream", lambda stream: None)
         replace(torch.backends.cuda, "is_built", lambda: True)
@@ -303,7 +270,7 @@ class AbsentGpus:
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
         replace(accelerator, "synchronize", lambda device=None: None)
-        replace(accelerator, "current_stream", lambda device=None: _Stream(device))
+        replace(accelerator, "current_stream", lambda device=None: Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its GPUs are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
@@ -394,8 +361,8 @@ class AbsentGpus:
                 return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
 
         self.patches.set(torch, "Generator", Generator)
-        self.patches.set(torch, "Stream", _planned_or(torch.Stream, _Stream))
-        self.patches.set(torch, "Event", _planned_or(torch.Event, _Event))
+        self.patches.set(torch, "Stream", planned_or(torch.Stream, Stream))
+        self.patches.set(torch, "Event", planned_or(torch.Event, Event))
         defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.gpu.count))
         self.patches.set(cuda, "default_generators", defaults)
 
@@ -480,74 +447,6 @@ class _Properties:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AbsentDeviceError(f"{name} of {self.name} is unknown: the GPU is not on this machine.")
-
-
-class _Stream:
-    """A stream on which nothing will run."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        self.device = device
-        self.cuda_stream = 0
-        self.priority = priority
-
-    def synchronize(self) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        raise refusal("Stream.priority_range()")
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        return event if event is not None else _Event()
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-class _Event:
-    """An event that will never occur."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = kwargs.get("device")
-
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        raise AbsentDeviceError(
-            "Event.elapsed_time() is not available: a planned GPU does not run. The projected time is "
-            "plan.seconds."
-        )
-
-    def ipc_handle(self) -> Any:
-        raise refusal("Event.ipc_handle()")
-
-
-def _planned_or(original: Any, planned: type) -> Any:
-    """In the place of ``torch.Stream`` or ``torch.Event``: makes those of planned devices, too."""
-
-    class Either(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, planned))
-
-        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-            type_of = "cuda" if device is None or isinstance(device, int) else torch.device(device).type
-            return (planned if type_of == "cuda" else original)(device, *args, **kwargs)
-
-    return Either(original.__name__, (), {})
 
 
 def _is_strided(item: Any) -> bool:

@@ -19,7 +19,7 @@ from ..tracked_storages import TrackedNode, TrackedValue
 
 if TYPE_CHECKING:
     from ...torch_internals.private_api import OpOverload
-    from ..shapes.shape_inference import OpInfo
+    from ..shapes.shape_inference_cache import OpInfo
     from ..tape import Tape
 
 _aten = torch.ops.aten

@@ -12,9 +12,9 @@ import torch
 from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
+from .inferred_outputs import Inferred, Output, OutputSpec
 from .interned_metadata import MetadataTable
 from .operator_info import OpInfo
-from .shape_cache_entries import Inferred, Output, OutputSpec
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lazyviz.execute.cuda_graphs import stream_capture as capture_device
-from lazyviz.execute.cuda_graphs.stream_capture import CaptureFailed, CudaCaptures
+from lazyviz.execute.cuda_graphs import torch_cuda_calls as capture_device
+from lazyviz.execute.cuda_graphs.torch_cuda_calls import CaptureFailed, CudaCaptures
 from lazyviz.record.rng import state_of
 from lazyviz.torch_internals import cuda_graph_capture, fake_cuda
 

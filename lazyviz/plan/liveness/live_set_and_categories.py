@@ -1,4 +1,4 @@
-"""Live set: what is alive at one moment of the run, its category, and what keeps it alive."""
+"""Live set: what is alive at one moment of the run, its memory category, and what keeps it alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape inference with a cache: the result of an op from the metadata of its arguments.
+"""Shape inference with its cache: the result of an op from the metadata of its arguments.
 
 FakeTensor knows every op but takes many times as long as a look-up, because many of its rules are Python
 references.  It is used if :mod:`lazyviz.record.shapes.fast_shape_rules` has no answer.  Programs repeat
@@ -28,13 +28,13 @@ from . import (
     stride_rules,
     unsupported_cuda_dtypes,
 )
+from .inferred_outputs import Inferred as Inferred
+from .inferred_outputs import Output
+from .inferred_outputs import OutputSpec as OutputSpec
 from .interned_metadata import MetadataTable
 from .kernel_probes import DataDependent as DataDependent
 from .operator_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
 from .operator_info import OpInfo as OpInfo
-from .shape_cache_entries import Inferred as Inferred
-from .shape_cache_entries import Output
-from .shape_cache_entries import OutputSpec as OutputSpec
 
 MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule differs from the result of the CPU kernel (oneDNN's workspace): call the kernel.

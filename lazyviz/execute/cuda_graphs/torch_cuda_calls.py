@@ -1,4 +1,4 @@
-"""Stream capture: every call of ``torch.cuda`` for CUDA Graphs.
+"""Calls of ``torch.cuda`` for CUDA Graphs: all of them, in one place.
 
 The capturing code (:mod:`lazyviz.execute.cuda_graphs.captured_graph`) uses a device only through
 :class:`CaptureDevice`, so that tests can replace it by one that records calls and repeats them on the same

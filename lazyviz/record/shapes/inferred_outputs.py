@@ -1,4 +1,4 @@
-"""Entries of the shape cache: the results of an op."""
+"""Inferred outputs: what shape inference knows of an op's results, as its cache stores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of a fake GPU: its name, memory, and compute capability."""
+"""A fake GPU: its name, memory, and compute capability."""
 
 from __future__ import annotations
 
