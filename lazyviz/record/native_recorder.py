@@ -29,7 +29,7 @@ from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
-from .provenance import module_scopes, source_lines
+from .provenance import modules_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
@@ -64,8 +64,8 @@ METHODS: tuple[tuple[type, str], ...] = (
 """Methods with a compiled form of the same name."""
 IN_PYTHON = (
     RecorderMode.__torch_dispatch__,
-    module_scopes.ScopePatches.module_call_of,
-    module_scopes.content_of,
+    modules_and_phases.ScopePatches.module_call_of,
+    modules_and_phases.content_of,
     attribute_patches.exchange,
     dependency_closure.Search.closure,
     constant_folding.Search.is_unknown,
@@ -166,7 +166,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
-        NO_SEQUENCE=module_scopes.NO_SEQUENCE,
+        NO_SEQUENCE=modules_and_phases.NO_SEQUENCE,
     )
     return _replacements(accelerator, dispatch)
 
@@ -232,8 +232,8 @@ def use(compiled: bool) -> bool:
     ways = _ways if compiled and _ways is not None else IN_PYTHON
     dispatch, module_call_of, content_of, exchange, closure, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
-    module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
-    module_scopes.Root.content_of = staticmethod(content_of)
+    modules_and_phases.ScopePatches.module_call_of = staticmethod(module_call_of)
+    modules_and_phases.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependency_closure.Search.closure = staticmethod(closure)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)

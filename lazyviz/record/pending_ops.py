@@ -15,7 +15,7 @@ from . import dead_node_detection
 from .dependency_closure import closure
 from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.shape_inference_cache import ShapeCache

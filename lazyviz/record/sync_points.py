@@ -19,7 +19,7 @@ from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..torch_internals import dynamo, fake_cuda
 from .dependency_closure import Search
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
 

@@ -1,4 +1,4 @@
-"""Module scopes: the module path, phase and tensor roles of each op."""
+"""Modules and phases: the module path, the phase, and the tensor roles of each op, by scopes."""
 
 from __future__ import annotations
 
