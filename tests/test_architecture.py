@@ -141,7 +141,6 @@ LONG = {
     "recorder.pyx: attempt": 160,
     "recorder.pyx: outputs": 70,
     # One table, with a line for each entry.
-    "native_recorder.py: _connect": 85,
     "recorder.pyx: connect": 85,
     "recorder.pyx: _find_slots": 75,
     "catalog.py: hugging_face": 100,

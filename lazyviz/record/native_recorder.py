@@ -87,11 +87,18 @@ def _take(op: OpOverload, records: bool) -> None:
 
 def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
     """The compiled replacements that :func:`use` installs for the Python functions."""
+    connect = _with_functions(_with_objects(accelerator.connect, dispatcher))
+    return _replacements(accelerator, connect())
+
+
+def _with_objects(connect: Callable[..., Any], dispatcher: Any) -> Callable[..., Any]:
+    """``connect`` with the objects and classes of recording that the compiled module uses."""
     graph = Graph()
     device = torch.device("cpu")
     storage = TrackedStorage(0, device, graph, external=False)
     meta = TensorMeta((), (), 0, torch.float32, device)
-    dispatch = accelerator.connect(
+    return partial(
+        connect,
         dispatcher=dispatcher,
         take=_take,
         mode=RecorderMode,
@@ -118,6 +125,13 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
         cuda=fake_cuda,
+    )
+
+
+def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """``connect`` with the functions and constants that the compiled module uses."""
+    return partial(
+        connect,
         wrap=wrap,
         sharing=sharing,
         extent=extent,
@@ -141,7 +155,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         dtype=torch.dtype,
         layout=torch.layout,
         memory_format=torch.memory_format,
-        cpu=device,
+        cpu=torch.device("cpu"),
         alias=private_api.alias,
         memory_of=private_api.TensorBase.untyped_storage,
         is_ordinary=storage_internals.is_ordinary,
@@ -168,7 +182,6 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         is_reader=source_lines.is_reader,
         NO_SEQUENCE=modules_and_phases.NO_SEQUENCE,
     )
-    return _replacements(accelerator, dispatch)
 
 
 def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
