@@ -1,6 +1,4 @@
-"""Each private torch API that stands in for CUDA does what ``lazyviz/torch_internals/fake_cuda.py`` says it
-does.
-"""
+"""The private torch APIs of :mod:`lazyviz.torch_internals.fake_cuda` behave as documented."""
 
 from __future__ import annotations
 
