@@ -253,6 +253,7 @@ def test_no_modules_import_each_other():
 
 REFERENCE = re.compile(r"(?::\w+:|`)`~?(lazyviz\.\w+\.[\w.]+)(?:\(\))?`")
 SIBLING = re.compile(r":mod:`\.(\w+)`")
+RELATIVE = re.compile(r":\w+:`~?(\.\w+\.[\w.]+)`")
 
 
 def test_modules_and_names_that_comments_refer_to_exist():
@@ -263,7 +264,9 @@ def test_modules_and_names_that_comments_refer_to_exist():
         text = path.read_text(encoding="utf-8")
         for name in SIBLING.findall(text):
             assert (path.parent / f"{name}.py").exists(), f"{path.name}: :mod:`.{name}`"
-        for reference in REFERENCE.findall(text):
+        package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        relative = [package + reference for reference in RELATIVE.findall(text)]
+        for reference in [*REFERENCE.findall(text), *relative]:
             *before, name = reference.split(".")
             within = ".".join(before)
             while reference not in files and within not in files:

@@ -56,7 +56,7 @@ class Categories(Mapping[Storage, Category]):
 class ByCategory(Mapping[Category, int]):
     """The bytes of each category among ``alive`` storages, summed when asked.
 
-    Empty categories are left out; what no category is known of is temporary.
+    Empty categories are left out; storages without a known category count as temporary.
     """
 
     def __init__(self, alive: Iterable[tuple[Storage, int]], categories: Mapping[Storage, Category]) -> None:
@@ -125,7 +125,7 @@ def _held_by_all(graph: Graph) -> tuple[torch.device, list[Held]]:
 
 
 def _held_by_part(nodes: Sequence[Node], pending: Collection[Node]) -> tuple[torch.device, list[Held]]:
-    """The same of a run of some nodes, which takes as long as there are nodes to run or pending ones."""
+    """The same for a run of some nodes; its cost grows with the nodes to run and the pending ones."""
     count = len(nodes)
     inside = set(nodes)
     kept = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
@@ -173,9 +173,9 @@ def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
 def parts_of(
     graphs: Sequence[Graph], nodes: Sequence[Node], pending: Iterable[Node]
 ) -> tuple[list[Lifetime], dict[int, int]]:
-    """What running ``nodes`` of ``graphs`` has on its main device, and kernels' scratch memory by position.
+    """What running ``nodes`` of ``graphs`` holds on its main device, and kernels' scratch memory by position.
 
-    ``kept`` is what stays after the run, for whomever; what other nodes made is from outside.
+    ``kept`` is what stays after the run, for any reason; what other nodes made is from outside.
     """
     inside = set(nodes)
     known = _known(graphs)

@@ -209,7 +209,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def eager_needed_bytes(self) -> int:
-        """As ``needed_bytes``, for a run by eager PyTorch."""
+        """Like ``needed_bytes``, for a run by eager PyTorch."""
         reserved, reservation = self.eager_reserved_bytes, self._reservation
         if reserved is None or reservation is None:
             return self.eager_peak_bytes
@@ -217,7 +217,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def lazyviz_needed_bytes(self) -> int:
-        """As ``needed_bytes``, for an evaluation by lazyviz."""
+        """Like ``needed_bytes``, for an evaluation by lazyviz."""
         return self._answers.lazyviz_needed_bytes
 
     @property
@@ -328,7 +328,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def eager_reserved_bytes(self) -> int | None:
-        """As ``reserved_bytes``, for a run by eager PyTorch."""
+        """Like ``reserved_bytes``, for a run by eager PyTorch."""
         if self.verdict_of == "eager":
             return self.reserved_bytes
         held = self._answers.reserved(eager=True)

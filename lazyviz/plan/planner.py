@@ -166,7 +166,7 @@ class Planner:
     def cut(self, split: int | str | None, rerun: bool = False) -> Planner:
         """The same planner with another split; results are shared.
 
-        ``rerun``: of another run of the block with this split, in which reads inside run pieces as well.
+        ``rerun``: for another run of the block with this split, in which reads in the block run pieces, too.
         """
         other = copy.copy(self)
         other.split, other.rerun = split, rerun
@@ -289,7 +289,7 @@ class Planner:
         return self.batch.kept_at_reads(inside.run_of_all_pending if self.rerun else inside.run_of)
 
     def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
-        """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
+        """Lifetimes and scratch memory with a batch of ``samples``; see :func:`.batch.split_plan.scaled`."""
         kind = "cuda" if is_gpu(self.target) else self.recorded.type
         return self._grown(self.spans, self._needs, samples, self.recorded, kind)
 

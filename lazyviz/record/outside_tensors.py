@@ -127,7 +127,7 @@ class ExternalTensors:
         return value
 
     def _find_foreign(self, tensor: torch.Tensor) -> None:
-        """Wait for what other storages owe to the same memory, of which ``tensor`` may be a part."""
+        """Run what is pending on other storages that share memory with ``tensor``."""
         if pending := self.pending_on_overlapping(tensor):
             self._runs.sync("use of memory that also belongs to another storage", pending)
         self._memory_holders.note_part(private_api.TensorBase.untyped_storage(tensor))

@@ -103,7 +103,7 @@ class Arrivals:
                 self._note_all(part, graph, depth - 1)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Refer to ``tensor`` no more, because PyTorch does not swap tensors that have weak references."""
+        """Drop our reference to ``tensor``: PyTorch does not swap tensors that have weak references."""
         if self.unused and private_api.has_storage(tensor):
             self.unused.pop(private_api.storage_address(tensor), None)
         self._fetched = [each for each in self._fetched if each() is not tensor]

@@ -94,8 +94,9 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
 
 
 def store_result(value: TrackedValue, real: torch.Tensor) -> bool:
-    """Do the same as :func:`.eager.store_result` in compiled code; False if it cannot, and nothing is
-    done.
+    """Do the same as :func:`lazyviz.execute.eager_backend.store_result` in compiled code.
+
+    Returns False if it cannot; then nothing is done.
     """
     return bool(_store_result(value, real)) if active else False
 

@@ -1,4 +1,4 @@
-"""Protocol of the fake GPUs: what the patches of ``torch.cuda`` need of them."""
+"""Protocol of the fake GPUs: the interface that the patches of ``torch.cuda`` use."""
 
 from __future__ import annotations
 

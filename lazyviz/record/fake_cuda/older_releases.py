@@ -88,7 +88,7 @@ def release(version: str) -> Release:
 def install(patches: Patches, of: Release | None) -> None:
     """Record as that release would run it; ``None``: the installed release.
 
-    :class:`.kernels.CudaKernels` chooses kernels that differ.
+    :class:`.device_dependent_composites.CudaKernels` chooses kernels that differ.
     """
     if ZERO_GRAD_KEEPS.holds(of):
         for owner in (torch.nn.Module, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
 """Refused driver calls: functions of ``torch.cuda`` that call the driver, on an absent GPU.
 
-Marks for a profiler, and settings of the driver, have no effect.  What only the driver could tell is refused
-by name, with what to use instead.
+Marks for a profiler, and settings of the driver, have no effect.  Functions that only the driver could answer
+are refused by name, with an alternative if there is one.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _view(
 def _on_card(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """The results of an op on a planned card, if they do not depend on the device: the same as for meta
+    """The results of an op on a planned GPU, if they do not depend on the device: the same as for meta
     tensors.
 
     The meta kernels in C++ are called directly, without PyTorch's Python registrations, which would take most

@@ -157,7 +157,7 @@ def ask(
 
     Raises:
         DataDependent: the kernel may not take these arguments.
-        Exception: it refuses them whatever they hold.
+        Exception: the kernel rejects them, whatever they contain.
     """
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)

@@ -107,7 +107,7 @@ def _fit(matrix: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> Result:
-    """Of the driver ``gels``, a GPU's only one: no rank, no singular values (``linalg_lstsq_out``,
+    """With the driver ``gels``, the only one on a GPU: no rank, no singular values (``linalg_lstsq_out``,
     BatchLinearAlgebra.cpp).  The solution's memory has the rows of both matrices.
     """
     *batch, rows, columns = matrix.shape

@@ -460,7 +460,7 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
 }
 
-// The same as `eager.store_result` for the tensor of one reference; 2 if it is real now.
+// The same as `eager_backend.store_result` for the tensor of one reference; 2 if it is real now.
 int give_one(PyObject* ref, const at::Tensor& real) {
   THPObjectPtr object(PyObject_CallNoArgs(ref));
   if (!object) return -1;
@@ -474,7 +474,7 @@ int give_one(PyObject* ref, const at::Tensor& real) {
   return become_real(object.get(), attributes.get(), tensor, real) ? 2 : -1;
 }
 
-// The same as `eager.store_result`; 0 if the Python function must be called, -1 with an exception.
+// The same as `eager_backend.store_result`; 0 if the Python function must be called, -1 with an exception.
 int give(PyObject* value, const at::Tensor& real) {
   if (!real.defined()) return 1;
   if (real.layout() != at::kStrided) return 0;

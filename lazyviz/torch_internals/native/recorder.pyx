@@ -4,7 +4,7 @@
 It does the same as :meth:`lazyviz.record.recorder.Recorder.record` for an op whose answer is in the shape
 cache, call by call, on the same objects. The classes are still those of Python, whose slots are read and
 written at the offsets of their member descriptors. Anything that is not ordinary (an unknown shape, a draw, a
-sync point, the kernels of an absent card, ...) is detected before anything has been changed, and is left to
+sync point, the kernels of an absent GPU, ...) is detected before anything has been changed, and is left to
 the Python recorder. lazyviz works the same without this module; the tests run both ways.
 """
 
