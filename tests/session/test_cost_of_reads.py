@@ -318,6 +318,6 @@ def test_reading_several_elements_as_a_number_is_pytorchs_error(either_way):
 def test_a_read_that_fails_is_the_ops_error_and_names_its_line(either_way):
     with lazyviz.lazy():
         y = torch.randn(3).take(torch.randint(5, 6, (1,))).sum()
-        with pytest.raises(IndexError, match=r"out of range.*\n.*aten.take.*test_reads.py"):
+        with pytest.raises(IndexError, match=r"out of range.*\n.*aten.take.*test_cost_of_reads.py"):
             y.item()
     lazyviz.reset()

@@ -19,7 +19,11 @@ from torch import nn
 import lazyviz
 from lazyviz.execute import backend_registry
 from lazyviz.execute.microbatch import ray_and_ipyparallel, tensor_serialization, worker
-from lazyviz.execute.microbatch.distributed_run import IPyParallelBackend, LostWorkerError, RayBackend
+from lazyviz.execute.microbatch.ray_and_ipyparallel import (
+    IPyParallelBackend,
+    LostWorkerError,
+    RayBackend,
+)
 
 from .in_process_cluster import Here
 
@@ -330,7 +334,7 @@ def test_the_error_of_a_kernel_names_the_users_line(use):
     with lazyviz.lazy(batch=x) as graph:
         table(x).sum()
     with pytest.raises(
-        IndexError, match=r"embedding\.default was recorded at .*test_distributed_run.py:\d+: table\(x\)"
+        IndexError, match=r"embedding\.default was recorded at .*test_run_on_workers.py:\d+: table\(x\)"
     ):
         graph.evaluate(backend="workers", split=2)
     assert graph.state == "failed" and graph.nodes[0].state == "failed"
