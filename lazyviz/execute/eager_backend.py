@@ -33,7 +33,7 @@ from .measured_memory import ResidentMemory
 from .replay import native_codegen, node_passes
 
 if TYPE_CHECKING:
-    from .value_stats import Summaries
+    from .compute_value_stats import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
 

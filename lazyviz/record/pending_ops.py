@@ -11,14 +11,14 @@ from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
 from ..process.deferred_signals import deferring
-from . import observable_pending_nodes
+from . import dead_node_detection
 from .dependency_closure import closure
 from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
-from .shapes.shape_inference import ShapeCache
+from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 from .tracked_storages import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
@@ -104,7 +104,7 @@ class PendingOps:
             # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
             node.cut()
             node.after = ()
-        observable_pending_nodes.drop_forgotten_gradients(
+        dead_node_detection.drop_forgotten_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )
         self._generators.forget()
@@ -189,7 +189,7 @@ class PendingOps:
                 return
             Unreachable.possible = False
             self.forget_unreachable(self.reachable())
-            Unreachable.possible = observable_pending_nodes.writes_untracked_tensors(self.nodes)
+            Unreachable.possible = dead_node_detection.writes_untracked_tensors(self.nodes)
             known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
             self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
             self._looked_for += time.perf_counter() - start
@@ -210,13 +210,13 @@ class PendingOps:
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in before):
             return
-        observable = observable_pending_nodes.observable_storages(
+        observable = dead_node_detection.observable_storages(
             self.nodes, self._tensors.outside, self._memory_holders
         )
         wanted = closure(
             node
             for node in list(self.nodes)
-            if id(node.graph) in kept or observable_pending_nodes.is_observable(node, observable)
+            if id(node.graph) in kept or dead_node_detection.is_observable(node, observable)
         )
         for node in self.nodes.keys() & (set(before) - set(wanted)):
             node.state = "done"  # for the storages that still list it as a reader

@@ -18,9 +18,9 @@ from importlib.util import find_spec
 import torch
 
 from ..plan.devices.device_lookup import cuda_devices
-from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, abandoned
 from ..process.gc_pause import patience
+from ..process.global_state_lock import CriticalSection
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_module_loader, op_stream

@@ -16,7 +16,16 @@ import torch
 
 import lazyviz
 
-from .inject_exceptions import Fault, call_at, everywhere, inject, interrupted, is_plain, points, sampled
+from .support.inject_exceptions import (
+    Fault,
+    call_at,
+    everywhere,
+    inject,
+    interrupted,
+    is_plain,
+    points,
+    sampled,
+)
 
 # What is raised while an object is freed is not to be seen but by a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -21,8 +21,8 @@ from lazyviz.record import native_recorder, ops_outside_blocks, recorder, rng
 from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
-from .inject_exceptions import call_at, is_plain, points, sampled
-from .interrupted_training_steps import Step
+from .support.inject_exceptions import call_at, is_plain, points, sampled
+from .support.interrupted_training_steps import Step
 
 UNDER_WAY = "an evaluation is in progress"
 

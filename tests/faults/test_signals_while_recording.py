@@ -22,7 +22,7 @@ from lazyviz.process.deferred_signals import Deferred
 from lazyviz.record.tape import tape
 from lazyviz.torch_internals import private_api
 
-from .inject_exceptions import Fault, State, everywhere, inject, is_plain, points, sampled
+from .support.inject_exceptions import Fault, State, everywhere, inject, is_plain, points, sampled
 
 DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

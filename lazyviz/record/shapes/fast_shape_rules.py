@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
+from .inferred_outputs import Inferred, Output, OutputSpec
 from .interned_metadata import MetadataTable
 from .operator_info import OpInfo
-from .shape_cache_entries import Inferred, Output, OutputSpec
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 _LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the
@@ -133,7 +133,7 @@ def _view(
 def _on_card(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """The results of an op on a planned card, if they do not depend on the device: the same as for meta
+    """The results of an op on a planned GPU, if they do not depend on the device: the same as for meta
     tensors.
 
     The meta kernels in C++ are called directly, without PyTorch's Python registrations, which would take most

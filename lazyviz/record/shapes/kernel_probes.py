@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from ..rng import Generators, set_state, state_of
 from . import kernel_probe_inputs, scalar_operands
@@ -157,7 +157,7 @@ def ask(
 
     Raises:
         DataDependent: the kernel may not take these arguments.
-        Exception: it refuses them whatever they hold.
+        Exception: the kernel rejects them, whatever they contain.
     """
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
@@ -355,7 +355,7 @@ def _results(result: Any) -> list[torch.Tensor]:
 
 def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of an absent GPU."""
-    absent = absent_cuda.STAND_INS
+    absent = fake_cuda.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
@@ -380,9 +380,9 @@ _TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two diffe
 def _cpu_for(item: Any) -> Any:
     """The CPU in place of an absent device, and None in place of its generator."""
     if isinstance(item, torch.device):
-        return torch.device("cpu") if item in absent_cuda.STAND_INS else item
+        return torch.device("cpu") if item in fake_cuda.STAND_INS else item
     if isinstance(item, torch.Generator):
-        return None if item.device in absent_cuda.STAND_INS else item
+        return None if item.device in fake_cuda.STAND_INS else item
     return item
 
 

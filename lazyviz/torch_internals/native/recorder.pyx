@@ -4,7 +4,7 @@
 It does the same as :meth:`lazyviz.record.recorder.Recorder.record` for an op whose answer is in the shape
 cache, call by call, on the same objects. The classes are still those of Python, whose slots are read and
 written at the offsets of their member descriptors. Anything that is not ordinary (an unknown shape, a draw, a
-sync point, the kernels of an absent card, ...) is detected before anything has been changed, and is left to
+sync point, the kernels of an absent GPU, ...) is detected before anything has been changed, and is left to
 the Python recorder. lazyviz works the same without this module; the tests run both ways.
 """
 
@@ -1192,7 +1192,7 @@ cdef int draw(object node, tuple drawn) except -1:
 
 
 cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
-    """Whether a planned card affects the call: its device, or the kernels that it consists of."""
+    """Whether an absent GPU affects the call: its device, or the kernels that it consists of."""
     if op.made_of_others < 0:
         op.made_of_others = is_made_of_others(func)
     return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
@@ -1868,7 +1868,7 @@ cdef object drop_storage(object storage, dict known, bint recording):
 cdef bint locate(
     object node, object graph, object place, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
 ) except -1:
-    """``lazyviz.record.provenance.module_scopes.Scopes.locate``, without Python code; ``sequence`` is that of
+    """``lazyviz.record.provenance.modules_and_phases.Scopes.locate``, without Python code; ``sequence`` is that of
     the calling autograd node.  Returns whether nothing is left to `locate_gradient`.
     """
     cdef PyObject *found
@@ -2189,7 +2189,7 @@ cdef tuple shared(list callers):
 
 
 def content_of(modules):
-    """``lazyviz.record.provenance.module_scopes.content_of``."""
+    """``lazyviz.record.provenance.modules_and_phases.content_of``."""
     cdef list content = []
     for module in modules:
         if module is None:
@@ -2512,7 +2512,7 @@ cpdef object wrapper(object meta):
             <PyObject *> (device if below is None else below),
         )
     )
-    if below is not None:  # `lazyviz.torch_internals.absent_cuda.mark`
+    if below is not None:  # `lazyviz.torch_internals.fake_cuda.mark`
         keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
         keys[0] = keys[0] | autocast_keys
     return made
