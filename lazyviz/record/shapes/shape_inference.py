@@ -123,7 +123,7 @@ class ShapeCache:
     def info(self, op: OpOverload) -> OpInfo:
         info = self.infos.get(id(op))
         if info is None:
-            info = self.infos[id(op)] = OpInfo(op)
+            info = self.infos.setdefault(id(op), OpInfo(op))  # another thread may be first
         return info
 
     @property
