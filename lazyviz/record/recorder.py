@@ -20,7 +20,7 @@ import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
 from ..process.critical_section import CriticalSection
-from ..process.deferred_signals import Deferred, at_once
+from ..process.deferred_signals import Deferred, at_once, deferred
 from ..process.tracebacks import shorten
 from ..torch_internals import absent_cuda, dynamo, private_api
 from ..torch_internals.handler_redispatch import (
@@ -493,7 +493,7 @@ class Recorder:
         values: list[TrackedValue],
     ) -> Inferred:
         """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
-        with Deferred():  # a signal handler's exception is neither an answer nor a refusal
+        with deferred():  # a signal handler's exception is neither an answer nor a refusal
             try:
                 return self._shapes.infer(op, info, *recorded, values)
             except DataDependent:

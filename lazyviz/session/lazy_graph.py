@@ -764,6 +764,7 @@ class forbid_sync(Transaction):
 def cell_boundary() -> None:
     """Between two cells: drop unreachable ops, and restore PyTorch if nothing is pending."""
     tape.runs.refuse_nested()
+    evaluation.end_abandoned()
     with deferred(), if_free(tape.runs.lock) as taken:
         if taken:  # else another thread has chosen what to run
             tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
