@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..process.deferred_signals import Deferred, deferring
+from ..process.deferred_signals import deferred, deferring
 from ..torch_internals import dispatch_level, fake_cuda, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
@@ -222,7 +222,7 @@ def _take_step(node: TrackedNode, shadow: Shadow) -> bool:
                 raise  # it does not come from the kernel, which is in C++, but from a signal handler
             return False
         return True
-    with Deferred():
+    with deferred():
         try:
             node.op(*_substitute(node.args, shadow.tensors.__getitem__))
         except Exception:

@@ -19,7 +19,7 @@ from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
 from .shapes.shape_inference_cache import ShapeCache
-from .sync_points import PendingRuns
+from .sync_points import PendingRuns, if_free
 from .tensor_table import TensorTable
 from .tracked_storages import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 
@@ -177,25 +177,20 @@ class PendingOps:
         """
         if self._recording.graph is not None or self._runs.running or self._shapes.inferring:
             return
-        if self._runs.lock.is_mine:  # the nodes to run have already been chosen
+        with if_free(self._runs.lock) as taken:
+            if taken:  # else the nodes to run have already been chosen
+                self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        start = time.perf_counter()
+        if self._looked_for > 0.05 + 0.1 * (start - self._born):
             return
-        taken: list[bool] = []  # gets the answer as soon as there is one
-        try:
-            taken.extend(map(self._runs.lock.acquire, (False,)))
-            if not taken[0]:
-                return
-            start = time.perf_counter()
-            if self._looked_for > 0.05 + 0.1 * (start - self._born):
-                return
-            Unreachable.possible = False
-            self.forget_unreachable(self.reachable())
-            Unreachable.possible = dead_node_detection.writes_untracked_tensors(self.nodes)
-            known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
-            self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
-            self._looked_for += time.perf_counter() - start
-        finally:
-            if any(taken):
-                self._runs.lock.release()
+        Unreachable.possible = False
+        self.forget_unreachable(self.reachable())
+        Unreachable.possible = dead_node_detection.writes_untracked_tensors(self.nodes)
+        known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
+        self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
+        self._looked_for += time.perf_counter() - start
 
     @deferring  # handlers of signals may run these ops
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
-from ..process.deferred_signals import Deferred, at_once
+from ..process.deferred_signals import Deferred, at_once, deferred
 from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
 from ..torch_internals import dynamo, fake_cuda, private_api
@@ -493,7 +493,7 @@ class Recorder:
         values: list[TrackedValue],
     ) -> Inferred:
         """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
-        with Deferred():  # a signal handler's exception is neither an answer nor a refusal
+        with deferred():  # a signal handler's exception is neither an answer nor a refusal
             try:
                 return self._shapes.infer(op, info, *recorded, values)
             except DataDependent:

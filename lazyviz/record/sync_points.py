@@ -6,8 +6,10 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType
@@ -17,6 +19,7 @@ import torch
 
 from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
+from ..process.global_state_transaction import Transaction
 from ..torch_internals import dynamo, fake_cuda
 from .dependency_closure import Search
 from .provenance.modules_and_phases import Scopes
@@ -115,8 +118,28 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     def wait(self) -> None:
         """Wait until no other thread holds it."""
-        with self:
-            pass
+        # In C, because a tracer (of a debugger, or a test) could raise while a `with` statement holds it.
+        deque(map(partial.__call__, (partial(self.acquire), partial(self.release))), maxlen=0)
+
+
+class if_free(Transaction):
+    """Holds a lock unless it is held already, by this thread or another; its value says whether it does.
+
+    Unlike :meth:`RunLock.wait` and the ``with`` statement of the lock, it does not wait.
+    """
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+
+    def begin(self) -> bool:
+        if self._lock.is_mine:
+            return False
+        self.undo_by(self._release)
+        return bool(self._lock.acquire(blocking=False))
+
+    def _release(self) -> None:
+        if self._lock.is_mine:
+            self._lock.release()
 
 
 _MOST_CAUSES = 10_000  # cached texts

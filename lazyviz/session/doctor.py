@@ -9,6 +9,7 @@ import gc
 import platform
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,8 +167,17 @@ def _of_handlers() -> list[Leftover]:
         and is_ours(handler := signal.getsignal(number))
         and not isinstance(getattr(handler, "__self__", None), Deferred)  # see the next ones
     ]
-    found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in abandoned()]
+    deferred = abandoned()
+    if (context := Deferred.current.get(threading.get_ident())) is not None and not _is_within_an_op_or_run():
+        deferred |= dict.fromkeys(context.numbers, context)
+    found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in deferred]
     return found
+
+
+def _is_within_an_op_or_run() -> bool:
+    """Whether code that an op or a run calls, such as a finalizer, asks."""
+    recording = tape.recording
+    return evaluation.is_running_here() or recording.busy or bool(recording.appending)
 
 
 def _of_the_tape() -> list[Leftover]:

@@ -456,3 +456,34 @@ assert lazyviz.doctor().ok, lazyviz.doctor()
 def test_threads_that_a_library_has_replaced_are_examined_and_end_as_usual():
     ended = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+TWO_THREADS_MEET_AN_OPERATOR = """
+import threading
+import torch
+import lazyviz
+from lazyviz.record.shapes import shape_inference
+
+examine, met = shape_inference.OpInfo, []
+x = torch.ones(3)
+
+def meanwhile(op):
+    if op is torch.ops.aten.special_xlog1py.default and not met:
+        met.append(op)
+        thread = threading.Thread(target=torch.special.xlog1py, args=(x, x))
+        thread.start()
+        thread.join()
+    return examine(op)
+
+shape_inference.OpInfo = meanwhile
+with lazyviz.lazy():
+    y = torch.special.xlog1py(x, x)
+assert met and torch.equal(y, torch.special.xlog1py(x, x))
+"""
+
+
+def test_threads_that_meet_an_operator_at_the_same_time_register_it_once():
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS_MEET_AN_OPERATOR], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...process.deferred_signals import Deferred
+from ...process.deferred_signals import deferred
 from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
 from ...torch_internals import dynamo, fake_cuda, private_api
@@ -156,7 +156,7 @@ class Instrumentation:
             compiler = dynamo.set_eval_frame(None)  # it is already active, and would compile our code
             frame, entered = sys._getframe(1), False
             try:
-                with Deferred():
+                with deferred():
                     result = enter(*guard)
                     local.entered, entered = getattr(local, "entered", 0) + 1, True
                     if dynamo.calls_compiled_function(frame):
@@ -211,7 +211,7 @@ class Instrumentation:
             results: list[Any] = []
 
             def left() -> None:
-                with Deferred():  # it is counted as left if and only if it is
+                with deferred():  # it is counted as left if and only if it is
                     if results:
                         return
                     region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)

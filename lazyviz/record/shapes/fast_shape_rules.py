@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,11 +111,13 @@ def _view(
         tensor = torch.empty(elements, dtype=meta.dtype, device="meta")
         tensor = tensor.as_strided(meta.shape, meta.stride, meta.offset)
         tensors = {id(value): tensor}
+        ask = partial(
+            kernel, *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
+        )
         try:
-            result = kernel(
-                *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
-            )
-        except Exception:
+            result = ask()
+        except Exception as error:
+            kernel_probes.must_come_again(error, ask)
             return None  # PyTorch raises the error
         address = private_api.storage_address(tensor)
         several = isinstance(result, (list, tuple))
@@ -160,9 +163,13 @@ def _on_card(
         for value in inputs:
             meta = value.meta
             tensors[id(value)] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+        ask = partial(
+            op, *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
+        )
         try:
-            result = op(*kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors))
-        except Exception:
+            result = ask()
+        except Exception as error:
+            kernel_probes.must_come_again(error, ask)
             return None  # PyTorch raises the error
     if type(result) is not torch.Tensor or result.layout != torch.strided:
         return None

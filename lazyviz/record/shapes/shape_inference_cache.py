@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...graph.ir import TensorMeta
-from ...process.deferred_signals import Deferred
+from ...process.deferred_signals import deferred
 from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
@@ -123,7 +123,7 @@ class ShapeCache:
     def info(self, op: OpOverload) -> OpInfo:
         info = self.infos.get(id(op))
         if info is None:
-            info = self.infos[id(op)] = OpInfo(op)
+            info = self.infos.setdefault(id(op), OpInfo(op))  # another thread may be first
         return info
 
     @property
@@ -143,7 +143,7 @@ class ShapeCache:
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], key: Any
     ) -> Inferred | None:
         """Store under ``key`` what is known of a call without inference; for the compiled recorder."""
-        with Deferred():
+        with deferred():
             known = fast_shape_rules.find(self.metadata, info.op, info, args, kwargs, values)
         if known is not None:
             self.remember(key, known)
@@ -203,38 +203,26 @@ class ShapeCache:
         if own is None and kernel_probes.on_absent_gpu(inputs, kwargs):
             own = cudnn_rnn_shapes.RULES.get(info.name)
         self.inferring = True
-        call: _FakeCall | None = None
+        made: list[_FakeCall] = []
+        by_rule = functools.partial(self._by_rule, op, info, own, args, kwargs, inputs, made)
         try:
-            if info.is_view:
-                kernel_probes.view_without_memory(op, args, kwargs, inputs)
-            with (
-                torch.no_grad(),
-                self._fake_mode,
-                private_api.no_function_modes(),
-                private_api.quiet_shape_rules(),
-                fake_cuda.cuda_guards() if fake_cuda.STAND_INS else nullcontext(),
-            ):
-                call = _FakeCall(op, info, args, kwargs, inputs)
-                if own is not None:
-                    result = own(call.arguments)
-                else:
-                    result = op(*call.args, **call.kwargs)
-                    result = stride_rules.corrected(op, info.name, call.arguments, call.inputs, result)
+            result = by_rule()
         except private_api.DATA_DEPENDENT as error:
-            result = self._without_rule(info, call, kwargs, inputs)
+            result = self._without_rule(info, made, kwargs, inputs)
             if result is None:
                 raise DataDependent(f"the result of {op} depends on data") from error
         except Exception as error:
+            kernel_probes.must_come_again(error, by_rule)
             if info.counts_writes:
                 raise DataDependent(f"{op} may fail partway through its list") from error
-            result = self._without_rule(info, call, kwargs, inputs)
+            result = self._without_rule(info, made, kwargs, inputs)
             if result is None:
                 result = self._overruled(op, info, args, kwargs, inputs, error)
-            if call is None:  # the rule was not asked yet: another thread has sent this exception
+            if not made:  # a view's arguments may not fit
                 raise
         finally:
             self.inferring = False
-        assert call is not None
+        call = made[-1]
         if own is None:  # or there is no kernel to call
             answered = kernel_probes.ask(op, info, args, kwargs, inputs, call.arguments, result)
             if answered is not None:
@@ -257,14 +245,44 @@ class ShapeCache:
         from_cpu = all(value.meta.device.type == "cpu" for value in inputs)
         return Inferred(info, together, outputs, restructured, from_cpu)
 
+    def _by_rule(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        own: Callable[[dict[str, Any]], Any] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[Any],
+        made: list[_FakeCall],
+    ) -> Any:
+        """The results of FakeTensor, or of our ``own`` rule; the call for which it was asked is added to
+        ``made``.
+        """
+        if info.is_view:
+            kernel_probes.view_without_memory(op, args, kwargs, inputs)
+        with (
+            private_api.same_dispatch_state(),
+            torch.no_grad(),
+            self._fake_mode,
+            private_api.no_function_modes(),
+            private_api.quiet_shape_rules(),
+            fake_cuda.cuda_guards() if fake_cuda.STAND_INS else nullcontext(),
+        ):
+            call = _FakeCall(op, info, args, kwargs, inputs)
+            made.append(call)
+            if own is not None:
+                return own(call.arguments)
+            result = op(*call.args, **call.kwargs)
+            return stride_rules.corrected(op, info.name, call.arguments, call.inputs, result)
+
     def _without_rule(
-        self, info: OpInfo, call: _FakeCall | None, kwargs: dict[str, Any], inputs: list[Any]
+        self, info: OpInfo, made: list[_FakeCall], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Any:
         """The results on an absent GPU, which has no kernel to ask, where they are known without a rule."""
-        if call is None or info.is_view or not kernel_probes.on_absent_gpu(inputs, kwargs):
+        if not made or info.is_view or not kernel_probes.on_absent_gpu(inputs, kwargs):
             return None
         with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
-            return stride_rules.without_rule(info.name, call.arguments)
+            return stride_rules.without_rule(info.name, made[-1].arguments)
 
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
         """The inputs, by position, whose metadata the op changes in place, and their new metadata.
@@ -351,8 +369,10 @@ class ShapeCache:
             with torch.no_grad(), private_api.kernels_only():
                 try:
                     actual = kernel_probes.answer(op, args, kwargs, inputs)
-                except Exception:
-                    pass  # some kernels reject zeros
+                except Exception as error:  # some kernels reject zeros
+                    kernel_probes.must_come_again(
+                        error, lambda: kernel_probes.answer(op, args, kwargs, inputs)
+                    )
         if actual is None:
             raise DataDependent(f"{op} resizes its output")
         pairs = zip(*[item if isinstance(item, (list, tuple)) else [item] for item in (result, actual)])

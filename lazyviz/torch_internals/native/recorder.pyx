@@ -632,15 +632,16 @@ cdef Met[256] met_ops  # the most recent ones, by address
 
 
 cdef Op op_of(object func):
-    cdef Op op
+    cdef Op op, mine
     cdef Met *met = &met_ops[(<size_t> <void *> func >> 4) * <size_t> 0x9E3779B97F4A7C15 >> 56]
     if met.func == <PyObject *> func:
         return <Op> met.op
     cdef PyObject *found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
         info = infos.get(<size_t> <void *> func) or info_of(func)
-        op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None:
+        mine = Op(info)
+        op = <Op> ops.setdefault(<size_t> <void *> func, mine)
+        if op is mine and take is not None:  # else another thread was first
             take(func, op.ordinary or op.reads_number)
     else:
         op = <Op> found
@@ -2373,7 +2374,7 @@ cdef bint is_known_as(object tensor, object name, object key) except -1:
 
 
 cdef bint is_state_of(object full, object name, object key) except -1:
-    """``lazyviz.record.provenance.module_scopes._is_parameter_of``."""
+    """``lazyviz.record.provenance.modules_and_phases._is_parameter_of``."""
     cdef Py_ssize_t length = len(name) + 1 + len(key) if name else len(key)
     return (
         len(full) == length

@@ -174,15 +174,16 @@ class FaultyKernels:
 class Calls:
     """A profiler that raises :class:`Alarm` at its point number ``at``; ``count`` is how many it has seen."""
 
-    def __init__(self, at: int = -1) -> None:
+    def __init__(self, at: int = -1, files: tuple[str, ...] = (PACKAGE,)) -> None:
         self.at, self.count, self.place = at, 0, ""
+        self._files = files
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         if event not in ("call", "c_return"):
             return
         code = frame.f_code
         is_replay = code.co_name == AT_USERS_LINE and code.co_argcount > 1  # the generated code
-        if not (is_replay or code.co_filename.startswith(PACKAGE)):
+        if not (is_replay or code.co_filename.startswith(self._files)):
             return
         number, self.count = self.count, self.count + 1
         if number == self.at:
