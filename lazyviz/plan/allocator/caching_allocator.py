@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from .config import BLOCK_GRAIN, MIB, SMALL_LIMIT, SMALL_SEGMENT, AllocatorConfig
+from .alloc_conf_and_rounding import BLOCK_GRAIN, MIB, SMALL_LIMIT, SMALL_SEGMENT, AllocatorConfig
 
 _FIRST_ADDRESS = 2**40  # the beginning of CUDA's addresses is arbitrary
 _UNLIMITED = 2**62

@@ -19,8 +19,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .alloc_conf_and_rounding import AllocatorConfig
 from .caching_allocator import CachingAllocator
-from .config import AllocatorConfig
 
 __all__ = ["AllocationFailure", "AllocatorConfig", "CachingAllocator", "Simulation", "simulate"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...graph.ir import Storage
 from ..liveness.lifetimes import events
+from .alloc_conf_and_rounding import AllocatorConfig
 from .caching_allocator import Block, CachingAllocator, _Pool, _Range
-from .config import AllocatorConfig
 from .reserved_memory import reserve_calls
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...graph.ir import Node, Storage
 from ...graph.modules import full_name, root_name
-from ...plan.allocator.config import SMALL_LIMIT
+from ...plan.allocator.alloc_conf_and_rounding import SMALL_LIMIT
 from ...plan.allocator.memory_history import Entry, trace
 from ...plan.liveness.live_set_and_categories import categorize
 from ...plan.plan import Plan

@@ -1,4 +1,4 @@
-"""Allocator configuration: PyTorch's options, and the sizes that requests are rounded to.
+"""Allocator configuration (``PYTORCH_CUDA_ALLOC_CONF``), and the sizes that requests are rounded to.
 
 It follows ``c10/core/AllocatorConfig.h`` and ``.cpp``, and ``c10/cuda/CUDAAllocatorConfig.h`` of PyTorch
 2.13; their names are in brackets below.  All sizes are bytes unless a name says ``_mb``, which is MiB as in
