@@ -14,6 +14,7 @@ to the next, which saves time in short blocks.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,8 @@ from ..tape import Tape
 from . import scattered_gradients
 from .subclass_detection import Original, is_plain
 
-_bmm = torch.ops.aten.bmm
+_bmm, _mm, _mv = torch.ops.aten.bmm, torch.ops.aten.mm, torch.ops.aten.mv
+_clone = torch.ops.aten.clone
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 _SPLIT = "tensor_split.tensor_indices_or_sections"
@@ -242,7 +244,41 @@ def _matmul_out(
 ) -> torch.Tensor:
     if _one_matrix_for_a_batch(original, left, right):
         return _bmm.out(left, right.expand(left.shape[0], -1, -1), out=out)
+    differentiates = torch.is_grad_enabled() and any(each.requires_grad for each in (left, right, out))
+    if not differentiates and _folds_into_out(left, right) and is_plain(original, left, right, out):
+        return _folded_product(original, left, right, out)
     return original(left, right, out=out)
+
+
+def _folds_into_out(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether ATen multiplies the larger tensor as one matrix, with a view of ``out`` for the result.
+
+    As ``should_fold`` (LinearAlgebra.cpp) says. Then it compares the memory of ``out`` and the view, which
+    are two for pending tensors, and would copy one to the other.
+    """
+    larger, other = (left, right) if left.dim() >= right.dim() else (right.mT, left)
+    if larger.dim() < 3 or not 1 <= other.dim() <= 2 or left.dim() == 2:
+        return False
+    sizes, strides = larger.shape, larger.stride()
+    rows = range(larger.dim() - 2)
+    return not larger.numel() or all(strides[at] == strides[at + 1] * sizes[at + 1] for at in rows)
+
+
+def _folded_product(
+    original: Original, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    larger, other = (left, right) if left.dim() >= right.dim() else (right.mT, left)
+    columns = other.shape[1:]
+    shape = [*larger.shape[:-1], *columns]
+    if list(out.shape) != shape:
+        return _clone.out(torch.matmul(left, right), out=out)  # resizes it, with PyTorch's own warning
+    rows = math.prod(larger.shape[:-1])
+    try:
+        folded = out.view(rows, *columns)
+    except RuntimeError:
+        return original(left, right, out=out)  # an error in eager mode, too
+    (_mm if columns else _mv).out(larger.reshape(rows, larger.shape[-1]), other, out=folded)
+    return out
 
 
 def _rank_out(original: Original, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:

@@ -107,6 +107,54 @@ def test_one_matrix_for_a_batch_with_out_is_multiplied_as_in_eager():
     check_parity(program)
 
 
+FOLDED = [
+    ((2, 3, 4, 5), (5,)),
+    ((2, 3, 4, 5), (5, 6)),
+    ((2, 3, 5), (5, 6)),
+    ((5,), (2, 3, 5, 4)),
+    ((6, 5), (2, 3, 5, 4)),
+    ((0, 3, 5), (5, 6)),
+    ((2, 3, 0), (0, 4)),
+]
+
+
+def products_into(out_of, left, right, product):
+    torch.manual_seed(0)
+    left, right = torch.randn(left), torch.randn(right) * 2
+    found = []
+    for each in (left, left.transpose(0, 1).contiguous().transpose(0, 1) if left.dim() > 2 else left * 1):
+        out = out_of(torch.matmul(left, right).shape)
+        try:
+            assert product(each, right, out=out) is out
+            found.append((out, out.stride()))
+        except RuntimeError as error:  # a view of `out` is not possible
+            found.append((str(error), None))
+    return found
+
+
+@pytest.mark.parametrize("product", [torch.matmul, torch.linalg.matmul])
+@pytest.mark.parametrize(
+    "out_of",
+    [
+        torch.zeros,
+        lambda shape: torch.empty(0),
+        lambda shape: torch.zeros(shape) * 2,
+        lambda shape: torch.zeros(*shape, 2)[..., 0],
+        lambda shape: torch.zeros(*shape[::-1]).permute(*range(len(shape))[::-1]),
+    ],
+)
+@pytest.mark.parametrize(("left", "right"), FOLDED)
+def test_products_of_a_folded_batch_are_written_to_out(left, right, out_of, product):
+    expected = products_into(out_of, left, right, product)
+    with lazyviz.lazy() as graph:
+        found = products_into(out_of, left, right, product)
+    assert all("resize" in point.cause for point in graph.sync_points)
+    graph.evaluate()
+    for (one, strides), (other, expected_strides) in zip(found, expected):
+        assert strides == expected_strides
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
+
+
 def test_quantiles_out_of_range_are_an_error_as_in_eager():
     values, wrong = numbers(5), torch.tensor([0.5, 1.5])
     with pytest.raises(RuntimeError) as eager:
