@@ -14,7 +14,7 @@ from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.device_lookup import Device, DeviceProfile, capacity, planned
-from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
+from .liveness.lifetimes import Lifetime, Run, all_of_eager, allocated, as_run
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn_rnn_workspace import unsure
 from .workspace.scalar_tensors import of_numbers
@@ -80,9 +80,9 @@ def plan_device(
     run = _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
     if eager:
-        needs, run = fetching, _InRunOrder(graph.nodes, [of_eager(span) for span in tensors], fetching)
+        needs, run = fetching, _InRunOrder(graph.nodes, all_of_eager(tensors), fetching)
     tensors, nodes = run.tensors, run.nodes
-    estimates = unsure(tensors) if device.type == "cuda" else []
+    estimates = unsure(nodes, tensors) if device.type == "cuda" else []
     without, eager_without = allocated(tensors, count), allocated(tensors, count, eager=True)
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
@@ -106,7 +106,7 @@ def plan_device(
         peak_at=at or 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
-        timeline=[(node.index, total) for node, total in zip(nodes, totals)],
+        timeline=list(zip([node.index for node in nodes], totals)),
         eager_timeline=list(enumerate(eager_totals)),
         capacity_bytes=room,
         fits=_fits(peak_bytes, room, reservation),
@@ -237,6 +237,8 @@ def _room(
     """The bytes that a plan of ``spans`` may use; ``None`` if unknown."""
     if segments and isinstance(target, Device) and target.free_bytes is not None:
         return target.free_bytes + nbytes_of(segments)
+    if isinstance(target, DeviceProfile):
+        return capacity(target, 0)  # an empty GPU
     # For another batch size, existing memory is still as recorded.
     return capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
 

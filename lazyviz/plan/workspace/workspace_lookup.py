@@ -22,7 +22,7 @@ from ...torch_internals.cpu_kernel_selection import (
     multiplies_in_onednn,
     onednn_instructions,
 )
-from ..liveness.lifetimes import Lifetime
+from ..liveness.lifetimes import Lifetime, nodes_with
 from . import (
     composite_op_workspace,
     elementwise_casts,
@@ -70,7 +70,11 @@ def scratch(
     table = _table(kind)
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
-    for node in graph.nodes if nodes is None else nodes:
+    if nodes is None:
+        nodes = graph.nodes
+        if kind != "cpu":  # where kernels are not measured
+            nodes = nodes_with(nodes, lambda op: op._schema.name in table)
+    for node in nodes:
         rule = _rule(table, node)
         measured = node.scratch_bytes if kind == "cpu" else None
         if rule is None and measured is None:
