@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
+from ..graph.ir import Graph
 from .partially_written_memory import can_run_after, is_partial_write
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
@@ -98,7 +99,14 @@ def can_run_without(other: TrackedNode, node: TrackedNode) -> bool:
 sequence_of = operator.attrgetter("sequence")
 
 
+def _graph_of(nodes: Iterable[TrackedNode]) -> Graph | None:
+    """The graph of ``nodes``, or None if they are of several, or one has failed."""
+    graphs = {None if node.error is not None else node.graph for node in nodes}
+    return graphs.pop() if len(graphs) == 1 else None
+
+
 class Search:
     """How dependencies are traversed; :mod:`lazyviz.record.native_recorder` has a compiled form."""
 
     closure: Callable[[Iterable[TrackedNode]], list[TrackedNode]] = staticmethod(_closure)
+    graph_of: Callable[[Iterable[TrackedNode]], Graph | None] = staticmethod(_graph_of)

@@ -74,13 +74,6 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
         values = shown(self) if shown is not None else None
         return values if values is not None else describe(self._lazyviz)
 
-    def __getattr__(self, name: str) -> Any:
-        """Called only for missing attributes; the error names the class that the tensor will have."""
-        cls = self.__dict__.get("_lazyviz_class")
-        if cls is None:
-            cls = torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
-        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
     @property
     def _is_param(self) -> bool:
         """How ``nn.Parameter`` marks a tensor whose class it cannot set."""

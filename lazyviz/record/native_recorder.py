@@ -27,6 +27,7 @@ from . import backward_nodes, constant_folding, dependency_closure, ops_outside_
 from .constant_folding import is_given
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
+from .interception.optimizer_hooks import OptimizerSteps
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_scopes, source_lines
@@ -55,6 +56,8 @@ METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "made_real"),
     (PendingRuns, "note_run"),
     (PendingRuns, "sync"),
+    (OptimizerSteps, "before_step"),
+    (OptimizerSteps, "after_step"),
     (source_lines.SourceFinder, "find"),
     (source_lines.SourceFinder, "read_at"),
     (source_lines.SourceFinder, "users"),
@@ -68,6 +71,7 @@ IN_PYTHON = (
     module_scopes.content_of,
     attribute_patches.exchange,
     dependency_closure.Search.closure,
+    dependency_closure.Search.graph_of,
     constant_folding.Search.is_unknown,
     *[getattr(owner, name) for owner, name in METHODS],
 )
@@ -157,6 +161,8 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         NOWHERE=NOWHERE,
         run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
         slow_sync=PendingRuns.sync,
+        slow_before_step=OptimizerSteps.before_step,
+        slow_after_step=OptimizerSteps.after_step,
         sync_points=sync_points,
         constant_folding=constant_folding,
         Shadow=Shadow,
@@ -179,6 +185,7 @@ def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
         accelerator.content_of,
         accelerator.exchange,
         accelerator.closure,
+        accelerator.graph_of,
         accelerator.is_unknown,
         *[getattr(accelerator, name) for _, name in METHODS],
     )
@@ -230,12 +237,13 @@ def use(compiled: bool) -> bool:
     """Record with the compiled module, or in Python, from the next block on; returns which one is active."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, is_unknown, *methods = ways
+    dispatch, module_call_of, content_of, exchange, closure, graph_of, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_scopes.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependency_closure.Search.closure = staticmethod(closure)
+    dependency_closure.Search.graph_of = staticmethod(graph_of)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)
     for (owner, name), method in zip(METHODS, methods, strict=True):
         setattr(owner, name, method)

@@ -95,6 +95,11 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
         return bool(self._is_owned())
 
     @property
+    def is_free(self) -> bool:
+        """Whether no thread holds it."""
+        return repr(self).startswith("<unlocked ") or not self.owner
+
+    @property
     def owner(self) -> int:
         """The thread that holds it, or 0. Python has no other way to find out."""
         found = re.findall(r"owner=(-?\d+)", repr(self))

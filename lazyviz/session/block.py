@@ -7,12 +7,11 @@ before the switch (options, a run on another thread, pending evaluations) or aft
 from __future__ import annotations
 
 import contextvars
-import itertools
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -334,10 +333,11 @@ class LazyBlock(Transaction, Generic[G]):
         if self.graph is None:
             return
         ir = self.graph.ir
-        if ir.sync_points:
-            name_earlier(_values(ir), variables)
         if ir.sync_points or any(each.role == "parameter" and not each.name for each in ir.storages):
-            tape.scopes.name_weights(_values(ir), {**models, **variables})
+            held = _values_of_tensors(ir)
+            if ir.sync_points:
+                name_earlier(held, variables)
+            tape.scopes.name_weights(held, {**models, **variables})
 
     def _account(self) -> None:
         """Register the recorded ops as pending ops of the graph."""
@@ -382,9 +382,11 @@ class LazyBlock(Transaction, Generic[G]):
             _block_of_task.set(self._outer)
 
 
-def _values(ir: Graph) -> Iterator[TrackedValue]:
-    made = (value for node in ir.nodes for value in node.outputs)
-    return cast("Iterator[TrackedValue]", itertools.chain(ir.inputs, made))
+def _values_of_tensors(ir: Graph) -> list[TrackedValue]:
+    """The values whose tensors still exist: in a long loop, these are few."""
+    inputs, nodes = cast("list[TrackedValue]", ir.inputs), cast("list[TrackedNode]", ir.nodes)
+    held = [value for value in inputs if value.tensor is not None]
+    return held + [value for node in nodes for value in node.outputs if value.tensor is not None]
 
 
 # --- what is open in this process ---------------------------------------------------------

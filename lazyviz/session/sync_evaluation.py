@@ -22,7 +22,7 @@ from ..execute.report import Report
 from ..process import gc_pause
 from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import complete
-from ..record.dependency_closure import closure
+from ..record.dependency_closure import Search, closure
 from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
@@ -98,6 +98,7 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         at_users_line=at_users_line,
         complete=complete,
         can_run_in_one_go=native_run.can_run_in_one_go,
+        graph_of=Search.graph_of,
         note_elsewhere=_note_elsewhere,
         note_failure=_note_failure,
         raise_stopped=native_run.raise_stopped,

@@ -28,7 +28,10 @@ class StepListener(Protocol):
 
 
 class OptimizerSteps:
-    """Notifies ``scopes`` of running optimizer steps, and of the optimizers' states."""
+    """Notifies ``scopes`` of running optimizer steps, and of the optimizers' states.
+
+    :mod:`lazyviz.record.native_recorder` has compiled forms of its two hooks.
+    """
 
     def __init__(self, scopes: StepListener, find: ValueFinder) -> None:
         self.scopes = scopes
@@ -38,14 +41,17 @@ class OptimizerSteps:
         self._named: list[int] = []  # the state at the beginning of the last step
 
     def install(self) -> None:
+        before, after = self.before_step, self.after_step
+        if not self._hooks:
+            self._hooks = [
+                (register_optimizer_step_pre_hook(before), before),
+                (register_optimizer_step_post_hook(after), after),
+            ]
+            return
+        self._hooks = [(handle, hook) for (handle, _), hook in zip(self._hooks, (before, after))]
         for handle, hook in self._hooks:
             hooks: Any = handle.hooks_dict_ref()
             hooks[handle.id] = hook  # as it was registered, with the same id
-        if not self._hooks:
-            self._hooks = [
-                (register_optimizer_step_pre_hook(self._before), self._before),
-                (register_optimizer_step_post_hook(self._after), self._after),
-            ]
 
     def remove(self) -> None:
         for handle, _ in self._hooks:
@@ -69,7 +75,7 @@ class OptimizerSteps:
                     del hooks[key]
 
     @deferring  # a reset in a handler of a signal ends the step
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._named = []
         if optimizer.state:
             self.scopes.learn_state(optimizer, self._find)
@@ -83,7 +89,7 @@ class OptimizerSteps:
         self.scopes.steps.append(optimizer)
 
     @deferring
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._phases:
             self.scopes.phase = self._phases.pop()
             self.scopes.steps.pop()
@@ -95,7 +101,7 @@ class OptimizerSteps:
     def _end(self) -> None:
         """There is no hook for the end of a step that fails.
 
-        A signal handler's exception may have stopped :meth:`_before` or :meth:`_after` at any instruction.
+        A signal handler's exception may have stopped :meth:`before_step` or :meth:`after_step` at any instruction.
         """
         if self._phases:
             self.scopes.phase = self._phases[0]

@@ -32,7 +32,7 @@ class BackwardLock:
         Raises:
             RuntimeError: the other thread makes no progress, perhaps because it waits for this one.
         """
-        if self._lock.is_mine or not self._lock.owner:
+        if self._lock.is_free or self._lock.is_mine:
             return self._lock
         if private_api.current_autograd_node() is not None:
             # A node of that pass calls this one: the engine goes on in another thread when passes are nested

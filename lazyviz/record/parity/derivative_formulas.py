@@ -201,11 +201,12 @@ def _sums_weights(*args: Any, **kwargs: Any) -> bool:
     ways (``cross_entropy_loss_label_smoothing``, LossNLL.cpp): for targets that are classes, not
     probabilities.
     """
+    if (args[2] if len(args) > 2 else kwargs.get("weight")) is None:
+        return False  # nearly always, and every loss comes here
     given = dict(zip(("self", "target", "weight", "reduction", "ignore_index", "label_smoothing"), args))
     given |= kwargs
     return (
-        given.get("weight") is not None
-        and bool(given.get("label_smoothing"))
+        bool(given.get("label_smoothing"))
         and given.get("reduction", _MEAN) == _MEAN
         and given["self"].shape != given["target"].shape
     )

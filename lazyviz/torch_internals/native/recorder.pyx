@@ -8,7 +8,7 @@ sync point, the kernels of an absent card, ...) is detected before anything has 
 the Python recorder. lazyviz works the same without this module; the tests run both ways.
 """
 
-from cpython.dict cimport PyDict_GetItem, PyDict_SetItem
+from cpython.dict cimport PyDict_SetItem
 from cpython.list cimport PyList_AsTuple
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
@@ -30,6 +30,10 @@ cdef extern from *:
     """
 
 cdef extern from "Python.h":
+    # No key here has a hash or comparison that fails; the other function keeps an error that is set.
+    PyObject *PyDict_GetItem "PyDict_GetItemWithError"(object mapping, object key)
+    object PyObject_GenericGetAttr(object item, object name)
+    Py_ssize_t PyUnicode_Tailmatch(object text, object part, Py_ssize_t start, Py_ssize_t end, int direction) except -1
     int PyGC_Disable()
     int PyGC_Enable()
 
@@ -124,6 +128,20 @@ cdef inline object taken(PyObject *raw):
 cdef inline object get(object item, Py_ssize_t at):
     """The content of a slot, which must not be empty."""
     return <object> (<PyObject **> (<char *> <void *> item + at))[0]
+
+
+cdef inline PyObject *raw_slot(object item, Py_ssize_t at) noexcept:
+    """The content of a slot, to be compared."""
+    return (<PyObject **> (<char *> <void *> item + at))[0]
+
+
+cdef object ZERO = 0  # there is one object for it
+
+
+cdef inline bint is_set(object item, Py_ssize_t at) except -1:
+    """Whether the number in a slot is not 0; nearly always, it is."""
+    cdef PyObject *content = raw_slot(item, at)
+    return content != <PyObject *> ZERO and <bint> bool(<object> content)
 
 
 cdef inline void put(object item, Py_ssize_t at, object content) noexcept:
@@ -250,6 +268,7 @@ cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
 cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward
+cdef object slow_before_step, slow_after_step
 cdef Py_ssize_t few
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -261,7 +280,7 @@ cdef Py_ssize_t key_set_offset
 # Slots, by class and name.
 cdef Py_ssize_t N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
 cdef Py_ssize_t N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
-cdef Py_ssize_t N_folded, N_missed, N_draws
+cdef Py_ssize_t N_folded, N_missed, N_draws, N_error
 cdef Py_ssize_t V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses, V_name, V_given
 cdef Py_ssize_t S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
 cdef Py_ssize_t S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, S_shadow
@@ -288,6 +307,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few
+    global slow_before_step, slow_after_step
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
@@ -299,6 +319,7 @@ def connect(**parts):
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
     SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
     with_earlier_backward, few = sync_points.with_earlier_backward, sync_points.FEW
+    slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
     gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
@@ -363,7 +384,7 @@ def connect(**parts):
 def _find_slots(parts):
     global N_index, N_op, N_args, N_kwargs, N_graph, N_sequence, N_inputs, N_outputs, N_entry, N_after, N_writes
     global N_module, N_root, N_source, N_callers, N_grad, N_inference, N_phase, N_forward, N_state
-    global N_folded, N_missed, N_draws, S_shadow
+    global N_folded, N_missed, N_draws, N_error, S_shadow
     global V_id, V_meta, V_storage, V_node, V_index, V_symbolic, V_tensor, V_real, V_uses
     global S_id, S_nbytes, S_device, S_created, S_graph, S_writer, S_readers, S_live, S_uses, S_foreign
     global S_replaced, S_address, S_dropped, S_dropped_in, S_external, S_role, S_name, V_name, V_given
@@ -382,6 +403,7 @@ def _find_slots(parts):
     N_grad, N_inference = offset(node, "grad_mode"), offset(node, "inference_mode")
     N_phase, N_forward, N_state = offset(node, "phase"), offset(node, "forward"), offset(node, "state")
     N_folded, N_missed, N_draws = offset(node, "folded"), offset(node, "missed"), offset(node, "draws")
+    N_error = offset(node, "error")
     value = type(parts["value"])
     V_id, V_meta, V_storage = offset(value, "id"), offset(value, "meta"), offset(value, "storage")
     V_node, V_index, V_symbolic = offset(value, "node"), offset(value, "index"), offset(value, "symbolic_shape")
@@ -433,6 +455,21 @@ def _find_slots(parts):
     F_block = offset(type(sources), "block")
 
 
+# --- positions in graphs --------------------------------------------------------------
+
+
+cdef object last_position = 0
+cdef Py_ssize_t last_count = 0
+
+
+cdef object position_of(Py_ssize_t count):
+    """``count`` as an object that all share which are made at this position of a graph."""
+    global last_position, last_count
+    if count != last_count:
+        last_position, last_count = count, count
+    return last_position
+
+
 # --- dispatch -----------------------------------------------------------------------
 
 
@@ -442,7 +479,8 @@ cdef class Op:
     cdef object info, positions
     cdef Py_ssize_t last
     cdef frozenset by_type
-    cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws, draws_by_default
+    cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws
+    cdef bint draws_by_default, shape_only
     cdef Py_ssize_t generator
     cdef int made_of_others  # -1: not determined yet
 
@@ -458,6 +496,7 @@ cdef class Op:
             or (info.adds and (info.metadata_only or info.lifts or info.zeros or info.resizes or info.of_parts))
         )
         self.reads_number = info.name == "_local_scalar_dense"
+        self.shape_only = info.op in shape_only
         self.is_view = info.is_view
         self.mutates = info.mutates
         self.positions = tuple(info.mutable_positions)
@@ -773,6 +812,11 @@ def hits():
     return hit_count
 
 
+cdef inline object value_of(object tensor):
+    """The value of a pending tensor."""
+    return PyObject_GenericGetAttr(tensor, "_lazyviz")
+
+
 cdef inline bint is_pending(object tensor):
     """Whether it has no value yet, and no user-defined class."""
     return type(tensor) is LazyTensor or type(tensor) is LazyParameter
@@ -836,7 +880,7 @@ cdef int is_outside() noexcept:
         return False
     if get(recording_state, RS_graph) is None:
         return not Unreachable.possible
-    return <bint> bool(get(recording_state, RS_pauses))
+    return is_set(recording_state, RS_pauses)
 
 
 cdef int retire() except -1:
@@ -860,11 +904,26 @@ cdef int is_used(object tensor, size_t address, int is_foreign) noexcept:
         return True
 
 
+cdef object owner_met = None
+cdef unsigned long owner_ident = 0
+
+
+cdef bint is_owner() noexcept:
+    """Whether this thread records; the number of the last thread that did is kept."""
+    global owner_met, owner_ident
+    cdef PyObject *owner = raw_slot(recording_state, RS_owner)
+    if owner != <PyObject *> owner_met:
+        owner_met = <object> owner
+        owner_ident = owner_met or 0
+    return owner_ident == PyThread_get_thread_ident()
+
+
 cdef int is_recording() noexcept:
-    if get(recording_state, RS_graph) is None or get(recording_state, RS_pauses):
+    if raw_slot(recording_state, RS_graph) == <PyObject *> None or is_set(recording_state, RS_pauses):
         return False
-    active_thread = get(runs, PR_active_thread)  # Python's recorder waits for another thread's run
-    return not active_thread or active_thread == PyThread_get_thread_ident()
+    if not is_set(runs, PR_active_thread):
+        return True
+    return get(runs, PR_active_thread) == PyThread_get_thread_ident()  # Python's recorder waits for another one
 
 
 cdef object record_call(object func, object args, object kwargs):
@@ -880,7 +939,7 @@ cdef void show_as_wrapper(object tensor, bint on) noexcept:
 cdef object view_is_being_made(object tensor):
     """``lazyviz.record.lazy_tensor.view_is_being_made``."""
     show_as_wrapper(tensor, False)
-    ref = get(tensor._lazyviz, V_tensor)
+    ref = get(value_of(tensor), V_tensor)
     while ref is not None and ref() is not tensor:  # another tensor may have this value as well
         ref = get(ref, R_next)
     put(recording_state, RS_viewed, ref)
@@ -888,7 +947,7 @@ cdef object view_is_being_made(object tensor):
 
 cdef object detached(object tensor):
     """``lazyviz.record.lazy_tensor.detached``."""
-    value = tensor._lazyviz
+    value = value_of(tensor)
     ref = get(value, V_tensor)
     cdef Py_ssize_t count = 0
     while ref is not None:
@@ -915,7 +974,7 @@ cdef object record(object func, tuple args, object kwargs):
     Such a run may free what the new node is about to refer to.  Reads wait for a run themselves.
     """
     cdef Op op = op_of(func)
-    if not op.ordinary or get(recording_state, RS_owner) != PyThread_get_thread_ident():
+    if not op.ordinary or not is_owner():
         return record_op(op, func, args, kwargs)
     if not is_recording():  # a run has begun since the caller asked
         return MISS
@@ -966,13 +1025,13 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
     if get(recording_state, RS_viewed) is not None:
         view_is_made()
     in_engine = quick.calling_node(&sequence)
-    if get(recording_state, RS_owner) != PyThread_get_thread_ident() and (not in_engine or is_of_python()):
+    if not is_owner() and (not in_engine or is_of_python()):
         return MISS
     if op.detaches and get(recording_state, RS_explicit_detach) is False and is_pending(args[0]):
         result = detached(args[0])
         if result is not MISS:
             if in_engine and sequence >= NO_SEQUENCE:
-                mark_stored_gradient(args[0]._lazyviz, engine_node())
+                mark_stored_gradient(value_of(args[0]), engine_node())
             return result
     grad_mode = quick.grad_mode()
     if op.adds:
@@ -1049,17 +1108,18 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
                 return AGAIN
     if get(recording_state, RS_last_change) is not last_change:
         return AGAIN
-    if get(recording_state, RS_appending):
+    if is_set(recording_state, RS_appending):
         runs.refuse_nested()
     global hit_count
     hit_count += 1
     # From here on, state changes.
     cdef list recorded = get(graph, G_nodes)
     node = nodes.make()
-    if get(recording_state, RS_owner) == PyThread_get_thread_ident():
+    if is_owner():
         put(recording_state, RS_appending, get(recording_state, RS_owner))
     try:
-        put(node, N_index, len(recorded))
+        position = position_of(len(recorded))
+        put(node, N_index, position)
         put(node, N_op, func)
         put(node, N_args, new_args)
         put(node, N_kwargs, new_kwargs)
@@ -1075,7 +1135,7 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
             draw(node, <tuple> drawn)
         elif generator is not None:
             generators.record(node, generator)
-        result = outputs(node, graph, len(recorded), inferred, values, tensors)
+        result = outputs(node, graph, position, inferred, values, tensors)
     except BaseException:
         # Objects that an exception keeps out of the graph would never be shown to the collector.
         show_node(node)
@@ -1141,12 +1201,12 @@ cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
 cdef object number_of(object tensor):
     """The number in a tensor, if it is known immediately; otherwise the recorder has to find out."""
     cdef PyObject *found
-    if get(recording_state, RS_owner) != PyThread_get_thread_ident():
+    if not is_owner():
         return MISS
     if get(recording_state, RS_viewed) is not None:
         view_is_made()
     if is_pending(tensor):
-        value = tensor._lazyviz
+        value = value_of(tensor)
     else:
         found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
         if found is NULL:
@@ -1275,7 +1335,7 @@ cdef bint is_unknown_value(object value) except -1:
             continue
         if get(node, N_missed) is True or get(node, N_draws) is not None:
             return True
-        if get(node, N_op) in shape_only:
+        if op_of(get(node, N_op)).shape_only:
             continue
         for item in <list> get(node, N_inputs):
             if depends_on_data(item, stack, &count):
@@ -1323,7 +1383,7 @@ cdef bint sums_in_place(tuple args) except -1:
     """
     if len(args) != 2 or not is_pending(args[0]):
         return False
-    value = args[0]._lazyviz
+    value = value_of(args[0])
     meta = get(value, V_meta)
     return (
         get(get(value, V_storage), S_live) == 1
@@ -1344,7 +1404,7 @@ cdef object translate(
     cdef Py_ssize_t before
     cdef list entries
     if cls is LazyTensor or cls is LazyParameter:
-        value = item._lazyviz
+        value = value_of(item)
     elif cls is Tensor or cls is Parameter:
         value = outside(item, op, graph, deferring)
         if value is MISS or value is AGAIN:
@@ -1519,7 +1579,7 @@ cdef tuple role_of(object tensor):
 
 cdef object storage_of(object tensor):
     if is_pending(tensor):
-        return get(tensor._lazyviz, V_storage)
+        return get(value_of(tensor), V_storage)
     cdef PyObject *found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
     return None if found is NULL else get(<object> found, V_storage)
 
@@ -1659,6 +1719,16 @@ cdef bint needs(object node, object other) except -1:
     return state != "done" and (state != "failed" or not can_run_without(other, node))
 
 
+def graph_of(nodes):
+    """``lazyviz.record.dependency_closure.Search.graph_of``."""
+    graph = None
+    for node in nodes:
+        if get(node, N_error) is not None or (graph is not None and get(node, N_graph) is not graph):
+            return None
+        graph = get(node, N_graph)
+    return graph
+
+
 def made_real(_, values):
     """``lazyviz.record.tensor_table.TensorTable.made_real``."""
     cdef dict computed = get(table, T_computed)
@@ -1719,7 +1789,7 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
         line, reader = read_at(None, calling_frame())
         graph = get(recording_state, RS_graph)
         noted = graph is not None
-        if noted and len(<list> nodes) > few:
+        if noted and len(<list> nodes) > few and may_leave_backward(nodes, graph):
             nodes = with_earlier_backward(nodes, graph)
         start = perf_counter()
         if nodes:
@@ -1730,6 +1800,22 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
             seconds, index = perf_counter() - start, len(<list> get(graph, G_nodes))
             note_run(None, nodes, graph)
             graph.sync_points.append(SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader))
+
+
+cdef bint may_leave_backward(list ran, object graph) except -1:
+    """Whether ``with_earlier_backward`` has to look closer; otherwise this does what it would do."""
+    cdef list recorded = get(graph, G_nodes)
+    cdef Py_ssize_t first = get(ran[0], N_index), count = len(ran), last = get(ran[count - 1], N_index), at
+    if get(ran[0], N_graph) is not graph or get(ran[count - 1], N_graph) is not graph:
+        return True
+    cdef Py_ssize_t stop = first if last - first + 1 == count else last
+    start, before = graph.considered_by_reads
+    for at in range(start, min(stop, len(recorded))):
+        node = recorded[at]
+        if get(node, N_state) == "pending" and get(node, N_phase) == "backward":
+            return True
+    graph.considered_by_reads = before, max(before, last)
+    return False
 
 
 cdef object calling_frame():
@@ -2207,6 +2293,95 @@ cdef bint enter_known_root(object scopes, object module, tuple led) except -1:
     return True
 
 
+# --- optimizer steps ----------------------------------------------------------------
+
+
+def before_step(steps, optimizer, args, kwargs):
+    """``OptimizerSteps.before_step``, with signals deferred only if it has to call Python code."""
+    running = scopes.steps
+    if steps.scopes is not scopes or not is_known(optimizer.state):
+        return slow_before_step(steps, optimizer, args, kwargs)
+    for other in <list> running:
+        if other is optimizer:
+            return slow_before_step(steps, optimizer, args, kwargs)
+    (<list> steps._phases).append(get(scopes, C_phase))
+    put(scopes, C_phase, "optimizer")
+    (<list> running).append(optimizer)
+
+
+def after_step(steps, optimizer, args, kwargs):
+    """``OptimizerSteps.after_step``, with signals deferred only if it has to call Python code."""
+    running, phases = scopes.steps, steps._phases
+    if (
+        steps.scopes is not scopes
+        or recording_state.immediate_step is not None
+        or not running
+        or not phases
+        or not is_known(optimizer.state)
+    ):
+        return slow_after_step(steps, optimizer, args, kwargs)
+    put(scopes, C_phase, (<list> phases).pop())
+    (<list> running).pop()
+
+
+cdef bint is_known(object states) except -1:
+    """Whether an optimizer's state has its roles and names, which takes no Python code to find out: whether
+    ``Scopes.learn_state`` would do nothing.
+    """
+    if not isinstance(states, dict):
+        return False
+    for parameter, state in (<dict> states).items():
+        if not isinstance(state, dict):
+            return False
+        name = known_name_of(parameter)
+        if name is None:
+            return False
+        for key, tensor in (<dict> state).items():
+            if isinstance(tensor, Tensor) and (type(key) is not str or not is_known_as(tensor, name, key)):
+                return False
+    return True
+
+
+cdef object known_name_of(object parameter):
+    """The name that ``Scopes.role_of`` returns; None if it has to be found out in Python."""
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_parameters), <size_t> <void *> parameter)
+    if found is NULL:
+        return ""
+    reference, key, role, name = <tuple> found
+    owner = reference()
+    if owner is parameter:
+        return name
+    held = None if owner is None else owner.__dict__.get("_parameters" if role == "parameter" else "_buffers")
+    return name if type(held) is dict and (<dict> held).get(key) is parameter else None
+
+
+cdef bint is_known_as(object tensor, object name, object key) except -1:
+    """Whether ``tensor`` is known as the state ``key`` of the parameter called ``name``."""
+    cdef PyObject *found = PyDict_GetItem(get(scopes, C_parameters), <size_t> <void *> tensor)
+    if found is not NULL and (<tuple> found)[0]() is tensor:
+        return is_state_of((<tuple> found)[3], name, key)
+    if is_pending(tensor):
+        value = value_of(tensor)
+    else:
+        found = PyDict_GetItem(get(table, T_outside), <size_t> <void *> tensor)
+        ref = None if found is NULL else get(<object> found, V_tensor)
+        if ref is None or ref() is not tensor:
+            return False
+        value = <object> found
+    storage = get(value, V_storage)
+    return get(storage, S_role) == "optimizer" and is_state_of(get(storage, S_name), name, key)
+
+
+cdef bint is_state_of(object full, object name, object key) except -1:
+    """``lazyviz.record.provenance.module_scopes._is_parameter_of``."""
+    cdef Py_ssize_t length = len(name) + 1 + len(key) if name else len(key)
+    return (
+        len(full) == length
+        and PyUnicode_Tailmatch(full, name, 0, length, -1) == 1
+        and PyUnicode_Tailmatch(full, key, 0, length, 1) == 1
+    )
+
+
 def module_call_of(scopes, original):
     """``nn.Module.__call__`` that announces its module, as ``ScopePatches`` does."""
 
@@ -2243,11 +2418,19 @@ def module_call_of(scopes, original):
 # --- results ------------------------------------------------------------------------
 
 
-cdef object outputs(object node, object graph, Py_ssize_t index, object inferred, list values, list tensors):
+cdef inline list with_one_more(list made, object value):
+    """``made`` with another item; nearly always, a list has one, and is as large as that needs."""
+    if made is None:
+        return [value]
+    made.append(value)
+    return made
+
+
+cdef object outputs(object node, object graph, object index, object inferred, list values, list tensors):
     """``Recorder._outputs``, except for ops that change the metadata of their arguments; without the container
     of the results.
     """
-    cdef list results = None, made = [], specs = get(inferred, I_outputs)
+    cdef list results = None, made = None, specs = get(inferred, I_outputs)
     cdef dict fresh = None
     result = None
     container = get(inferred, I_container)
@@ -2265,7 +2448,7 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         source = get(spec, O_source)
         if get(spec, O_itself) is True:
             tensor = tensors[source]
-            made.append(tensor._lazyviz if is_pending(tensor) else values[source])
+            made = with_one_more(made, value_of(tensor) if is_pending(tensor) else values[source])
             if results is None:
                 result = tensor
             else:
@@ -2301,12 +2484,12 @@ cdef object outputs(object node, object graph, Py_ssize_t index, object inferred
         put(value, V_node, node)
         put(value, V_index, position)
         put(value, V_symbolic, get(meta, M_shape))
-        made.append(value)
+        made = with_one_more(made, value)
         result = tensor_of(value, meta, storage, base)
         if results is not None:
             results.append(result)
         position += 1
-    put(node, N_outputs, made)
+    put(node, N_outputs, [] if made is None else made)
     if results is None:
         return result
     if container is not None:
@@ -2387,7 +2570,7 @@ def on_death(ref):
     if live == 0:
         if Unreachable.possible is not True:
             Unreachable.possible = True
-        put(storage, S_dropped, len(<list> get(graph, G_nodes)))
+        put(storage, S_dropped, position_of(len(<list> get(graph, G_nodes))))
         put(storage, S_dropped_in, None)
         if external and get(storage, S_uses):
             storage.count_held()

@@ -34,7 +34,7 @@ cdef object running_on = 0  # the thread that is in such a run
 
 cdef object tape, replays, node_passes, evaluation, RunHistory
 cdef object is_on_gpu, stand_ins, OtherRanks, needs_absent, at_users_line, complete, can_run_in_one_go
-cdef object note_elsewhere, note_failure, raise_stopped, finish_stopped
+cdef object graph_of, note_elsewhere, note_failure, raise_stopped, finish_stopped
 cdef unsigned long main_thread
 cdef double longest
 
@@ -43,12 +43,13 @@ def connect(**parts):
     """The objects of lazyviz that are used here, by name."""
     global tape, replays, node_passes, evaluation, RunHistory, is_on_gpu, stand_ins, OtherRanks, needs_absent
     global at_users_line, complete, can_run_in_one_go, note_elsewhere, note_failure, raise_stopped
-    global finish_stopped, main_thread, longest
+    global graph_of, finish_stopped, main_thread, longest
     tape, replays, node_passes = parts["tape"], parts["replays"], parts["node_passes"]
     evaluation, RunHistory = parts["evaluation"], parts["RunHistory"]
     is_on_gpu, stand_ins, OtherRanks = parts["is_on_gpu"], parts["stand_ins"], parts["OtherRanks"]
     needs_absent, at_users_line, complete = parts["needs_absent"], parts["at_users_line"], parts["complete"]
     can_run_in_one_go, note_elsewhere = parts["can_run_in_one_go"], parts["note_elsewhere"]
+    graph_of = parts["graph_of"]
     note_failure, raise_stopped = parts["note_failure"], parts["raise_stopped"]
     finish_stopped, main_thread, longest = parts["finish_stopped"], parts["main_thread"], parts["longest"]
 
@@ -56,16 +57,6 @@ def connect(**parts):
 def is_running():
     """Whether this thread is in such a run."""
     return running_on == PyThread_get_thread_ident()
-
-
-cdef object graph_of(nodes):
-    """The graph of ``nodes``, or None if they are of several, or one has failed."""
-    graph = None
-    for node in nodes:
-        if node.error is not None or (graph is not None and node.graph is not graph):
-            return None
-        graph = node.graph
-    return graph
 
 
 cdef bint runs_plainly(lazy, recorded) except -1:
