@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add, sub
+from operator import add, attrgetter, sub
 from typing import NamedTuple
 
 import torch
@@ -83,10 +83,11 @@ def plan_device(
         needs, run = fetching, _InRunOrder(graph.nodes, all_of_eager(tensors), fetching)
     tensors, nodes = run.tensors, run.nodes
     estimates = unsure(nodes, tensors) if device.type == "cuda" else []
-    without, eager_without = allocated(tensors, count), allocated(tensors, count, eager=True)
+    without = allocated(tensors, count)
+    eager_without = without if eager else allocated(tensors, count, eager=True)
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
-    eager_totals = _raised(eager_without, fetching)
+    eager_totals = totals if eager else _raised(eager_without, fetching)
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if gpu else ()
     room = _room(target, spans, segments) if room is None else room
@@ -99,6 +100,7 @@ def plan_device(
 
     at = totals.index(peak_bytes) if totals else None
     unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
+    peak_range = _range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -106,14 +108,16 @@ def plan_device(
         peak_at=at or 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
-        timeline=list(zip([node.index for node in nodes], totals)),
+        timeline=list(zip(map(attrgetter("index"), nodes), totals)),
         eager_timeline=list(enumerate(eager_totals)),
         capacity_bytes=room,
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu),
-        eager_peak_range=_range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
+        peak_range=peak_range,
+        eager_peak_range=peak_range
+        if eager
+        else _range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,

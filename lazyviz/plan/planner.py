@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
+from operator import attrgetter
 
 import torch
 
@@ -421,7 +422,7 @@ class Planner:
             peak_position=own.peak_at,
             _graph=own.graph,
             _at=own.nodes,
-            _lifetimes={span.storage: span for span in own.spans},
+            _lifetimes=dict(zip(map(attrgetter("storage"), own.spans), own.spans)),
             verdict_of=own.of,
             lazyviz_peak_bytes=own.lazyviz_peak_bytes,
             _answers=LateAnswers(self, eager, own, by_lazyviz, size),

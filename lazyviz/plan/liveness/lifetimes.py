@@ -114,6 +114,8 @@ def as_run(span: Lifetime) -> Lifetime:
 
 def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
     """The lifetimes of each device's storages, in order."""
+    if native is not None:
+        return native.by_device(spans)
     found: dict[torch.device, list[Lifetime]] = {}
     device: torch.device | None = None
     own: list[Lifetime] = []

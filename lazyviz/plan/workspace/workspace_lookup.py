@@ -79,7 +79,7 @@ def scratch(
         measured = node.scratch_bytes if kind == "cpu" else None
         if rule is None and measured is None:
             continue
-        if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
+        if not _is_on(node, device):
             continue
         if measured is not None:
             need = exactly(measured)
@@ -91,6 +91,14 @@ def scratch(
         if need.high:
             found[node.index] = need
     return found
+
+
+def _is_on(node: Node, device: torch.device) -> bool:
+    for values in (node.outputs, node.inputs):
+        for value in values:
+            if value.meta.device == device:
+                return True
+    return False
 
 
 def _table(kind: str) -> Mapping[str, Rule]:

@@ -62,7 +62,7 @@ cdef int64_t MOST = 2**61  # of all sizes together
 cdef object Lifetime
 cdef Py_ssize_t N_index, N_op, N_inputs, N_outputs, N_writes, N_phase
 cdef Py_ssize_t V_storage
-cdef Py_ssize_t S_nbytes, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
+cdef Py_ssize_t S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
 
 
 cdef Py_ssize_t offset(type cls, str name) except -1:
@@ -80,7 +80,7 @@ def connect(lifetime, node, value, storage):
         ImportError: a class has not the slots or fields that this module was written for.
     """
     global Lifetime, N_index, N_op, N_inputs, N_outputs, N_writes, N_phase, V_storage
-    global S_nbytes, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
+    global S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
     fields = ("storage", "start", "eager_start", "eager_stop", "lazy_stop", "maker", "first_use", "last_use",
               "in_backward", "kept", "of", "ran")
     if lifetime._fields != fields:
@@ -89,7 +89,7 @@ def connect(lifetime, node, value, storage):
     N_index, N_op, N_phase = offset(node, "index"), offset(node, "op"), offset(node, "phase")
     N_inputs, N_outputs, N_writes = offset(node, "inputs"), offset(node, "outputs"), offset(node, "writes")
     V_storage = offset(value, "storage")
-    S_nbytes, S_external = offset(storage, "nbytes"), offset(storage, "external")
+    S_nbytes, S_device, S_external = offset(storage, "nbytes"), offset(storage, "device"), offset(storage, "external")
     S_created, S_dropped = offset(storage, "created"), offset(storage, "dropped")
     S_continues, S_role = offset(storage, "continues"), offset(storage, "role")
     S_arrived, S_resized = offset(storage, "arrived"), offset(storage, "resized")
@@ -263,6 +263,20 @@ def alike(spans):
         else:
             (<list> <object> group).append(span)
     return list(found.values())
+
+
+def by_device(spans):
+    """``lifetimes.by_device``."""
+    cdef dict found = {}
+    cdef list own = []
+    cdef object device = None
+    for span in spans:
+        there = get(part(span, STORAGE), S_device)
+        if there is not device:  # nearly always the same object
+            device = there
+            own = found.setdefault(device, [])
+        own.append(span)
+    return found
 
 
 def nodes_with(nodes, is_wanted):
