@@ -1,8 +1,8 @@
 """Checks ``plan.max_batch_size`` by recording programs at that size and with one sample more.
 
-A training step is recorded for a card with a small batch, and the plan is asked for the largest that fits.
+A training step is recorded for a GPU with a small batch, and the plan is asked for the largest that fits.
 Then the same step is recorded as people would run it with that batch, and with one sample more, and the
-allocations of each are played to the simulated caching allocator of the card: the first has to fit, the
+allocations of each are played to the simulated caching allocator of that GPU: the first has to fit, the
 second to run out of memory.
 
     python benchmarks/largest_batch.py [MODEL ...] [--cards RTX-3060,V100-16GB] [--json FILE]

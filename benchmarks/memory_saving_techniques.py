@@ -1,7 +1,7 @@
 """Techniques that save memory in training: plans compared with CPU allocations of eager PyTorch.
 
 Each program of ``models/memory_saving_programs.py`` is measured by the profiler's allocator events, planned
-for the CPU (where what it compiles is not known) and planned for a card that is not there.  A card's figure
+for the CPU (where what it compiles is not known) and planned for an absent GPU.  A GPU's figure
 is beside the CPU's: its kernels take other scratch memory, and its ``foreach`` optimizers other temporaries.
 
     python benchmarks/memory_saving_techniques.py [NAME ...] [--json FILE]
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from models.memory_saving_programs import NOT_DEFERRED, PROGRAMS, names
 from speed.peak_memory import peak_of
 
-RESULTS = Path(__file__).parent / "results" / "techniques.json"
+RESULTS = Path(__file__).parent / "results" / "memory_saving_techniques.json"
 CARD = "H100-80GB"
 
 
@@ -39,7 +39,7 @@ def measured(name: str) -> int:
 
 
 def planned(name: str, device: str) -> Any:
-    """The plan of the program on ``device``: ``"cpu"`` or a card."""
+    """The plan of the program on ``device``: ``"cpu"`` or a GPU."""
     torch.manual_seed(0)
     lazyviz.reset()
     with lazyviz.lazy(device=None if device == "cpu" else device) as graph:

@@ -1,7 +1,7 @@
-"""What an older PyTorch release took that ``lazyviz.lazy(torch_version=)`` does not know: a published figure
-shows it, with a source of its own for none.
+"""Memory that an older PyTorch release took and that ``lazyviz.lazy(torch_version=)`` does not know.
 
-Without it the projection of that run misses by what the difference takes.
+Published figures show it, but no source describes it.  Without it, the projection of such a run is off by
+that much.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def roofline(gpu: str, nodes: Sequence[Any]) -> float:
     import torch
 
     from lazyviz.plan.devices.known_gpus import lookup
-    from lazyviz.plan.runtime.flops_and_bytes import compute_dtype, work_of
+    from lazyviz.plan.runtime.bytes_and_launches import compute_dtype, work_of
 
     rates = lookup(gpu).rates
     assert rates is not None

@@ -10,7 +10,7 @@ that choosing took, and whether gradients are those without, bit by bit.  For co
 model with ``torch.utils.checkpoint`` around each layer, where transformers has it
 (``gradient_checkpointing_enable``): its seconds over plain eager's, and its projected eager peak.
 
-Prints a table and writes ``benchmarks/results/recompute.json``.
+Prints a table and writes ``benchmarks/results/recompute_budgets.json``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 import lazyviz
 
-RESULT = Path(__file__).resolve().parent / "results" / "recompute.json"
+RESULT = Path(__file__).resolve().parent / "results" / "recompute_budgets.json"
 SHARES = (0.75, 0.5, 0.25, 0.0)  # of the way from the least to the whole
 
 Step = Callable[[], torch.Tensor]

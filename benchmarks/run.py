@@ -81,7 +81,7 @@ MODULES = {
     "linear": "op_count_scaling",
     "memory": "peak_memory",
     "peers": "other_graph_recorders",
-    "reads": "value_reads",
+    "reads": "sync_point_cost",
     "startup": "import_time",
     "steps": "warm_step_recording",
     "totals": "warm_step_time",

@@ -1,6 +1,6 @@
 """A split step: memory and time compared with the whole batch, and with a hand-written micro-batch loop.
 
-    python benchmarks/split_step.py [--pieces 8] [--rounds 5] [--out benchmarks/results/split.json]
+    python benchmarks/split_step.py [--pieces 8] [--rounds 5] [--out benchmarks/results/split_step.json]
 
 Per model: the batch-dependent bytes at the measured peak, in pieces over whole; the median over rounds
 (old and new in turn) of the process's time for the split evaluation over that of the loop by hand, which

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import lazyviz
 
-RESULTS = Path(__file__).parent / "results" / "generate.json"
+RESULTS = Path(__file__).parent / "results" / "text_generation.json"
 CARD = "RTX-4090"
 PROMPT = 16
 CONFIG: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Speed of the widget in a real JupyterLab, in a Chromium with software rendering.
 
-    python benchmarks/widget_speed.py [--out benchmarks/results/widget.json]
+    python benchmarks/widget_speed.py [--out benchmarks/results/widget_speed.json]
 
 A training step of GPT-2 small (transformers, AdamW), and a loop of about 100,000 operations: seconds from the
 recording's end, in the kernel, to the first box in the page; seconds from the click on a group

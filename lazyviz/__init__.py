@@ -47,7 +47,7 @@ with _gc_pause.during_import():
 if _typing.TYPE_CHECKING:
     from . import testing as testing
     from .plan.batch.split_plan import SplitPlan
-    from .plan.device_plan import DevicePlan
+    from .plan.device_timeline_and_verdict import DevicePlan
     from .plan.plan import Plan
     from .plan.remat.selection import RecomputePlan
     from .session.advice.advise import Advice, advise
@@ -59,7 +59,7 @@ if _typing.TYPE_CHECKING:
 _MODULES = {
     "Advice": "session.advice.advise",
     "Calibration": "session.calibrate",
-    "DevicePlan": "plan.device_plan",
+    "DevicePlan": "plan.device_timeline_and_verdict",
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
     "RecomputePlan": "plan.remat.selection",

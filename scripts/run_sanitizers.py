@@ -30,7 +30,7 @@ TESTS = (
     "tests/record",
     "tests/execute/replay",
     "tests/session/test_evaluation.py",
-    "tests/session/test_reads.py",
+    "tests/session/test_cost_of_reads.py",
     "tests/session/asynchronous/test_async_evaluation.py",
     "tests/session/asynchronous/test_steps.py",
 )

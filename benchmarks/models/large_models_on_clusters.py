@@ -18,7 +18,7 @@ from torch import nn
 
 import lazyviz
 
-RESULTS = Path(__file__).parent.parent / "results" / "planned_clusters.json"
+RESULTS = Path(__file__).parent.parent / "results" / "large_models_on_clusters.json"
 
 
 def _train(model: nn.Module, ids: torch.Tensor, vocabulary: int) -> None:

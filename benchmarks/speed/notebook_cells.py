@@ -12,8 +12,8 @@ import lazyviz
 
 from . import measured_programs
 from .figures import Figure, Settings
+from .sync_point_cost import OPTIMIZERS, lazily
 from .timing import Turn, interleaved, medians, timed
-from .value_reads import OPTIMIZERS, lazily
 
 STEPS = 50
 

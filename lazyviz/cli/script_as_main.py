@@ -20,7 +20,7 @@ from typing import Any
 from ..process.startup_interrupt import end_interrupted
 from ..process.stdio import flush, is_open
 from ..process.tracebacks import leave_out_ours
-from ..record.interception.value_reads import show_values_in_repr
+from ..record.interception.print_numpy_tolist import show_values_in_repr
 from ..record.tape import tape
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sized
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from ..torch_internals.absent_cuda import missing_cuda
+from ..torch_internals.fake_cuda import missing_cuda
 from .backend_protocol import Backend
 from .microbatch.ray_and_ipyparallel import Cluster, IPyParallelBackend, RayBackend
 
@@ -15,7 +15,7 @@ _backends: dict[str, Backend | Cluster | None] = {"eager": None}  # built in: la
 
 
 def _inductor() -> Backend:
-    from .compiler.inductor import InductorBackend  # which imports Inductor
+    from .compiler.inductor_backend import InductorBackend  # which imports Inductor
 
     return InductorBackend()
 

@@ -23,7 +23,7 @@ from ..plan.remat.candidates import statistics
 from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
-from ..record.rng import state_of
+from ..record.rng import SavedStates, set_state, state_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, fastest_op_calls, private_api
@@ -33,7 +33,7 @@ from .measured_memory import ResidentMemory
 from .replay import native_codegen, node_passes
 
 if TYPE_CHECKING:
-    from .value_stats import Summaries
+    from .compute_value_stats import Summaries
 
 Progress = Callable[[int, int, TrackedNode], None]
 
@@ -142,7 +142,7 @@ class kernel_level:
         tape = self._tape
         self._level: AbstractContextManager[None] | None = None
         self._inference: AbstractContextManager[None] | None = None
-        self._states: list[Any] = []
+        self._states: SavedStates = []
         self._grad_mode, self._outside = torch.is_grad_enabled(), tape.runs.running
         self._signals = Deferred()
         self._arrived = self._signals.__enter__()
@@ -202,7 +202,8 @@ class kernel_level:
         PyTorch's state unchanged.
         """
         assert self._level is not None
-        return _Outside(self._tape, self._level, self._grad_mode, self._inference is not None, self._outside)
+        inference_mode = self._inference is not None
+        return _Outside(self._tape, self._level, self._grad_mode, inference_mode, self._outside, self._states)
 
 
 class _Outside(Transaction):
@@ -215,15 +216,20 @@ class _Outside(Transaction):
         grad_mode: bool,
         inference_mode: bool,
         running: int,
+        states: SavedStates,
     ) -> None:
         self._tape, self._level = tape, level
         self._outer = running, grad_mode, inference_mode
+        self._states = states  # of generators, from before the run; changed if the user's code draws or seeds
+        self._lent: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def begin(self) -> None:
         running, grad_mode, inference_mode = self._outer
         self._inner = self._tape.runs.running, torch.is_grad_enabled()
         changes_inference = inference_mode is not torch.is_inference_mode_enabled()
         self.undo_by(self._reenter)
+        if self._states:
+            self._lend_generators()
         self._level.__exit__(None, None, None)
         self._tape.runs.running = running
         torch.set_grad_enabled(grad_mode)
@@ -239,6 +245,25 @@ class _Outside(Transaction):
         self._level.__enter__()
         self._tape.runs.running, grad_mode = self._inner
         torch.set_grad_enabled(grad_mode)
+        self._take_generators_back()
+
+    def _lend_generators(self) -> None:
+        """Give generators the states that they would have if the run ended here: with pending draws, those
+        that tell that they have some, so that nothing else is drawn in between.
+        """
+        inner = [state_of(generator) for generator, *_ in self._states]
+        self._tape.generators.restore(self._states)
+        lent = [state_of(generator) for generator, *_ in self._states]
+        self._lent[:] = zip(range(len(lent)), inner, lent)
+
+    def _take_generators_back(self) -> None:
+        while self._lent:
+            position, inner, lent = self._lent[-1]
+            generator = self._states[position][0]
+            state = state_of(generator)
+            if not torch.equal(state, lent):  # the user's code has seeded it, or drawn
+                self._states[position] = generator, state, None
+            call_atomically(partial(set_state, generator, inner), partial(self._lent.pop))
 
 
 def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, where: str) -> None:

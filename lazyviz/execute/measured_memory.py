@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 import torch
 
 from ..graph.ir import Storage
-from ..plan.liveness.live_set import Category
-from ..plan.run_peak_projection import ByCategory, Peak
+from ..plan.liveness.live_set_and_categories import Category
+from ..plan.peak_of_one_run import ByCategory, Peak
 from ..record.tracked_storages import TrackedNode, TrackedStorage
 from ..torch_internals import private_api
 from .replay.program_key import Subgraph

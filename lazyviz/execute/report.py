@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..graph.ir import Graph, Node, SourceLine, Value
-from ..graph.value_summary import Summary, share_text
-from ..plan.liveness.live_set import CATEGORIES
+from ..graph.value_stats_data import Summary, share_text
+from ..plan.liveness.live_set_and_categories import CATEGORIES
 from ..plan.node_formatting import category_text, line_text
+from ..plan.peak_of_one_run import ByCategory, Peak
 from ..plan.result_tables import Table, Tabular
-from ..plan.run_peak_projection import ByCategory, Peak
 from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:

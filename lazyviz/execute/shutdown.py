@@ -23,7 +23,7 @@ SECONDS = 60.0
 _PATIENCE = 0.3  # seconds before a run is interrupted anywhere in Python, for example in a compiler
 _REST = 0.5  # seconds that a thread outside of lazyviz gets to end, since it last moved
 _LONGEST_REST = 2.0  # and since it was first seen there
-_AROUND = ("guarded_run",)  # the same for all threads, see record/interception/instrumentation.py
+_AROUND = ("guarded_run",)  # the same for all threads, see record/interception/install_modes_and_patches.py
 _TICK = 0.002
 
 _main = threading.main_thread().ident

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 
 from ..torch_internals.private_api import OpOverload
-from .value_summary import Summary
+from .value_stats_data import Summary
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 State = Literal["pending", "done", "failed"]

@@ -47,7 +47,7 @@ from ..process.tracebacks import shortened
 from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
-from ..session import lazy_graph, planned_device
+from ..session import device_options, lazy_graph
 from ..session.asynchronous.steps import Rounds
 from ..session.block import LazyBlock
 from ..session.error_that_ended_block import note_raised
@@ -616,7 +616,7 @@ def _what_is_lost() -> str:
 
 def _withdraw(ipython: InteractiveShell, magics: LazyMagics) -> None:
     """Remove from IPython what loading the extension has registered; idempotent."""
-    planned_device.forget()
+    device_options.forget()
     for event, callback in (("pre_run_cell", magics.before_cell), ("post_run_cell", magics.after_cell)):
         with suppress(ValueError):  # it is not registered
             ipython.events.unregister(event, callback)

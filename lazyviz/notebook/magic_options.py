@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from ..execute.backend_registry import backend_names, find_backend
 from ..plan.devices.device_lookup import PROFILES, cuda_devices
 from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
-from ..session import planned_device
+from ..session import device_options
 from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
 from ..session.options import options as defaults
 from ..session.run_options import recompute_option
@@ -53,7 +53,7 @@ def check(options: Any) -> None:
         options.no_widget = options.no_widget or not defaults.widget
         recompute_option(unquoted(options.recompute))
         _check_rank(options)
-        _, gpu = planned_device.resolved(options.device, torch_version=options.torch_version)
+        _, gpu = device_options.resolved(options.device, torch_version=options.torch_version)
         find_backend(options.backend)
         if options.loop:
             _check_loop(options, is_absent=gpu is not None)

@@ -8,7 +8,7 @@ from ..graph.ir import Node
 from ..graph.modules import full_name, known_path
 from ..graph.sync_point_groups import listed
 from .communication_bytes import communication_lines
-from .liveness.live_set import CATEGORIES, Allocation, Moment
+from .liveness.live_set_and_categories import CATEGORIES, Allocation, Moment
 from .node_formatting import category_text, folded_modules, line_text, line_with_text, where
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class TimeIsUp(Exception):
-    """The search for the largest batch was to end; ``samples`` is what is known to fit."""
+    """The time for the search for the largest batch is over; ``samples`` are known to fit."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
@@ -45,7 +45,7 @@ def largest_fitting(
         grows = (need_high - need_low) / (high - low)
         low, need_low = high, need_high
         further = (room - need_low) / grows if grows > 0 else low
-        # A line through the origin is too flat where something is there without any sample.
+        # A line through the origin is too flat if some memory is needed without any sample.
         high = min(low + max(int(min(further, 64.0 * low)), low // 8) + 1, most)
     while not alike(low, high - 1):
         turn += 1

@@ -21,17 +21,17 @@ from .allocator.reserved_memory import Call, Reservation
 from .batch.split_plan import SplitPlan as SplitPlan
 from .batch.split_plan import check_split
 from .communication_bytes import sent
-from .device_plan import DevicePlan as DevicePlan
-from .device_plan import same_device
+from .device_timeline_and_verdict import DevicePlan as DevicePlan
+from .device_timeline_and_verdict import same_device
 from .devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
 from .devices.device_lookup import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
-from .liveness.live_set import CATEGORIES as CATEGORIES
-from .liveness.live_set import Allocation as Allocation
-from .liveness.live_set import Category as Category
-from .liveness.live_set import Moment as Moment
-from .liveness.live_set import allocation, moment
+from .liveness.live_set_and_categories import CATEGORIES as CATEGORIES
+from .liveness.live_set_and_categories import Allocation as Allocation
+from .liveness.live_set_and_categories import Category as Category
+from .liveness.live_set_and_categories import Moment as Moment
+from .liveness.live_set_and_categories import allocation, moment
 from .node_formatting import category_text
 from .remat.selection import NOTHING_AGAIN
 from .remat.selection import RecomputePlan as RecomputePlan
@@ -209,7 +209,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def eager_needed_bytes(self) -> int:
-        """As ``needed_bytes``, for a run by eager PyTorch."""
+        """Like ``needed_bytes``, for a run by eager PyTorch."""
         reserved, reservation = self.eager_reserved_bytes, self._reservation
         if reserved is None or reservation is None:
             return self.eager_peak_bytes
@@ -217,7 +217,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def lazyviz_needed_bytes(self) -> int:
-        """As ``needed_bytes``, for an evaluation by lazyviz."""
+        """Like ``needed_bytes``, for an evaluation by lazyviz."""
         return self._answers.lazyviz_needed_bytes
 
     @property
@@ -328,7 +328,7 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def eager_reserved_bytes(self) -> int | None:
-        """As ``reserved_bytes``, for a run by eager PyTorch."""
+        """Like ``reserved_bytes``, for a run by eager PyTorch."""
         if self.verdict_of == "eager":
             return self.reserved_bytes
         held = self._answers.reserved(eager=True)

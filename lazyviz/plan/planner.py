@@ -26,7 +26,7 @@ from .batch.split_plan import (
     scaled,
     sizes_of,
 )
-from .device_plan import (
+from .device_timeline_and_verdict import (
     MARGIN,
     DevicePlan,
     DevicePlans,
@@ -41,13 +41,13 @@ from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent,
 from .explain import explain, verdict
 from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
-from .liveness.live_set import CATEGORIES, by_category, moment
+from .liveness.live_set_and_categories import CATEGORIES, by_category, moment
 from .liveness.run_order import RunsInside
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedy import Remedies, Remedy
 from .remedies.remedy_search import remedies
-from .runtime.flops_and_bytes import total
+from .runtime.bytes_and_launches import total
 from .runtime.gpu_timeline import Projection
 from .runtime.run_time_projection import project_on
 from .workspace.workspace_lookup import scratch
@@ -167,7 +167,7 @@ class Planner:
     def cut(self, split: int | str | None, rerun: bool = False) -> Planner:
         """The same planner with another split; results are shared.
 
-        ``rerun``: of another run of the block with this split, in which reads inside run pieces as well.
+        ``rerun``: for another run of the block with this split, in which reads in the block run pieces, too.
         """
         other = copy.copy(self)
         other.split, other.rerun = split, rerun
@@ -290,7 +290,7 @@ class Planner:
         return self.batch.kept_at_reads(inside.run_of_all_pending if self.rerun else inside.run_of)
 
     def scaled(self, samples: int) -> tuple[list[Lifetime], dict[int, Need]]:
-        """Lifetimes and scratch memory with a batch of ``samples``; raises as :func:`.split.scaled` does."""
+        """Lifetimes and scratch memory with a batch of ``samples``; see :func:`.batch.split_plan.scaled`."""
         kind = "cuda" if is_gpu(self.target) else self.recorded.type
         return self._grown(self.spans, self._needs, samples, self.recorded, kind)
 
@@ -414,7 +414,7 @@ class Planner:
                 category: allocated(members, len(own.timeline))
                 for category, members in by_category(own.spans).items()
             },
-            alive_at_peak=at_peak.alive if at_peak is not None else (),
+            alive_at_peak=[*at_peak.alive] if at_peak is not None else (),
             by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
             capacity_bytes=own.capacity_bytes,
             fits=own.fits,

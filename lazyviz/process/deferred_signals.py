@@ -65,6 +65,11 @@ class Deferred(ArrivedSignals):
         self.leave: Callable[[], None] | None = None
         self.raised: BaseException | None = None
 
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the signals that it collects."""
+        return list(self._handlers)
+
     def __enter__(self) -> Deferred:
         thread = threading.get_ident()
         if (outer := Deferred.current.get(thread)) is not None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..process.deferred_signals import Deferred, deferring
-from ..torch_internals import absent_cuda, dispatch_level, private_api
+from ..process.deferred_signals import deferred, deferring
+from ..torch_internals import dispatch_level, fake_cuda, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes import ctc_loss
-from .shapes.shape_inference import Inferred, OpInfo, ShapeCache
+from .shapes.shape_inference_cache import Inferred, OpInfo, ShapeCache
 from .tracked_storages import Shadow, TrackedNode, TrackedStorage, TrackedValue
 
 LARGEST_NBYTES = 4 * 2**20  # everything that one read may visit and compute
@@ -52,7 +52,7 @@ SHAPE_ONLY = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
 )
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
 
@@ -222,7 +222,7 @@ def _take_step(node: TrackedNode, shadow: Shadow) -> bool:
                 raise  # it does not come from the kernel, which is in C++, but from a signal handler
             return False
         return True
-    with Deferred():
+    with deferred():
         try:
             node.op(*_substitute(node.args, shadow.tensors.__getitem__))
         except Exception:

@@ -15,8 +15,8 @@ import torch
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
 from ..torch_internals import (
-    absent_cuda,
     dispatcher_bypasses,
+    fake_cuda,
     handler_redispatch,
     native_module_loader,
     private_api,
@@ -30,13 +30,13 @@ from .interception.memory_holders import Unexamined
 from .interception.optimizer_hooks import OptimizerSteps
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
-from .provenance import module_scopes, source_lines
+from .provenance import modules_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
-from .shapes.shape_inference import Inferred, OutputSpec
+from .shapes.shape_inference_cache import Inferred, OutputSpec
 from .sync_points import PendingRuns
 from .tape import tape
 from .tensor_table import NOWHERE, TensorTable
@@ -67,8 +67,8 @@ METHODS: tuple[tuple[type, str], ...] = (
 """Methods with a compiled form of the same name."""
 IN_PYTHON = (
     RecorderMode.__torch_dispatch__,
-    module_scopes.ScopePatches.module_call_of,
-    module_scopes.content_of,
+    modules_and_phases.ScopePatches.module_call_of,
+    modules_and_phases.content_of,
     attribute_patches.exchange,
     dependency_closure.Search.closure,
     dependency_closure.Search.graph_of,
@@ -91,11 +91,18 @@ def _take(op: OpOverload, records: bool) -> None:
 
 def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
     """The compiled replacements that :func:`use` installs for the Python functions."""
+    connect = _with_functions(_with_objects(accelerator.connect, dispatcher))
+    return _replacements(accelerator, connect())
+
+
+def _with_objects(connect: Callable[..., Any], dispatcher: Any) -> Callable[..., Any]:
+    """``connect`` with the objects and classes of recording that the compiled module uses."""
     graph = Graph()
     device = torch.device("cpu")
     storage = TrackedStorage(0, device, graph, external=False)
     meta = TensorMeta((), (), 0, torch.float32, device)
-    dispatch = accelerator.connect(
+    return partial(
+        connect,
         dispatcher=dispatcher,
         take=_take,
         mode=RecorderMode,
@@ -121,7 +128,14 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=absent_cuda,
+        cuda=fake_cuda,
+    )
+
+
+def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """``connect`` with the functions and constants that the compiled module uses."""
+    return partial(
+        connect,
         wrap=wrap,
         sharing=sharing,
         extent=extent,
@@ -145,7 +159,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         dtype=torch.dtype,
         layout=torch.layout,
         memory_format=torch.memory_format,
-        cpu=device,
+        cpu=torch.device("cpu"),
         alias=private_api.alias,
         memory_of=private_api.TensorBase.untyped_storage,
         is_ordinary=storage_internals.is_ordinary,
@@ -172,9 +186,8 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
-        NO_SEQUENCE=module_scopes.NO_SEQUENCE,
+        NO_SEQUENCE=modules_and_phases.NO_SEQUENCE,
     )
-    return _replacements(accelerator, dispatch)
 
 
 def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
@@ -239,8 +252,8 @@ def use(compiled: bool) -> bool:
     ways = _ways if compiled and _ways is not None else IN_PYTHON
     dispatch, module_call_of, content_of, exchange, closure, graph_of, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
-    module_scopes.ScopePatches.module_call_of = staticmethod(module_call_of)
-    module_scopes.Root.content_of = staticmethod(content_of)
+    modules_and_phases.ScopePatches.module_call_of = staticmethod(module_call_of)
+    modules_and_phases.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependency_closure.Search.closure = staticmethod(closure)
     dependency_closure.Search.graph_of = staticmethod(graph_of)

@@ -11,9 +11,9 @@ from ..torch_internals import dispatcher_bypasses, private_api
 from . import constant_folding
 from .interception.memory_holders import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
-from .shapes.shape_inference import ShapeCache
+from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable, release
 from .tracked_storages import (
@@ -127,7 +127,7 @@ class ExternalTensors:
         return value
 
     def _find_foreign(self, tensor: torch.Tensor) -> None:
-        """Wait for what other storages owe to the same memory, of which ``tensor`` may be a part."""
+        """Run what is pending on other storages that share memory with ``tensor``."""
         if pending := self.pending_on_overlapping(tensor):
             self._runs.sync("use of memory that also belongs to another storage", pending)
         self._memory_holders.note_part(private_api.TensorBase.untyped_storage(tensor))

@@ -11,15 +11,15 @@ from typing import Any
 
 from ..graph.ir import Failure, Graph, NodeError, failure_of
 from ..process.deferred_signals import deferring
-from . import observable_pending_nodes
+from . import dead_node_detection
 from .dependency_closure import closure
 from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
-from .shapes.shape_inference import ShapeCache
-from .sync_points import PendingRuns
+from .shapes.shape_inference_cache import ShapeCache
+from .sync_points import PendingRuns, if_free
 from .tensor_table import TensorTable
 from .tracked_storages import FORGOTTEN, TrackedNode, TrackedStorage, TrackedValue, Unreachable
 
@@ -104,7 +104,7 @@ class PendingOps:
             # Ops that are recorded later on such a tensor fail immediately, and keep no earlier nodes alive.
             node.cut()
             node.after = ()
-        observable_pending_nodes.drop_forgotten_gradients(
+        dead_node_detection.drop_forgotten_gradients(
             [*self._tensors.outside.values(), *[value for ir in graphs for value in ir.inputs]]
         )
         self._generators.forget()
@@ -177,25 +177,20 @@ class PendingOps:
         """
         if self._recording.graph is not None or self._runs.running or self._shapes.inferring:
             return
-        if self._runs.lock.is_mine:  # the nodes to run have already been chosen
+        with if_free(self._runs.lock) as taken:
+            if taken:  # else the nodes to run have already been chosen
+                self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        start = time.perf_counter()
+        if self._looked_for > 0.05 + 0.1 * (start - self._born):
             return
-        taken: list[bool] = []  # gets the answer as soon as there is one
-        try:
-            taken.extend(map(self._runs.lock.acquire, (False,)))
-            if not taken[0]:
-                return
-            start = time.perf_counter()
-            if self._looked_for > 0.05 + 0.1 * (start - self._born):
-                return
-            Unreachable.possible = False
-            self.forget_unreachable(self.reachable())
-            Unreachable.possible = observable_pending_nodes.writes_untracked_tensors(self.nodes)
-            known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
-            self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
-            self._looked_for += time.perf_counter() - start
-        finally:
-            if any(taken):
-                self._runs.lock.release()
+        Unreachable.possible = False
+        self.forget_unreachable(self.reachable())
+        Unreachable.possible = dead_node_detection.writes_untracked_tensors(self.nodes)
+        known = [node for node in list(self.nodes) if node.folded and node.graph.lost]
+        self.overdue = known if len({id(node.graph) for node in known}) >= MOST_LOST_GRAPHS else []
+        self._looked_for += time.perf_counter() - start
 
     @deferring  # handlers of signals may run these ops
     def forget_unreachable(self, reachable: Iterable[Graph]) -> None:
@@ -210,13 +205,13 @@ class PendingOps:
         kept = {id(graph) for graph in reachable}
         if all(id(node.graph) in kept for node in before):
             return
-        observable = observable_pending_nodes.observable_storages(
+        observable = dead_node_detection.observable_storages(
             self.nodes, self._tensors.outside, self._memory_holders
         )
         wanted = closure(
             node
             for node in list(self.nodes)
-            if id(node.graph) in kept or observable_pending_nodes.is_observable(node, observable)
+            if id(node.graph) in kept or dead_node_detection.is_observable(node, observable)
         )
         for node in self.nodes.keys() & (set(before) - set(wanted)):
             node.state = "done"  # for the storages that still list it as a reader

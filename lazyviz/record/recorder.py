@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph.ir import RejectedOp, TensorMeta
-from ..process.critical_section import CriticalSection
-from ..process.deferred_signals import Deferred, at_once
+from ..process.deferred_signals import Deferred, at_once, deferred
+from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
-from ..torch_internals import absent_cuda, dynamo, private_api
+from ..torch_internals import dynamo, fake_cuda, private_api
 from ..torch_internals.handler_redispatch import (
     ask_subclasses,
     call_decomposed,
@@ -53,7 +53,7 @@ from .provenance.variable_names import variable_for
 from .rng import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.scalar_operands import LARGEST_COMMON
-from .shapes.shape_inference import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
+from .shapes.shape_inference_cache import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .sparse import recording as sparse_recording
 from .sparse.components import parts_of
 from .tape import Tape, tape
@@ -61,7 +61,7 @@ from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 _NO_ANSWER = object()
 _MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 
@@ -493,7 +493,7 @@ class Recorder:
         values: list[TrackedValue],
     ) -> Inferred:
         """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
-        with Deferred():  # a signal handler's exception is neither an answer nor a refusal
+        with deferred():  # a signal handler's exception is neither an answer nor a refusal
             try:
                 return self._shapes.infer(op, info, *recorded, values)
             except DataDependent:

@@ -12,7 +12,7 @@ from ..graph.ir import Graph
 from ..process.global_state_transaction import Transaction
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
-from .fake_cuda.planned_gpu import Gpu
+from .fake_cuda.fake_gpu import Gpu
 from .lazy_tensor import is_lazy
 from .tracked_storages import TensorRef, TrackedNode, TrackedStorage
 

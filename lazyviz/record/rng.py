@@ -57,6 +57,9 @@ rng_state = operator_registration.define(
 )
 """The state of ``generator``, after the draws recorded before."""
 
+SavedStates = list[tuple[torch.Generator, torch.Tensor, "DrawSequence | None"]]
+"""See :meth:`Generators.save`."""
+
 # Markers are counted up from here: seeds that nobody types (64-bit numbers with a fixed upper half).
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
 
@@ -142,9 +145,7 @@ class Generators:
                     set_state(sequence.generator, sequence.earlier_state)
                 del self._tails[key]
 
-    def save(
-        self, nodes: Iterable[TrackedNode]
-    ) -> list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]:
+    def save(self, nodes: Iterable[TrackedNode]) -> SavedStates:
         """Before running ``nodes``: the state of each generator that they draw from, and the sequence that is
         due.
 
@@ -156,7 +157,7 @@ class Generators:
             if node.draws is not None:
                 key = generators.generator_identity(node.draws.generator)
                 drawing.setdefault(key, []).append(node)
-        saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]] = []
+        saved: SavedStates = []
         for key, several in drawing.items():
             last = several[-1].draws
             assert last is not None
@@ -192,7 +193,7 @@ class Generators:
         """Functions that forget the draws of these generators, all of which have run; without Python code."""
         return tuple([functools.partial(self._tails.pop, key, None) for key in keys])
 
-    def restore(self, saved: list[tuple[torch.Generator, torch.Tensor, DrawSequence | None]]) -> None:
+    def restore(self, saved: SavedStates) -> None:
         """After running draws: set the state that eager PyTorch would have left, or the previous one while
         draws are pending.
         """

@@ -6,8 +6,10 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType
@@ -17,9 +19,10 @@ import torch
 
 from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
-from ..torch_internals import absent_cuda, dynamo
+from ..process.global_state_transaction import Transaction
+from ..torch_internals import dynamo, fake_cuda
 from .dependency_closure import Search
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
 
@@ -115,8 +118,28 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     def wait(self) -> None:
         """Wait until no other thread holds it."""
-        with self:
-            pass
+        # In C, because a tracer (of a debugger, or a test) could raise while a `with` statement holds it.
+        deque(map(partial.__call__, (partial(self.acquire), partial(self.release))), maxlen=0)
+
+
+class if_free(Transaction):
+    """Holds a lock unless it is held already, by this thread or another; its value says whether it does.
+
+    Unlike :meth:`RunLock.wait` and the ``with`` statement of the lock, it does not wait.
+    """
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+
+    def begin(self) -> bool:
+        if self._lock.is_mine:
+            return False
+        self.undo_by(self._release)
+        return bool(self._lock.acquire(blocking=False))
+
+    def _release(self) -> None:
+        if self._lock.is_mine:
+            self._lock.release()
 
 
 _MOST_CAUSES = 10_000  # cached texts
@@ -223,7 +246,7 @@ class PendingRuns:
         with self.lock:  # nodes that run on another thread must not be selected again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
-            if (absent_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
+            if (fake_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
                 cause in ADDRESSES and all(map(_computes_nothing, nodes))
@@ -346,12 +369,12 @@ def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:
 
 def may_need_absent() -> bool:
     """Whether :func:`needs_absent` can be true in this process."""
-    return bool(absent_cuda.STAND_INS) or OtherRanks.ranks
+    return bool(fake_cuda.STAND_INS) or OtherRanks.ranks
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
-    absent = absent_cuda.STAND_INS
+    absent = fake_cuda.STAND_INS
     if not absent:
         return OtherRanks.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
     return any(
@@ -388,7 +411,7 @@ def _quantizes_weights() -> bool:
 
 def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
     """The absent device or ranks that ``nodes`` need."""
-    absent = absent_cuda.STAND_INS
+    absent = fake_cuda.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"
     return "depends on data of the other planned ranks, which do not exist"

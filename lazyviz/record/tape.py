@@ -12,10 +12,10 @@ from ..torch_internals.private_api import OpOverload
 from .interception.memory_holders import MemoryHolders
 from .outside_tensors import ExternalTensors
 from .pending_ops import PendingOps
-from .provenance.module_scopes import Scopes
+from .provenance.modules_and_phases import Scopes
 from .recording_state import RecordingState
 from .rng import Generators
-from .shapes.shape_inference import ShapeCache
+from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable
 from .tracked_storages import TrackedValue

@@ -11,7 +11,7 @@ from ..graph.ir import Graph
 from ..torch_internals import private_api, storage_internals
 from .recording_state import RecordingState
 from .sparse.components import parts_of
-from .tensors_without_op import Arrivals
+from .tensors_from_data_loaders import Arrivals
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue, note_drop, unlink
 
 NOWHERE = 1  # not the address of any storage

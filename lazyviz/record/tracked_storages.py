@@ -18,7 +18,7 @@ import torch
 from ..graph.ir import Failure, Graph, Node, NodeError, Storage, TensorMeta, Value
 from ..torch_internals import private_api
 from ..torch_internals.private_api import OpOverload
-from .shapes.shape_cache_entries import Inferred
+from .shapes.inferred_outputs import Inferred
 
 FORGOTTEN = NodeError(Failure.FORGOTTEN, "forgotten before it ran: by %lazy reset or by unloading lazyviz")
 """``Node.error`` of a node that will never run."""

@@ -25,9 +25,9 @@ from ..execute.backend_registry import find_backend
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
 from ..plan.devices.device_lookup import DeviceLike
-from ..process.critical_section import CriticalSection, forget_holder
 from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
+from ..process.global_state_lock import CriticalSection, forget_holder
 from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten_block
 from ..record.dependency_closure import closure
@@ -36,9 +36,9 @@ from ..record.graph_release import release_unreferenced
 from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.tape import tape
-from ..record.tracked_storages import TrackedStorage, TrackedValue, Unreachable
+from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue, Unreachable
 from ..torch_internals import op_stream, private_api
-from . import evaluation, planned_device
+from . import device_options, evaluation
 from .argument_type_checks import check_texts, check_type
 from .error_that_ended_block import note_raised
 from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
@@ -140,7 +140,7 @@ class LazyBlock(Transaction, Generic[G]):
         split, recompute = options.checked()
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
-        device, gpu = planned_device.resolved(options.device, size, options.rank, options.torch_version)
+        device, gpu = device_options.resolved(options.device, size, options.rank, options.torch_version)
         self.thread, self._entered_by = threading.get_ident(), threading.current_thread()
         _finish_orphans()
         self._refuse_others()
@@ -164,8 +164,8 @@ class LazyBlock(Transaction, Generic[G]):
         ir.whole, ir.independent_rng = tuple(options.whole), options.independent_rng
         ir.is_cell = bool(options.code)
         ir.place = tape.scopes.sources.opened_at(frame, whole_cell=ir.is_cell)
-        world = planned_device.one_of_many(tape, size, options.rank, gpu, ir, device)
-        gpus = planned_device.gpus(tape, gpu, ir, options.assume, device)
+        world = device_options.one_of_many(tape, size, options.rank, gpu, ir, device)
+        gpus = device_options.gpus(tape, gpu, ir, options.assume, device)
         if not _open:
             if Unreachable.possible and tape.pending:
                 tape.pending_ops.forget_lost()

@@ -33,7 +33,7 @@ def connect() -> None:
 
 
 def _count_work(node: Node) -> Work:
-    from ..plan.runtime.flops_and_bytes import work_of  # imports PyTorch's FLOP counter on the first call
+    from ..plan.runtime.bytes_and_launches import work_of  # imports PyTorch's FLOP counter on the first call
 
     return work_of(node)
 

@@ -9,6 +9,7 @@ import gc
 import platform
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from importlib.util import find_spec
 import torch
 
 from ..plan.devices.device_lookup import cuda_devices
-from ..process.critical_section import CriticalSection
 from ..process.deferred_signals import Deferred, abandoned
 from ..process.gc_pause import patience
+from ..process.global_state_lock import CriticalSection
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_module_loader, op_stream
@@ -166,8 +167,17 @@ def _of_handlers() -> list[Leftover]:
         and is_ours(handler := signal.getsignal(number))
         and not isinstance(getattr(handler, "__self__", None), Deferred)  # see the next ones
     ]
-    found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in abandoned()]
+    deferred = abandoned()
+    if (context := Deferred.current.get(threading.get_ident())) is not None and not _is_within_an_op_or_run():
+        deferred |= dict.fromkeys(context.numbers, context)
+    found += [Leftover(f"handler of {signal.Signals(number).name}", "deferred") for number in deferred]
     return found
+
+
+def _is_within_an_op_or_run() -> bool:
+    """Whether code that an op or a run calls, such as a finalizer, asks."""
+    recording = tape.recording
+    return evaluation.is_running_here() or recording.busy or bool(recording.appending)
 
 
 def _of_the_tape() -> list[Leftover]:

@@ -16,7 +16,7 @@ from ..record.partially_written_memory import is_partial_write
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
-from . import evaluation, planned_device
+from . import device_options, evaluation
 from .recompute_options import RecomputeError
 from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
@@ -183,7 +183,7 @@ def _runnable(failed: set[TrackedNode]) -> list[TrackedNode]:
     """
     splits = [runs.split_run for runs in list(RunHistory.with_split_runs)]
     stuck = (split.nodes for split in splits if split is not None and any(map(is_partial_write, split.nodes)))
-    return _without(planned_device.runnable(), failed.union(*stuck))
+    return _without(device_options.runnable(), failed.union(*stuck))
 
 
 def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[TrackedNode]:

@@ -24,7 +24,7 @@ from ..execute import eager_backend, shutdown
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
 from ..execute.replay import native_codegen, native_run, node_passes
-from ..execute.replay.background_run import AsyncRun
+from ..execute.replay.background_thread import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
@@ -32,13 +32,13 @@ from ..process.deferred_signals import Deferred, abandoned, deferring, forget_si
 from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
-from ..record.interception.instrumentation import Instrumentation
+from ..record.interception.install_modes_and_patches import Instrumentation
 from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
-from ..torch_internals import absent_cuda
-from . import planned_device, progress_bar
+from ..torch_internals import fake_cuda
+from . import device_options, progress_bar
 from .metrics import Metrics
 from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
@@ -186,7 +186,7 @@ def _chosen(
     for error in errors:
         if failure_of(error) is not Failure.RAISED:
             raise RuntimeError(error)
-    planned_device.refuse(nodes, graph.device if graph is not None else None)
+    device_options.refuse(nodes, graph.device if graph is not None else None)
     touched = [graphs[id(ir)] for ir in irs if id(ir) in graphs]
     strategy = choose(nodes, wanted, graph, touched, begun, owner)
     strategy.project()
@@ -506,7 +506,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, its projection, and their difference."""
-    counters = {index: absent_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: fake_cuda.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection

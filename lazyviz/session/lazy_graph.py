@@ -37,7 +37,7 @@ from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.sparse.components import parts_of
-from ..record.sync_points import RunLock
+from ..record.sync_points import RunLock, if_free
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode, Unreachable
 from ..torch_internals import op_stream
@@ -764,12 +764,10 @@ class forbid_sync(Transaction):
 def cell_boundary() -> None:
     """Between two cells: drop unreachable ops, and restore PyTorch if nothing is pending."""
     tape.runs.refuse_nested()
-    with deferred():
-        if tape.runs.lock.acquire(blocking=False):  # else another thread has chosen what to run
-            try:
-                tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
-            finally:
-                tape.runs.lock.release()
+    evaluation.end_abandoned()
+    with deferred(), if_free(tape.runs.lock) as taken:
+        if taken:  # else another thread has chosen what to run
+            tape.pending_ops.forget_unreachable(tape.pending_ops.reachable())
     evaluation.watch.leave()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..plan.run_peak_projection import parts_of
+from ..plan.peak_of_one_run import parts_of
 from ..record.tracked_storages import TrackedNode
 from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option

@@ -1,6 +1,6 @@
 """Private torch APIs for CUDA Graph capture, each with its reason.
 
-``tests/execute/cuda_graphs/test_stream_capture.py`` checks that they are there.
+``tests/execute/cuda_graphs/test_torch_cuda_calls.py`` checks that they are there.
 """
 
 from __future__ import annotations

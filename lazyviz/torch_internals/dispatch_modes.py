@@ -6,15 +6,24 @@ Beside :mod:`lazyviz.torch_internals.private_api`.
 
 from __future__ import annotations
 
+import functools
+import sys
+import traceback
 from typing import Any
 
 import torch
 from torch._C import (
     DispatchKey,
+    DispatchKeySet,
     _dispatch_tls_is_dispatch_key_excluded,
     _dispatch_tls_is_dispatch_key_included,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
     _dispatch_tls_set_dispatch_key_excluded,
     _dispatch_tls_set_dispatch_key_included,
+    _ForceDispatchKeyGuard,
+    _get_torch_function_state,  # type: ignore[attr-defined]
+    _set_torch_function_state,  # type: ignore[attr-defined]
 )
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -22,6 +31,8 @@ from torch.utils._python_dispatch import (
     _pop_mode,
     _push_mode,
 )
+
+from ..process.global_state_transaction import Transaction
 
 active_dispatch_modes = torch._C._len_torch_dispatch_stack  # their number on this thread's stack
 
@@ -124,11 +135,15 @@ def stray_keys() -> list[str]:
         found += [
             f"{key.name} without a mode" for key in _OF_MODES if _dispatch_tls_is_dispatch_key_included(key)
         ]
+    if torch._C._meta_in_tls_dispatch_include():  # type: ignore[attr-defined]
+        found.append("Meta of PyTorch's fake tensors")
     return found
 
 
 def drop_stray_keys() -> None:
     """Restore their state outside of all contexts."""
+    if torch._C._meta_in_tls_dispatch_include():  # type: ignore[attr-defined]
+        torch._C._set_meta_in_tls_dispatch_include(False)  # type: ignore[attr-defined]
     if stray_keys():
         for key in (*DispatchKey.__members__.values(), *VMAP_MODES):
             if key in (*_LEFT_OUT, *VMAP_MODES) or key.name.startswith(
@@ -137,3 +152,61 @@ def drop_stray_keys() -> None:
                 _dispatch_tls_set_dispatch_key_excluded(key, False)
         for key in _OF_MODES:
             _dispatch_tls_set_dispatch_key_included(key, bool(active_dispatch_modes()))
+
+
+_DispatchState = tuple[int, int, list[Any], Any, bool]
+
+
+def _dispatch_state() -> _DispatchState:
+    """How this thread dispatches ops: the keys that it includes and excludes, its modes, and whether
+    ``__torch_function__`` and autograd take part.
+    """
+    return (
+        _dispatch_tls_local_include_set().raw_repr(),
+        _dispatch_tls_local_exclude_set().raw_repr(),
+        dispatch_modes(),
+        _get_torch_function_state(),
+        torch.is_grad_enabled(),
+    )
+
+
+_enter_forced = _ForceDispatchKeyGuard.__enter__  # without what watches it while anything is pending
+_kept: list[Any] = []  # restore what they have changed when they are freed
+
+
+def _set_dispatch_state(state: _DispatchState) -> None:
+    included, excluded, modes, function, grad = state
+    _exchange_modes(modes)
+    _set_torch_function_state(function)
+    torch._C._set_grad_enabled(grad)
+    sets = DispatchKeySet.from_raw_repr(included), DispatchKeySet.from_raw_repr(excluded)
+    _kept.append(_ForceDispatchKeyGuard(*sets))
+    _enter_forced(_kept[-1])
+
+
+class same_dispatch_state(Transaction):
+    """Context after which this thread dispatches ops as before it, whatever has stopped the code inside.
+
+    Contexts in Python, such as those of PyTorch's fake tensors, are not exited if an exception of another
+    thread arrives as their exit begins.
+    """
+
+    def begin(self) -> None:
+        self._before = _dispatch_state()
+        self.undo_by(self._restore)
+
+    def _restore(self) -> None:
+        if _dispatch_state() == self._before:
+            return
+        seen = sys.exc_info()[1]
+        while seen is not None:  # their frames would exit contexts as late as they are freed
+            traceback.clear_frames(seen.__traceback__)
+            seen = seen.__context__
+        if _dispatch_state() != self._before:
+            _set_dispatch_state(self._before)
+
+
+def entering(context: Any, transaction: Transaction) -> None:
+    """Enter ``context`` in ``transaction``, which exits it."""
+    context.__enter__()
+    transaction.undo_by(functools.partial(context.__exit__, None, None, None))

@@ -50,7 +50,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..process.global_state_transaction import Transaction
-from .dispatch_modes import VMAP_MODES
+from .dispatch_modes import VMAP_MODES, entering
 from .dispatch_modes import active_dispatch_modes as active_dispatch_modes
 from .dispatch_modes import dispatch_modes as dispatch_modes
 from .dispatch_modes import drop_stray_keys as drop_stray_keys
@@ -58,6 +58,7 @@ from .dispatch_modes import has_mode as has_mode
 from .dispatch_modes import insert_mode_at_bottom as insert_mode_at_bottom
 from .dispatch_modes import refresh_modes as refresh_modes
 from .dispatch_modes import remove_mode as remove_mode
+from .dispatch_modes import same_dispatch_state as same_dispatch_state
 from .dispatch_modes import stray_keys as stray_keys
 
 
@@ -309,13 +310,20 @@ class seeing_lazy_bits(Transaction):
 no_dispatch_modes = _disable_current_modes  # TorchScript's tracer must not see one
 
 
-@contextmanager
-def kernels_only() -> Iterator[None]:
+class kernels_only(same_dispatch_state):
     """Context in which a recorded ATen call reaches the kernel it reached when it was recorded.
 
     Recording happens below autograd, autocast and every mode; running must start at the same level, whatever
     is active around the sync point.
     """
+
+    def begin(self) -> None:
+        super().begin()
+        entering(_kernels_only(), self)
+
+
+@contextmanager
+def _kernels_only() -> Iterator[None]:
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),

@@ -7,6 +7,7 @@ encoding accepts), and directional marks.  They are shown as Python escapes, suc
 from __future__ import annotations
 
 import ast
+import json
 import re
 from typing import Any
 
@@ -39,6 +40,21 @@ def visible_in(value: Any) -> Any:
         items = [visible_in(item) for item in value]
         return value if all(a is b for a, b in zip(value, items)) else items
     return value
+
+
+# What `visible_in` might change, in JSON that escapes only what it must.
+_ESCAPED = re.compile(rf"{_UNSEEN.pattern}|\\[ubfr]")
+
+
+def visible_json(value: Any, **options: Any) -> str:
+    """``json.dumps(visible_in(value))``, without a look at each text if none needs a change.
+
+    ``options`` are those of ``json.dumps``; nothing is escaped that JSON does not require.
+    """
+    text = json.dumps(value, ensure_ascii=False, **options)
+    if _ESCAPED.search(text) is None:
+        return text
+    return json.dumps(visible_in(value), ensure_ascii=False, **options)
 
 
 _CALL = re.compile(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|getoutput)(\(.*\))")

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import lazyviz
 from lazyviz.record.shapes import fast_shape_rules
-from lazyviz.record.shapes.shape_cache_entries import Inferred, OutputSpec
+from lazyviz.record.shapes.inferred_outputs import Inferred, OutputSpec
 from lazyviz.record.tape import tape
 
 DTYPES = (torch.float32, torch.float64, torch.int64)

@@ -11,8 +11,8 @@ import pytest
 
 import lazyviz
 
-from .fault_table import Table
-from .inject_exceptions import State, is_plain
+from .support.fault_table import Table
+from .support.inject_exceptions import State, is_plain
 
 SECONDS = 600
 

@@ -15,8 +15,19 @@ import pytest
 import torch
 
 import lazyviz
+from lazyviz.record.tape import tape
+from lazyviz.session import lazy_graph
 
-from .inject_exceptions import Fault, call_at, everywhere, inject, interrupted, is_plain, points, sampled
+from .support.inject_exceptions import (
+    Fault,
+    call_at,
+    everywhere,
+    inject,
+    interrupted,
+    is_plain,
+    points,
+    sampled,
+)
 
 # What is raised while an object is freed is not to be seen but by a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -90,6 +101,21 @@ def test_an_exception_at_any_instruction_of_entry_or_exit_leaves_pytorch_plain(b
         assert is_plain(), raised and raised.__notes__
     block()
     table.add_block(block.__name__, "KeyboardInterrupt at an instruction", len(chosen))
+
+
+def test_exceptions_while_the_lock_of_evaluations_is_taken_leave_it_free(state):
+    runs, stay = tape.runs, {"opcodes": True}
+
+    def with_ops_that_nobody_has():
+        with lazyviz.lazy():
+            torch.rand(2).add_(1)
+        tape.pending_ops.forget_lost()
+
+    for action in (runs.lock.wait, with_ops_that_nobody_has, lazy_graph.cell_boundary):
+        for at in sampled(points(action, **stay), 400):
+            raised = inject(action, at, **stay)
+            assert not runs.lock.is_mine, raised and raised.__notes__
+            lazyviz.reset()
 
 
 def records_and_reads():

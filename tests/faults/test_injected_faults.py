@@ -17,8 +17,8 @@ import pytest
 import lazyviz
 from lazyviz.execute.compiler import single_segment_runs
 
-from .fault_table import KINDS, Row, Table
-from .faulty_kernels import (
+from .support.fault_table import KINDS, Row, Table
+from .support.faulty_kernels import (
     ThreadSwitch,
     another_signal,
     error,
@@ -26,7 +26,7 @@ from .faulty_kernels import (
     interrupt,
     out_of_memory,
 )
-from .interrupted_training_steps import STEPS, WAYS, Result, Trial, signals_raise
+from .support.interrupted_training_steps import STEPS, WAYS, Result, Trial, signals_raise
 
 AFTER, SWITCH, BETWEEN = "error after it wrote", "thread switch", "exception from a thread"
 FAULTS: dict[str, Callable[[], Any]] = {

@@ -13,7 +13,7 @@ from lazyviz.execute.replay.program_cache import replays
 from lazyviz.record.tape import tape
 
 from ..bit_equality import difference
-from .faulty_kernels import FaultyKernels, KernelError, error_after_it
+from .support.faulty_kernels import FaultyKernels, KernelError, error_after_it
 
 ops = torch.ops.aten
 SMALL, LARGE = 100, write_rollback.MOST_COPIED // 4 + 1

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).with_name("exiting_children.py")
+SCRIPT = Path(__file__).parent / "support" / "exiting_children.py"
 _spec = importlib.util.spec_from_file_location("exits", SCRIPT)
 exits = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(exits)

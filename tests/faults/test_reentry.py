@@ -21,8 +21,8 @@ from lazyviz.record import native_recorder, ops_outside_blocks, recorder, rng
 from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
-from .inject_exceptions import call_at, is_plain, points, sampled
-from .interrupted_training_steps import Step
+from .support.inject_exceptions import call_at, is_plain, points, sampled
+from .support.interrupted_training_steps import Step
 
 UNDER_WAY = "an evaluation is in progress"
 
@@ -254,6 +254,92 @@ def handler_of_a_signal(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+def draws(generator):
+    """Random numbers, and then ops that draw none."""
+    x = torch.zeros(3)
+    made = [x.add_(torch.rand(3, generator=generator)) * 2 for _ in range(5)]
+    for _ in range(5):
+        x.add_(1)
+    return x, *made
+
+
+@pytest.mark.parametrize("way", ["op by op", "replay", "recompute", "split"])
+@pytest.mark.parametrize("by_signal", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_random_numbers_of_a_callback_are_those_after_the_run_or_an_error(way, by_signal, own):
+    generator = torch.Generator() if own else torch.default_generator
+    options = {"recompute": {"recompute": "1 GiB"}, "split": {"split": 2}}.get(way, {})
+    batch = torch.zeros(4)
+
+    def program():
+        (batch * 2).sum()
+        return draws(generator)
+
+    def evaluated(at, act):
+        got = []
+
+        def ask():
+            try:
+                got.append(act())
+            except RuntimeError as error:
+                got.append(str(error))
+
+        def progress(now):
+            if now.done == at:
+                signal.raise_signal(signal.SIGUSR1) if by_signal else ask()
+
+        for turn in range(2 if way == "replay" else 1):
+            generator.manual_seed(0)
+            with lazyviz.lazy(batch=batch if way == "split" else None) as graph:
+                left = program()
+            if turn or way != "replay":
+                with handler_of_a_signal(ask):
+                    graph.evaluate(progress=progress, **options)
+            else:
+                graph.evaluate()
+        return [*left, torch.rand(3, generator=generator)], got
+
+    generator.manual_seed(0)
+    expected = [*program(), torch.rand(3, generator=generator)]
+    for act in (
+        lambda: torch.rand(3, generator=generator),
+        lambda: torch.zeros(3).normal_(generator=generator),
+        lambda: generator.get_state(),  # patched while ops are pending
+    ):
+        left, got = evaluated(6, act)
+        assert len(got) == 1 and UNDER_WAY in got[0]
+        assert all(map(torch.equal, left, expected))
+
+    def seeds():
+        generator.manual_seed(7)
+        return torch.rand(3, generator=generator)
+
+    other = torch.Generator().manual_seed(7)
+    expected[-1:] = [torch.rand(3, generator=other), torch.rand(3, generator=other)]
+    left, got = evaluated(6, seeds)
+    assert all(map(torch.equal, [*left[:-1], got[0], left[-1]], expected))
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_callback_draws_once_all_draws_have_run(by_signal):
+    torch.manual_seed(0)
+    expected = [*draws(None), torch.rand(3), torch.rand(3)]
+    torch.manual_seed(0)
+    with lazyviz.lazy() as graph:
+        left = draws(None)
+    got = []
+    last = len(graph.nodes) - 1
+    with handler_of_a_signal(lambda: got.append(torch.rand(3))):
+        graph.evaluate(
+            progress=lambda now: (
+                (signal.raise_signal(signal.SIGUSR1) if by_signal else got.append(torch.rand(3)))
+                if now.done == last - 1
+                else None
+            )
+        )
+    assert all(map(torch.equal, [*left, *got, torch.rand(3)], expected))
+
+
 @pytest.mark.parametrize("natively", [True, False])
 def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch, natively):
     w, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
@@ -423,7 +509,8 @@ def test_a_reset_in_a_handler_while_an_op_is_recorded():
         assert is_plain()
 
 
-def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
+@pytest.mark.parametrize("natively", [True, False])
+def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer(natively):
     def hooks(frame):
         return frame.f_code.co_filename == optimizer_hooks.__file__
 
@@ -433,11 +520,12 @@ def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer():
         with lazyviz.lazy():
             step.take(*step.begin())
 
-    for at in range(points(take, where=hooks)):
-        with contextlib.suppress(RuntimeError):
-            call_at(take, at, lazyviz.reset, where=hooks)
-        lazyviz.reset()
-        assert is_plain()
+    with recorded_natively(natively):
+        for at in range(points(take, where=hooks)):
+            with contextlib.suppress(RuntimeError):
+                call_at(take, at, lazyviz.reset, where=hooks)
+            lazyviz.reset()
+            assert is_plain()
 
 
 def test_a_finalizer_that_asks_while_a_node_is_made_gets_one_error(monkeypatch):

@@ -15,9 +15,9 @@ from lazyviz.process import deferred_signals
 from lazyviz.session import evaluation
 
 from ..bit_equality import difference
-from .faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
-from .inject_exceptions import PACKAGE, inject, points, sampled
-from .interrupted_training_steps import signals_raise
+from .support.faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
+from .support.inject_exceptions import PACKAGE, inject, points, sampled
+from .support.interrupted_training_steps import signals_raise
 
 
 def test_the_next_draw_goes_on_where_a_resumed_one_has_ended():

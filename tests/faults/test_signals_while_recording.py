@@ -20,9 +20,12 @@ import lazyviz
 from lazyviz.process import deferred_signals
 from lazyviz.process.deferred_signals import Deferred
 from lazyviz.record.tape import tape
+from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
-from .inject_exceptions import Fault, State, everywhere, inject, is_plain, points, sampled
+from .support.faulty_kernels import Alarm, Calls
+from .support.inject_exceptions import PACKAGE, Fault, State, everywhere, inject, is_plain, points, sampled
+from .test_reentry import recorded_natively
 
 DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -234,3 +237,63 @@ def test_an_exception_of_another_thread_before_a_rule_is_asked_is_no_answer(monk
         y = torch.fft.rfft(x)
     assert len(graph.nodes) == 1
     assert torch.equal(y, torch.fft.rfft(x))
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_exceptions_of_another_thread_while_shapes_are_inferred_leave_nothing(natively, state, request):
+    """Not even that PyTorch's rule fails for an op, which would be a sync point from then on."""
+    x = torch.arange(12.0).reshape(3, 4)
+
+    def record():
+        tape.shapes.entries.clear()
+        tape.shapes.dependent.clear()
+        with lazyviz.lazy() as graph:
+            torch.fft.rfft(x)
+            torch.linalg.solve(torch.eye(3) * 2, x)
+            torch.randn(3).add_(1)
+            with contextlib.suppress(RuntimeError):
+                x @ torch.ones(3, 3)
+        return graph
+
+    def interrupted(at):
+        calls = Calls(at, (PACKAGE, contextlib.__file__))
+        try:
+            with calls.watching():
+                record()
+        except Alarm as error:
+            return calls, error
+        return calls, None
+
+    most = 3000 if request.config.getoption("--all") else 80
+    with recorded_natively(natively):
+        record()
+        count = interrupted(-1)[0].count
+        for at in sampled(count, most, seed=natively):
+            calls, raised = interrupted(at)
+            lazyviz.sync()
+            assert not state.differences() and torch._C._is_torch_function_enabled(), calls.place
+            assert raised is None or raised.__traceback__ is not None
+            del raised  # and with it frames that may have contexts to exit
+            assert not state.differences() and torch._C._is_torch_function_enabled(), calls.place
+            with lazyviz.lazy() as graph:
+                torch.linalg.solve(torch.eye(3) * 2, x)
+            assert not graph.sync_points, calls.place
+            lazyviz.sync()
+
+
+def test_the_self_check_finds_what_defers_signals_and_reset_ends_it(state):
+    signals = Deferred()
+    signals.__enter__()  # and another thread's exception has stopped its end
+    assert "handler of SIGINT: deferred" in map(str, lazyviz.doctor().leftovers)
+    lazyviz.reset()
+    assert lazyviz.doctor().ok and not state.differences()
+    signals.__enter__()
+    lazy_graph.cell_boundary()
+    assert lazyviz.doctor().ok and not state.differences()
+
+
+def test_the_self_check_finds_keys_of_fake_tensors_and_reset_removes_them(state):
+    torch._C._set_meta_in_tls_dispatch_include(True)
+    assert not lazyviz.doctor().ok
+    lazyviz.reset()
+    assert lazyviz.doctor().ok and not state.differences()

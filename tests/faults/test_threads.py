@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import observable_pending_nodes, sync_points
+from lazyviz.record import dead_node_detection, sync_points
 from lazyviz.record.tape import tape
 from lazyviz.session.evaluation import ActiveRun
 
-from .inject_exceptions import is_plain
+from .support.inject_exceptions import is_plain
 
 ONE_CLEAR_ERROR = ("another thread is recording", "a cell is recording on another thread")
 
@@ -280,7 +280,7 @@ def test_evaluating_everything_while_another_thread_records_loses_nothing(state)
 def test_a_write_recorded_while_another_thread_looks_for_unreachable_ops_is_not_dropped(state, monkeypatch):
     """A block may begin right after the other thread has found none."""
     looking, recorded = threading.Event(), threading.Event()
-    find = observable_pending_nodes.observable_storages
+    find = dead_node_detection.observable_storages
 
     def find_slowly(*args):
         found = find(*args)
@@ -289,7 +289,7 @@ def test_a_write_recorded_while_another_thread_looks_for_unreachable_ops_is_not_
             recorded.wait()
         return found
 
-    monkeypatch.setattr(observable_pending_nodes, "observable_storages", find_slowly)
+    monkeypatch.setattr(dead_node_detection, "observable_storages", find_slowly)
     with lazyviz.lazy():
         earlier = torch.ones(2) * 2
     pending = tape.pending_ops
@@ -455,4 +455,35 @@ assert lazyviz.doctor().ok, lazyviz.doctor()
 @pytest.mark.slow
 def test_threads_that_a_library_has_replaced_are_examined_and_end_as_usual():
     ended = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+TWO_THREADS_MEET_AN_OPERATOR = """
+import threading
+import torch
+import lazyviz
+from lazyviz.record.shapes import shape_inference
+
+examine, met = shape_inference.OpInfo, []
+x = torch.ones(3)
+
+def meanwhile(op):
+    if op is torch.ops.aten.special_xlog1py.default and not met:
+        met.append(op)
+        thread = threading.Thread(target=torch.special.xlog1py, args=(x, x))
+        thread.start()
+        thread.join()
+    return examine(op)
+
+shape_inference.OpInfo = meanwhile
+with lazyviz.lazy():
+    y = torch.special.xlog1py(x, x)
+assert met and torch.equal(y, torch.special.xlog1py(x, x))
+"""
+
+
+def test_threads_that_meet_an_operator_at_the_same_time_register_it_once():
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS_MEET_AN_OPERATOR], capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stderr) == (0, "")

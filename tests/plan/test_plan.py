@@ -121,12 +121,12 @@ def test_a_profile_with_enough_memory_fits_and_a_small_one_does_not(training_ste
 
 
 def test_the_capacity_of_the_cpu_includes_counted_tensors_that_exist_already(program, monkeypatch):
-    from lazyviz.plan import device_plan
+    from lazyviz.plan import device_timeline_and_verdict
     from lazyviz.plan.devices import device_lookup as plan_devices
 
     program.outside(1000)
     here = plan_devices.Device("cpu", "system memory", 10_000, 300, 9_700)
-    monkeypatch.setattr(device_plan, "planned", lambda device: here)
+    monkeypatch.setattr(device_timeline_and_verdict, "planned", lambda device: here)
     x = program.graph.inputs[0]
     a = program.op([x], 200)
     assert make_plan(program.graph).capacity_bytes == 1300

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import os
 import subprocess
@@ -18,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.graph.ir import Value
 from lazyviz.record import native_recorder
-from lazyviz.record.provenance import module_scopes
+from lazyviz.record.provenance import modules_and_phases
 from lazyviz.record.recorder import Recorder
 from lazyviz.record.tape import tape
 from tests.models import MODELS
@@ -402,6 +404,85 @@ def test_calls_that_differ_in_little_have_results_of_their_own(restored):
         assert metas() == expected
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Steps another optimizer, fails when asked to, and keeps state with other keys and of other kinds."""
+
+    def __init__(self, inner):
+        super().__init__([each for group in inner.param_groups for each in group["params"]], {})
+        self.inner, self.fails = inner, False
+
+    def step(self):
+        self.inner.step()
+        if self.fails:
+            raise ValueError("no luck")
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state.setdefault("calls", []).append(1)
+            state["slow"] = state.get("slow", 0) * 0.5 + parameter.detach()
+            state[7] = parameter.detach() * 2
+        self.state["shared"] = [1, 2]
+
+
+def plain_steps(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lambda turn: optimizer.step()
+
+
+def steps_with_exchanged_state(model):
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(turn):
+        if turn == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step()
+
+    return step
+
+
+def nested_steps(model):
+    optimizer = Lookahead(torch.optim.Adam(model.parameters()))
+    return lambda turn: optimizer.step()
+
+
+def failing_steps(model):
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def step(turn):
+        optimizer.fails = turn % 2 == 1
+        with contextlib.suppress(ValueError):
+            optimizer.step()
+
+    return step
+
+
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("stepping", [plain_steps, steps_with_exchanged_state, nested_steps, failing_steps])
+def test_both_note_the_same_of_optimizers(stepping, reads, restored, monkeypatch):
+    def make():
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+        def program():
+            step = stepping(model)
+            for turn in range(4):
+                model.zero_grad()
+                loss = model(torch.ones(5, 4)).square().sum()
+                loss.backward()
+                step(turn)
+                (loss * 2).sum()  # after a step that failed
+                if reads:
+                    loss.item()
+            return [loss, *model.parameters()]
+
+        return program
+
+    in_python, _, expected = recorded(make, False, monkeypatch)
+    compiled, _, content = recorded(make, True, monkeypatch)
+    assert compiled == in_python
+    assert all(torch.equal(one, other) for one, other in zip(content, expected))
+    assert {"forward", "backward", "optimizer"} <= {node["place"][-1] for node in compiled[0]}
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_modules_hold_is_the_same_in_both_ways():
     if native_recorder._module is None:
@@ -410,7 +491,7 @@ def test_what_modules_hold_is_the_same_in_both_ways():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     modules = [module for model in (*models, nn.Identity(), scripted) for module in model.modules()]
     for held in (modules, [*modules[:3], None, *modules[3:]], []):
-        assert native_recorder._module.content_of(held) == module_scopes.content_of(held)
+        assert native_recorder._module.content_of(held) == modules_and_phases.content_of(held)
 
 
 @pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")

@@ -17,7 +17,7 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.ir import Graph
 from lazyviz.record.provenance import source_lines
-from lazyviz.record.shapes import shape_inference
+from lazyviz.record.shapes import shape_inference_cache
 from lazyviz.record.tape import tape
 from lazyviz.record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from lazyviz.session import lazy_graph
@@ -244,7 +244,7 @@ def test_an_evaluated_graph_holds_no_tensor():
 
 
 def test_the_shape_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(shape_inference, "MOST_ENTRIES", 200)
+    monkeypatch.setattr(shape_inference_cache, "MOST_ENTRIES", 200)
     for length in range(1, 400):
         x = torch.ones(length)
         with lazyviz.lazy():

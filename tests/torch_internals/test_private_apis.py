@@ -29,11 +29,11 @@ from lazyviz.process.global_state_transaction import take_back
 from lazyviz.record import constant_folding, native_recorder, rng
 from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
-    absent_cuda,
     composite_ops,
     cpu_kernel_selection,
     dispatcher_bypasses,
     dynamo,
+    fake_cuda,
     fastest_op_calls,
     generators,
     handler_redispatch,
@@ -364,9 +364,9 @@ def test_lazy_parameters_do_not_change_the_choice_of_foreach():
 
     both = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
     before = [list(types) for types in both]
-    absent_cuda.support_foreach(Wrapper)
+    fake_cuda.support_foreach(Wrapper)
     assert all(Wrapper in types for types in both)
-    absent_cuda.withdraw_foreach(Wrapper)
+    fake_cuda.withdraw_foreach(Wrapper)
     assert [list(types) for types in both] == before
 
 

@@ -11,7 +11,7 @@ import torch
 from ...graph.ir import Node, Storage, Value
 from ...graph.modules import full_name
 from ..backend_protocol import Segment
-from ..value_stats import BLANK
+from ..compute_value_stats import BLANK
 
 _TIMES = 4  # the rounding of one op on every input, compared with that of a whole program
 

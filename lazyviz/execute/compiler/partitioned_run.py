@@ -19,6 +19,7 @@ from ...record.tape import Tape
 from ...record.tracked_storages import DrawSequence, TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from ..backend_protocol import Backend, Compiled, Refused, Segment
+from ..compute_value_stats import Summaries
 from ..eager_backend import (
     Progress,
     check_interrupts,
@@ -32,7 +33,6 @@ from ..eager_backend import (
 from ..measured_memory import ResidentMemory
 from ..replay import node_passes
 from ..replay.program_key import Subgraph
-from ..value_stats import Summaries
 from . import numerical_verification
 from .compile_context import interruptible, progress_notices, without_active_modes
 from .fx_lowering import views_of

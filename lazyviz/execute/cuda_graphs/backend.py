@@ -28,7 +28,7 @@ from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
 from ..replay.program_key import moving
 from .captured_graph import CapturedForm, Moved, SegmentRun
 from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
-from .stream_capture import CaptureDevice, CudaCaptures
+from .torch_cuda_calls import CaptureDevice, CudaCaptures
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run
 MOST_FORMS = 4  # per program: several models of one structure

@@ -13,7 +13,7 @@ import torch
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
 from ..backend_protocol import Segment
-from .stream_capture import CaptureDevice
+from .torch_cuda_calls import CaptureDevice
 
 LEAST_KERNELS = 4  # enough for a separate part: launching it costs as much as some kernels
 TOO_FEW = f"is in a group of fewer than {LEAST_KERNELS} kernels between ops that cannot be captured"

@@ -2,7 +2,7 @@
 
 A :class:`Cluster` transports calls of functions on bytes to worker processes, and reports lost workers.
 :mod:`lazyviz.execute.microbatch.worker` has the functions, and
-:mod:`lazyviz.execute.microbatch.distributed_run` assigns the work.
+:mod:`lazyviz.execute.microbatch.run_on_workers` assigns the work.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from ...plan.batch.split_schedule import Pass, Schedule
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
+from ..compute_value_stats import Summaries
 from ..eager_backend import (
     call_atomically,
     check_interrupts,
@@ -39,8 +40,7 @@ from ..eager_backend import (
 from ..kernel_errors import name_line
 from ..measured_memory import ResidentMemory
 from ..replay import node_passes
-from ..value_stats import Summaries
-from . import distributed_run
+from . import run_on_workers
 from .dropout_masks import Masks
 from .piece_program import (
     ONEDNN_FAILED,
@@ -131,7 +131,7 @@ class SplitRun:
         """
         self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
-            cluster.workers(distributed_run.on_cuda(self._programs))  # none: nothing runs
+            cluster.workers(run_on_workers.on_cuda(self._programs))  # none: nothing runs
         self._memory, self._progress, self.cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self.interrupted, ExitStack() as self._modes:
@@ -240,7 +240,7 @@ class SplitRun:
             self.next_piece, self._added, self._divided, self._begun = 0, {}, set(), level
         if self.next_piece < len(self.pieces):
             if self._cluster is not None:
-                distributed_run.run_pass(self, program, self._cluster)
+                run_on_workers.run_pass(self, program, self._cluster)
             else:
                 self._run_pieces(program)
         self._publish_collected(self.schedule.passes[level])

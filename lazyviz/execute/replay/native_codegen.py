@@ -18,7 +18,7 @@ import torch
 from ...record.rng import state_of
 from ...record.tracked_storages import TrackedValue
 from ...torch_internals import dispatch_level, fastest_op_calls, native_module_loader
-from ...torch_internals.absent_cuda import STAND_INS
+from ...torch_internals.fake_cuda import STAND_INS
 from .instructions import NOWHERE, Code, Give, lines
 from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write
@@ -94,8 +94,9 @@ def _argument(item: Any, numbers: Mapping[TrackedValue, int]) -> tuple[int, Any]
 
 
 def store_result(value: TrackedValue, real: torch.Tensor) -> bool:
-    """Do the same as :func:`.eager.store_result` in compiled code; False if it cannot, and nothing is
-    done.
+    """Do the same as :func:`lazyviz.execute.eager_backend.store_result` in compiled code.
+
+    Returns False if it cannot; then nothing is done.
     """
     return bool(_store_result(value, real)) if active else False
 

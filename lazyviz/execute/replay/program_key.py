@@ -19,7 +19,7 @@ import torch
 
 from ...graph.ir import TensorMeta
 from ...record.rng import rng_state
-from ...record.shapes.shape_inference import Inferred, OutputSpec
+from ...record.shapes.shape_inference_cache import Inferred, OutputSpec
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ...torch_internals.private_api import OpOverload

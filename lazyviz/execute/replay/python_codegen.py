@@ -241,7 +241,10 @@ class _Writer:
 
 
 def _on_one_line(tree: ast.Module) -> ast.Module:
-    """For :func:`.moved_to_users_line`: kernels warn with the line of the frame that calls them."""
+    """On one line, because kernels warn with the line of the frame that calls them.
+
+    See :func:`~lazyviz.record.interception.warning_routing.moved_to_users_line`.
+    """
     for node in ast.walk(tree):
         for name in ("lineno", "end_lineno"):
             if hasattr(node, name):

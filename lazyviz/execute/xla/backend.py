@@ -23,8 +23,8 @@ from ...torch_internals import functionalization
 from ...torch_internals.dynamo import Compiled
 from ..backend_protocol import Refused, Segment, first_line
 from ..compiler.compiled_program_cache import program_of
+from ..compiler.compiling_backend_base import SegmentCompiler, Task
 from ..compiler.fx_lowering import NotLowered, refuse
-from ..compiler.segment_compiler import SegmentCompiler, Task
 from ..lru_cache import LRUCache
 from . import ops as xla_ops
 from . import program as xla_program

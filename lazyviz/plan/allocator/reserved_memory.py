@@ -64,7 +64,7 @@ def reserve(
     eager: bool = False,
     segments: Sequence[Segment] = (),
 ) -> Reservation | None:
-    """What running ``nodes`` would reserve on ``target``, of which ``room`` bytes can be had.
+    """What running ``nodes`` would reserve on ``target``, of which ``room`` bytes are available.
 
     ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
     ``None`` if PyTorch is set to use CUDA's asynchronous allocator, which is not simulated.

@@ -18,13 +18,13 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ...graph.ir import Graph, Node, Storage, Value
-from ..device_plan import MARGIN, DevicePlan, fits_with_margin, plan_device
+from ..device_timeline_and_verdict import MARGIN, DevicePlan, fits_with_margin, plan_device
 from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.allocation_trace import Key
 from ..liveness.lifetimes import Lifetime
-from ..liveness.live_set import Category, categorize
+from ..liveness.live_set_and_categories import Category, categorize
 from ..liveness.run_order import RunsInside
-from ..run_peak_projection import Held, Peak, highest
+from ..peak_of_one_run import Held, Peak, highest
 from ..units import format_bytes, format_share
 from ..workspace.workspace_size import Need
 from .candidates import RecomputeSchedule, Trace

@@ -13,8 +13,8 @@ from ..devices.device_lookup import Device, DeviceProfile
 from ..devices.known_gpus import PROFILES
 from ..node_formatting import folded_modules, line_with_text
 from ..units import format_bytes, format_flops, format_share
+from .bytes_and_launches import operator_class, touched
 from .dtype_change import in_dtype
-from .flops_and_bytes import operator_class, touched
 from .gpu_kernel_times import Gpu
 from .gpu_timeline import OpTime, Projection, duration, project
 from .run_time_projection import gpu_of, without_time

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ...graph.ir import Bound, Node, Value
-from .flop_rules import arguments_of, steps_of
-from .flops_and_bytes import Work, operator_class, read_again, work_of
+from .bytes_and_launches import Work, operator_class, read_again, work_of
+from .flop_count import arguments_of, steps_of
 from .gpu_timeline import OpTime, Projection, is_enough
 from .op_classes import OpClass, short_name
 from .reuse_distances import Access, accesses

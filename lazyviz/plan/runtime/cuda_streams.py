@@ -19,7 +19,7 @@ import torch
 
 from ...graph.collective_info import NAMESPACES, collective_of, kind_of
 from ...graph.ir import Node, Storage, Value
-from .flops_and_bytes import is_view
+from .bytes_and_launches import is_view
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from .flops_and_bytes import interned, work_key
+from .bytes_and_launches import interned, work_key
 
 
 def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:

@@ -20,8 +20,8 @@ import torch
 
 from ...graph.ir import Bound, Node, Value
 from ..devices.gpu_rates import Rates, Unit
-from .flop_rules import arguments_of, groups_of
-from .flops_and_bytes import compute_dtype, operator_class, read_again, work_key, work_of
+from .bytes_and_launches import compute_dtype, operator_class, read_again, work_key, work_of
+from .flop_count import arguments_of, groups_of
 from .op_classes import OpClass, short_name
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("gpu_kernel_calibration.json").read_text())

@@ -18,9 +18,9 @@ from ...graph.modules import ModuleNames
 from ..devices.gpu_rates import Known
 from ..result_tables import Table, Tabular
 from ..units import format_bytes, format_flops
+from .bytes_and_launches import NOTHING, Work, added, is_view, work_of
 from .cuda_streams import CollectiveInFlight, Streams, gpus_among, nodes_on_other_streams
-from .flop_rules import least_flops
-from .flops_and_bytes import NOTHING, Work, added, is_view, work_of
+from .flop_count import least_flops
 from .gpu_kernel_times import CALIBRATED, Gpu, Kernel, kernel_time, times_on
 
 RANGE: dict[Known, float] = {"measured": 0.10, "rule": 0.20, "power-limited": 0.35, "calibrated": 0.30}

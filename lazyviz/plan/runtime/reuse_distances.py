@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...graph.ir import Node, Storage, Value
-from .flops_and_bytes import touched
+from .bytes_and_launches import touched
 
 
 class Access(NamedTuple):

@@ -32,7 +32,7 @@ def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
     """The number of ranks of ``mesh``; 0 if none is given: then the block is not of a distributed program.
 
     Raises:
-        ValueError: the mesh or the rank cannot be.
+        ValueError: the mesh or the rank is invalid.
         RuntimeError: this PyTorch has no ``torch.distributed``.
     """
     if mesh is None:

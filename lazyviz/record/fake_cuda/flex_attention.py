@@ -18,7 +18,7 @@ import torch
 
 from ...torch_internals.dynamo import FLEX_CALLED, FLEX_FUNCTION, FLEX_OPERATOR
 from ..interception import unpatched_imports
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 
 def install(gpus: Gpus) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..sync_points import AbsentDeviceError
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 
 def install(gpus: Gpus) -> None:

@@ -15,7 +15,7 @@ from ...torch_internals import dynamo
 from ..eager_fallback import evaluate_before_tracing
 from ..interception import unpatched_imports
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 
 def install(gpus: Gpus) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 
 def install(gpus: Gpus) -> None:

@@ -18,7 +18,7 @@ from .. import constant_folding
 from ..interception import unpatched_imports
 from ..lazy_tensor import is_lazy
 from ..tracked_storages import TrackedNode
-from .planned_gpus_interface import Gpus
+from .fake_gpus_protocol import Gpus
 
 UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 """The assumption, as the option that sets it words it."""

@@ -2,7 +2,7 @@
 
 While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
 tensors whose device is ``cuda:N``.  For C++, they are on another device (see
-:mod:`lazyviz.torch_internals.absent_cuda`), which this module maps back when an op reaches the recorder.
+:mod:`lazyviz.torch_internals.fake_cuda`), which this module maps back when an op reaches the recorder.
 :mod:`lazyviz.record.fake_cuda.device_dependent_composites` and :mod:`lazyviz.record.fake_cuda.autocast`
 choose the kernels that a GPU would use.  Nothing here is active if CUDA is present.
 """
@@ -12,26 +12,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...graph.ir import SourceLine
-from ...torch_internals import absent_cuda, dispatch_level, private_api
+from ...torch_internals import dispatch_level, fake_cuda, private_api
 from ..interception.attribute_patches import Patches
 from ..ops_outside_blocks import nodes_before_access
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..tracked_storages import TrackedNode
 from . import (
     data_parallel,
-    driver_calls,
     flex_attention,
     memory_stats,
     older_releases,
+    refused_driver_calls,
     refused_tracers,
     saved_tensors,
     sparse_gradients,
@@ -40,11 +37,13 @@ from . import (
     wrapper_subclasses,
 )
 from . import packed_sequences as fake_cuda_packing
+from .assumed_values import Answer, AssumedValues
 from .autocast import AutocastKernels
 from .device_dependent_composites import CudaKernels
-from .driver_calls import refusal
-from .planned_gpu import Gpu as Gpu
-from .planned_gpus_interface import Memory, Reserved
+from .fake_gpu import Gpu as Gpu
+from .fake_gpus_protocol import Memory, Reserved
+from .refused_driver_calls import refusal
+from .streams_and_events import Event, Stream, planned_or
 from .text_generation import Generation
 
 if TYPE_CHECKING:
@@ -53,12 +52,9 @@ if TYPE_CHECKING:
 
 def is_absent(device: torch.device) -> bool:
     """Whether tensors on ``device`` are only planned."""
-    return device in absent_cuda.STAND_INS
+    return device in fake_cuda.STAND_INS
 
 
-ANYWHERE = "*"
-"""The key for assumed values of all lines without a value of their own."""
-_NOTHING = object()
 _Generator = torch.Generator
 
 
@@ -84,20 +80,6 @@ class _GeneratorType(type(_Generator)):  # type: ignore[misc]
         return isinstance(instance, _Generator)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A value that is assumed."""
-
-    value: Any
-
-    def for_dtype(self, dtype: torch.dtype) -> Any:
-        """``value`` as reading an element of ``dtype`` returns it: 1 for 1.0 where there are integers."""
-        exact = dtype.is_floating_point or dtype.is_complex
-        if exact or dtype == torch.bool or not isinstance(self.value, float) or self.value % 1:
-            return self.value
-        return int(self.value)
-
-
 class AbsentGpus:
     """While installed, PyTorch answers for ``gpu``."""
 
@@ -109,7 +91,7 @@ class AbsentGpus:
         self.tape = tape
         self.memory = memory
         self.reserved = reserved
-        self._assume = assume
+        self._assumed = AssumedValues(tape, assume)
         self.reset_at = 0  # position of the last reset_peak_memory_stats
         self.patches = Patches()
         self._kernels = CudaKernels(self)
@@ -117,15 +99,15 @@ class AbsentGpus:
         self._generation = Generation(self)
 
     def install(self) -> None:
-        absent_cuda.stand_in()
-        absent_cuda.make_on_cpu_first(True)
+        fake_cuda.stand_in()
+        fake_cuda.make_on_cpu_first(True)
         self._patch_functions()
         memory_stats.install(self)
         self._patch_randomness()
         tensor_placement.install(self)
         wrapper_subclasses.install(self.patches)
         fake_cuda_packing.install(self)
-        driver_calls.install(self)
+        refused_driver_calls.install(self)
         refused_tracers.install(self)
         data_parallel.install(self)
         saved_tensors.install(self)
@@ -142,8 +124,8 @@ class AbsentGpus:
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
-        absent_cuda.make_on_cpu_first(False)
-        absent_cuda.require_init()
+        fake_cuda.make_on_cpu_first(False)
+        fake_cuda.require_init()
 
     # --- devices --------------------------------------------------------------------
 
@@ -158,21 +140,21 @@ class AbsentGpus:
             if found.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {found}")
             number = self.current if found.index is None else found.index
-        if number >= absent_cuda.MOST_DEVICES:
+        if number >= fake_cuda.MOST_DEVICES:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return number
 
     def device(self, device: torch.device) -> torch.device:
         """The device that an op is recorded for: ``cuda`` is the current one."""
         if device.type == "meta":
-            return absent_cuda.stands_for(device)
+            return fake_cuda.stands_for(device)
         return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
 
     def below(self, device: torch.device) -> torch.device:
         """The C++ device for this device; torch's own shape rules keep device names as they are."""
         if self.tape.shapes.inferring:
             return device
-        return absent_cuda.STAND_INS.get(self.device(device), device)
+        return fake_cuda.STAND_INS.get(self.device(device), device)
 
     def record(
         self,
@@ -186,12 +168,10 @@ class AbsentGpus:
         In inference mode, and if a subclass calls them below autograd, composite functions arrive as one op,
         but the choice of kernels is made in their parts.
         """
-        if op in self._kernels.of or (
-            torch.is_inference_mode_enabled() and absent_cuda.is_made_of_others(op)
-        ):
+        if op in self._kernels.of or (torch.is_inference_mode_enabled() and fake_cuda.is_made_of_others(op)):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
-        is_sparse = op is absent_cuda.EMBEDDING_BAG_BACKWARD and args[9]
+        is_sparse = op is fake_cuda.EMBEDDING_BAG_BACKWARD and args[9]
         if is_sparse and is_absent(args[0].device):
             with mode:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
@@ -200,8 +180,8 @@ class AbsentGpus:
         device = kwargs.get("device")
         if device is not None:
             place = self.device(torch.device(device))
-            if op is absent_cuda.EFFICIENT_ZEROS:  # C++ creates them
-                place = absent_cuda.STAND_INS.get(place, place)
+            if op is fake_cuda.EFFICIENT_ZEROS:  # C++ creates them
+                place = fake_cuda.STAND_INS.get(place, place)
             kwargs = {**kwargs, "device": place}
             if place.type == "cuda" and args and not _is_strided(args[0]):
                 raise refusal(f"{op} of a sparse or nested tensor")
@@ -229,30 +209,15 @@ class AbsentGpus:
         """The value that the user assumes for a read that needs ``needed``."""
         if not needs_absent(needed):
             return None
-        line, value = self._assumed(sys._getframe(2))
-        if isinstance(value, Iterator):  # one value per read
-            value = next(value, self)
-            if value is self:
-                raise AbsentDeviceError(f"{line} is read more often than the number of values assumed for it")
-        if value is _NOTHING:
-            known = self._generation.answer(needed, sys._getframe(2))
-            return None if known is None else Answer(known)
-        return Answer(value)
+        frame = sys._getframe(2)
+        if (assumed := self._assumed.take(frame)) is not None:
+            return assumed
+        known = self._generation.answer(needed, frame)
+        return None if known is None else Answer(known)
 
     def assumes_each_read(self) -> bool:
         """Whether the user gave a list of values for reads at the running line, one after the other."""
-        return isinstance(self._assumed(sys._getframe(2))[1], Iterator)
-
-    def _assumed(self, frame: FrameType) -> tuple[SourceLine | None, Any]:
-        """The user's line above ``frame``, and the value that is assumed for a read there."""
-        if not self._assume:
-            return None, _NOTHING
-        line = self.tape.scopes.sources.find(frame)[0]
-        names: list[int | str] = [line.line, str(line), line.short] if line is not None else []
-        for name in (*names, ANYWHERE):
-            if name in self._assume:
-                return line, self._assume[name]
-        return line, _NOTHING
+        return self._assumed.is_one_per_read(sys._getframe(2))
 
     # --- functions ------------------------------------------------------------------
 
@@ -286,10 +251,10 @@ class AbsentGpus:
         replace(cuda, "synchronize", lambda device=None: None)
         replace(cuda, "ipc_collect", lambda: None)
         replace(cuda, "is_current_stream_capturing", lambda: False)
-        replace(cuda, "Stream", _Stream)
-        replace(cuda, "Event", _Event)
+        replace(cuda, "Stream", Stream)
+        replace(cuda, "Event", Event)
         for name in ("current_stream", "default_stream"):
-            replace(cuda, name, lambda device=None: _Stream(device))
+            replace(cuda, name, lambda device=None: Stream(device))
         replace(cuda, "stream", lambda stream: nullcontext())
         replace(cuda, "set_stream", lambda stream: None)
         replace(torch.backends.cuda, "is_built", lambda: True)
@@ -297,25 +262,25 @@ class AbsentGpus:
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
         replace(accelerator, "device_count", lambda: gpu.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-        replace(*absent_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
+        replace(*fake_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
-        for owner, name in absent_cuda.EXCHANGE_ACCELERATOR:
+        for owner, name in fake_cuda.EXCHANGE_ACCELERATOR:
             replace(owner, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
         replace(accelerator, "synchronize", lambda device=None: None)
-        replace(accelerator, "current_stream", lambda device=None: _Stream(device))
+        replace(accelerator, "current_stream", lambda device=None: Stream(device))
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its GPUs are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
-        replace(*absent_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(*fake_cuda.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
         replace(private_api.VF, "meshgrid", value_read_errors.meshgrid(meshgrid))
         replace(torch.Tensor, "__setitem__", value_read_errors.with_cuda_messages(torch.Tensor.__setitem__))
-        replace(*absent_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
-        replace(*absent_cuda.GROUP_TENSORS, _group_tensors)
+        replace(*fake_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*fake_cuda.GROUP_TENSORS, _group_tensors)
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
         original = getattr(owner, name, None)
@@ -366,7 +331,7 @@ class AbsentGpus:
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
-        draw = getattr(*absent_cuda.TRUNC_NORMAL)
+        draw = getattr(*fake_cuda.TRUNC_NORMAL)
 
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
@@ -385,7 +350,7 @@ class AbsentGpus:
                 result = torch.where(outside, again, result)
                 return tensor.copy_(result)
 
-        replace(*absent_cuda.TRUNC_NORMAL, trunc_normal)
+        replace(*fake_cuda.TRUNC_NORMAL, trunc_normal)
         gpus = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
@@ -396,8 +361,8 @@ class AbsentGpus:
                 return _PlannedGenerator(place) if is_absent(place) else _Generator(place)
 
         self.patches.set(torch, "Generator", Generator)
-        self.patches.set(torch, "Stream", _planned_or(torch.Stream, _Stream))
-        self.patches.set(torch, "Event", _planned_or(torch.Event, _Event))
+        self.patches.set(torch, "Stream", planned_or(torch.Stream, Stream))
+        self.patches.set(torch, "Event", planned_or(torch.Event, Event))
         defaults = tuple(_PlannedGenerator(torch.device("cuda", number)) for number in range(self.gpu.count))
         self.patches.set(cuda, "default_generators", defaults)
 
@@ -484,74 +449,6 @@ class _Properties:
         raise AbsentDeviceError(f"{name} of {self.name} is unknown: the GPU is not on this machine.")
 
 
-class _Stream:
-    """A stream on which nothing will run."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        self.device = device
-        self.cuda_stream = 0
-        self.priority = priority
-
-    def synchronize(self) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        raise refusal("Stream.priority_range()")
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        return event if event is not None else _Event()
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-class _Event:
-    """An event that will never occur."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = kwargs.get("device")
-
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        raise AbsentDeviceError(
-            "Event.elapsed_time() is not available: a planned GPU does not run. The projected time is "
-            "plan.seconds."
-        )
-
-    def ipc_handle(self) -> Any:
-        raise refusal("Event.ipc_handle()")
-
-
-def _planned_or(original: Any, planned: type) -> Any:
-    """In the place of ``torch.Stream`` or ``torch.Event``: makes those of planned devices, too."""
-
-    class Either(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, planned))
-
-        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-            type_of = "cuda" if device is None or isinstance(device, int) else torch.device(device).type
-            return (planned if type_of == "cuda" else original)(device, *args, **kwargs)
-
-    return Either(original.__name__, (), {})
-
-
 def _is_strided(item: Any) -> bool:
     """Whether an argument is no sparse or nested tensor, and no list of parts of one."""
     return not isinstance(item, torch.Tensor) or (item.layout == torch.strided and not item.is_nested)
@@ -568,10 +465,10 @@ def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """A tensor's memory may be exchanged for GPU memory, as on a machine with a GPU."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
-    return bool(absent_cuda.compatible_tensors(tensor, other))
+    return bool(fake_cuda.compatible_tensors(tensor, other))
 
 
 def _group_tensors(*args: Any) -> dict[Any, Any]:
     """C++ groups tensors by the devices that it sees."""
-    groups = absent_cuda.group_tensors(*args)
-    return {(absent_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}
+    groups = fake_cuda.group_tensors(*args)
+    return {(fake_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

@@ -101,7 +101,8 @@ class OptimizerSteps:
     def _end(self) -> None:
         """There is no hook for the end of a step that fails.
 
-        A signal handler's exception may have stopped :meth:`before_step` or :meth:`after_step` at any instruction.
+        A signal handler's exception may have stopped :meth:`before_step` or :meth:`after_step` at any
+        instruction.
         """
         if self._phases:
             self.scopes.phase = self._phases[0]

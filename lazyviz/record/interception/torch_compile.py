@@ -14,7 +14,7 @@ from .attribute_patches import Patches
 
 
 class RunImmediately(Protocol):
-    """Makes of a function one that evaluates what is pending first, and runs without taking part."""
+    """Wraps a function: what is pending is evaluated first, and lazyviz stays out of its run."""
 
     def __call__(
         self, function: Callable[..., Any], cause: str, also: tuple[Any, ...] = ()

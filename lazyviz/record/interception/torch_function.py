@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..lazy_tensor import LazyTensor
-from ..lazy_tensor_subclasses import PendingClass
+from ..lazy_tensors_of_user_classes import PendingClass
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
 

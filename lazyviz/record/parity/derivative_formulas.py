@@ -271,7 +271,7 @@ def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
 
 
 def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
-    """Say where eager PyTorch would choose between formulas by values that are not there."""
+    """Note in the graph where eager PyTorch would choose a formula by values that do not exist here."""
     graph = tape.recording.graph
     for name in {_CHOOSES_BY_ZEROS.get(node.name()) for node in nodes} - {None}:
         if graph is not None:

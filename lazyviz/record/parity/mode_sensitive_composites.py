@@ -195,7 +195,7 @@ def _linear(
 
 
 def _one_hot(original: Original, classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Under a mode, ATen compares with all classes, and does not notice those that there are not.
+    """Under a mode, ATen compares with all classes, and does not notice classes out of range.
 
     Eager mode writes the ones, on the CPU after it has read the smallest and the largest class. Here, the
     kernel that writes them raises the error if there is one.
@@ -220,9 +220,7 @@ def _one_hot(original: Original, classes: torch.Tensor, num_classes: int = -1) -
 
 
 def _max_pool1d(original: Original, image: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Without gradients, a CPU kernel of its own, which lays out its result otherwise than the one with
-    indices.
-    """
+    """Without gradients, a separate CPU kernel, whose result has other strides than the one with indices."""
     if image.device.type != "cpu" or _may_be_differentiated(original, image):
         return original(image, *args, **kwargs)
     return original.whole(image, *args, **kwargs)

@@ -1,5 +1,6 @@
-"""Shapes of convolutions, products and other layers; see
-:mod:`lazyviz.record.shapes.elementwise_and_factory_shapes`.
+"""Shapes of convolutions, matrix products, and other layers on the CPU, from metadata alone.
+
+:mod:`lazyviz.record.shapes.elementwise_and_factory_shapes` has those of other kernels.
 """
 
 from __future__ import annotations

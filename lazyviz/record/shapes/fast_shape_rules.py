@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
+from .inferred_outputs import Inferred, Output, OutputSpec
 from .interned_metadata import MetadataTable
 from .operator_info import OpInfo
-from .shape_cache_entries import Inferred, Output, OutputSpec
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")
-_STAND_INS = absent_cuda.STAND_INS
+_STAND_INS = fake_cuda.STAND_INS
 _LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the
@@ -112,11 +113,13 @@ def _view(
         tensor = torch.empty(elements, dtype=meta.dtype, device="meta")
         tensor = tensor.as_strided(meta.shape, meta.stride, meta.offset)
         tensors = {id(value): tensor}
+        ask = partial(
+            kernel, *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
+        )
         try:
-            result = kernel(
-                *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
-            )
-        except Exception:
+            result = ask()
+        except Exception as error:
+            kernel_probes.must_come_again(error, ask)
             return None  # PyTorch raises the error
         address = private_api.storage_address(tensor)
         several = isinstance(result, (list, tuple))
@@ -135,7 +138,7 @@ def _view(
 def _on_card(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """The results of an op on a planned card, if they do not depend on the device: the same as for meta
+    """The results of an op on a planned GPU, if they do not depend on the device: the same as for meta
     tensors.
 
     The meta kernels are called directly. Most are in C++; PyTorch's Python registrations for them, and fake
@@ -162,9 +165,13 @@ def _on_card(
         for value in inputs:
             meta = value.meta
             tensors[id(value)] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+        ask = partial(
+            op, *kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors)
+        )
         try:
-            result = op(*kernel_probes.substitute(args, tensors), **kernel_probes.substitute(kwargs, tensors))
-        except Exception:
+            result = ask()
+        except Exception as error:
+            kernel_probes.must_come_again(error, ask)
             return None  # PyTorch raises the error
     results = result if info.name in _OF_ATTENTION else (result,)
     outputs: list[Output] = []

@@ -7,14 +7,15 @@ contains zeros or ones.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...graph.ir import TensorMeta
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from ..rng import Generators, set_state, state_of
 from . import kernel_probe_inputs, scalar_operands
@@ -157,7 +158,7 @@ def ask(
 
     Raises:
         DataDependent: the kernel may not take these arguments.
-        Exception: it refuses them whatever they hold.
+        Exception: the kernel rejects them, whatever they contain.
     """
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
@@ -276,6 +277,17 @@ def _refusals(
     return answers if all(isinstance(found, Exception) for found in answers) else []
 
 
+def must_come_again(error: Exception, ask: Callable[[], Any]) -> None:
+    """Raise ``error`` of a first ``ask()`` if a second one succeeds: another thread has sent it, and it is no
+    answer.
+    """
+    try:
+        ask()
+    except Exception:
+        return
+    raise error
+
+
 def _answers(
     op: OpOverload,
     args: Any,
@@ -295,9 +307,11 @@ def _answers(
     absent = on_absent_gpu(inputs, kwargs)
     for fill in fills:
         with torch.no_grad(), private_api.kernels_only():
+            ask = functools.partial(answer, op, args, kwargs, inputs, fill, small=small)
             try:
-                found = answer(op, args, kwargs, inputs, fill, small=small)
+                found = ask()
             except Exception as error:
+                must_come_again(error, ask)
                 found = error.with_traceback(None)  # its frames would keep the user's tensors alive
         if absent and isinstance(found, Exception):
             if isinstance(found, NotImplementedError) and "not implemented for" not in str(found):
@@ -355,7 +369,7 @@ def _results(result: Any) -> list[torch.Tensor]:
 
 def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of an absent GPU."""
-    absent = absent_cuda.STAND_INS
+    absent = fake_cuda.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
@@ -380,9 +394,9 @@ _TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two diffe
 def _cpu_for(item: Any) -> Any:
     """The CPU in place of an absent device, and None in place of its generator."""
     if isinstance(item, torch.device):
-        return torch.device("cpu") if item in absent_cuda.STAND_INS else item
+        return torch.device("cpu") if item in fake_cuda.STAND_INS else item
     if isinstance(item, torch.Generator):
-        return None if item.device in absent_cuda.STAND_INS else item
+        return None if item.device in fake_cuda.STAND_INS else item
     return item
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import is_dense, works_by_element
-from ...torch_internals import absent_cuda, private_api
+from ...torch_internals import fake_cuda, private_api
 from ...torch_internals.private_api import OpOverload
 from .tensor_iterator import Operand, output_stride
 
@@ -107,7 +107,7 @@ def _fit(matrix: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> Result:
-    """Of the driver ``gels``, a GPU's only one: no rank, no singular values (``linalg_lstsq_out``,
+    """With the driver ``gels``, the only one on a GPU: no rank, no singular values (``linalg_lstsq_out``,
     BatchLinearAlgebra.cpp).  The solution's memory has the rows of both matrices.
     """
     *batch, rows, columns = matrix.shape
@@ -454,7 +454,7 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     A build without CUDA does not know that cuDNN would be selected.
     """
     source, weight = arguments["input"], arguments["weight"]
-    if source.device not in absent_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
+    if source.device not in fake_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
         return result
     memory_format = _suggested(source)
     if memory_format == torch.contiguous_format:

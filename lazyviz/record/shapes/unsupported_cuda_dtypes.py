@@ -1,6 +1,6 @@
 """Dtypes for which operators have no CUDA kernel: the errors of a GPU that is not on this machine.
 
-Shape rules are of no dtype: the product of two integer matrices has a shape, and CUDA no kernel for it. The
+Shape rules ignore dtypes: the product of two integer matrices has a shape, but CUDA has no kernel for it. The
 table is written by ``scripts/write_unsupported_cuda_dtypes.py`` from PyTorch's operator database, whose
 entries PyTorch's own tests check on GPUs. Operators that are not in it are taken to have a kernel.
 """
@@ -35,7 +35,7 @@ def _table() -> Mapping[str, frozenset[torch.dtype]]:
 
 
 def refuse(op: OpOverload, inputs: Sequence[Any]) -> None:
-    """Raise CUDA's error for a call on an absent GPU whose operands it has no kernel for.
+    """Raise CUDA's error for a call on an absent GPU if CUDA has no kernel for its operands.
 
     Raises:
         NotImplementedError: as ``'"addmm_cuda" not implemented for 'Long'``.

@@ -26,7 +26,7 @@ COMPONENTS: dict[torch.layout, tuple[str, ...]] = {
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Indices and values of a sparse tensor, without history, the values last; empty for other tensors.
 
-    Those of a wrapper subclass (:mod:`lazyviz.record.fake_cuda.sparse_gradients`) only its class knows.
+    Only its class knows those of a wrapper subclass (:mod:`lazyviz.record.fake_cuda.sparse_gradients`).
     """
     names = COMPONENTS.get(tensor.layout)
     if names is None or private_api.dispatches_itself(type(tensor)):

@@ -179,7 +179,7 @@ def sampled_addmm(self: Any, mat1: Any, mat2: Any, **factors: Any) -> Outcome:
 
 
 def mm_reduce(self: Any, other: Any, reduce: str) -> Outcome:
-    """Where a maximum is, the kernel tells only if autograd will ask."""
+    """The kernel returns the positions of maxima only if autograd needs them."""
     if (
         not _product(self, other)
         or self.dtype.is_complex
@@ -283,7 +283,7 @@ def div(self: Any, other: Any) -> Outcome:
 
 
 def _same_kind(form: Form, number: torch.Tensor) -> bool:
-    """Whether a tensor of no dimensions leaves the dtype of the other operand as it is."""
+    """Whether a zero-dimensional tensor leaves the dtype of the other operand unchanged."""
     return form.dtype.is_floating_point and (number.dtype.is_floating_point or not number.dtype.is_complex)
 
 

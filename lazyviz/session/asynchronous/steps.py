@@ -13,8 +13,8 @@ from ...process.tracebacks import shorten
 from ...record.tape import tape
 from ...torch_internals import op_stream
 from ..block import LazyBlock
+from ..device_options import resolved
 from ..lazy_graph import LazyGraph, lazy
-from ..planned_device import resolved
 from .run_handle import Run
 from .unrecorded_steps import Program, Repetition
 

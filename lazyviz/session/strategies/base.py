@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 
 from ...execute import eager_backend
+from ...execute.compute_value_stats import Summaries
 from ...execute.measured_memory import Memory, ResidentMemory
 from ...execute.progress import Run
 from ...execute.replay.program_cache import Projection
-from ...execute.value_stats import Summaries
-from ...plan.run_peak_projection import project
+from ...plan.peak_of_one_run import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
-from ...torch_internals import absent_cuda
+from ...torch_internals import fake_cuda
 from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
     from ...execute.compiler.partitioned_run import Outcome
     from ...execute.microbatch.split_run import SplitRun
-    from ...execute.replay.background_run import AsyncRun
+    from ...execute.replay.background_thread import AsyncRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None
 Marks: TypeAlias = list[tuple[TrackedNode, Any, Any]]
@@ -140,7 +140,7 @@ class Strategy:
             on_node if self.is_followed else None, wanted.cancel.is_set if wanted.cancel is not None else None
         )
         for index in self.cuda:
-            absent_cuda.synchronize(index)
+            fake_cuda.synchronize(index)
         for node, begin, end in self.marks:
             node.measured_seconds = begin.elapsed_time(end) / 1000
 

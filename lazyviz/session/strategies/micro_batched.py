@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...execute import eager_backend
 from ...execute.microbatch.split_run import SplitRun
 from ...execute.replay.program_cache import Projection
-from ...plan.liveness.live_set import categorize
-from ...plan.run_peak_projection import Peak
+from ...plan.liveness.live_set_and_categories import categorize
+from ...plan.peak_of_one_run import Peak
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 from ...execute.backend_protocol import Backend
 from ...execute.backend_registry import find_backend
+from ...execute.compute_value_stats import Summaries
 from ...execute.microbatch.ray_and_ipyparallel import Cluster, is_cluster
 from ...execute.replay import program_cache
-from ...execute.value_stats import Summaries
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
 from .. import recompute_options, split_options

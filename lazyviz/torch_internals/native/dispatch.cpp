@@ -547,7 +547,7 @@ struct Pending final : c10::TensorImpl {
 
   // C++ code calls this before it takes a tensor's address, and rarely otherwise: a pending tensor becomes real now.
   bool has_storage() const override {
-    // A tensor on an absent card (to C++, a meta tensor) has no address.
+    // A tensor on an absent GPU (to C++, a meta tensor) has no address.
     if (C10_UNLIKELY(before_access != nullptr && numel_ != 0 && key_set_.has(DispatchKey::Python) && !at_access && !is_meta())) {
       if (!is_profiler(ASKED_FROM)) make_real();
     }
@@ -615,7 +615,7 @@ PyObject* make_wrapper(PyObject* cls, PyObject* shape, PyObject* stride, int64_t
   const size_t nbytes = at::detail::computeStorageNbytes(size, strides, type.itemsize(), offset);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, nbytes, c10::GetAllocator(c10::kMeta), /*resizable=*/true);
   storage.set_data_ptr_noswap(at::DataPtr{nullptr, place});
-  // If it cannot become real (forgotten, or on an absent card), taking the address raises an error, instead of
+  // If it cannot become real (forgotten, or on an absent GPU), taking the address raises an error, instead of
   // returning null.
   storage.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
   at::Tensor tensor;

@@ -53,7 +53,7 @@ struct Names {  // interned
 struct Classes {  // set by `connect`
   PyObject *tensor = nullptr, *parameter = nullptr;
   PyObject* class_setter = nullptr;  // the descriptor `object.__class__`
-  PyObject* stand_ins = nullptr;  // a dictionary that is not empty once an absent card was planned
+  PyObject* stand_ins = nullptr;  // a dictionary that is not empty once a block was recorded for an absent GPU
   c10::DispatchKeySet above, lazy;  // the keys above kernels, and those that kernels see
 } classes;
 
@@ -460,7 +460,7 @@ bool become_real(PyObject* object, PyObject* attributes, const at::Tensor& tenso
   return is_parameter == 0 || (is_parameter > 0 && drop(attributes, names.is_parameter));
 }
 
-// The same as `eager.store_result` for the tensor of one reference; 2 if it is real now.
+// The same as `eager_backend.store_result` for the tensor of one reference; 2 if it is real now.
 int give_one(PyObject* ref, const at::Tensor& real) {
   THPObjectPtr object(PyObject_CallNoArgs(ref));
   if (!object) return -1;
@@ -474,7 +474,7 @@ int give_one(PyObject* ref, const at::Tensor& real) {
   return become_real(object.get(), attributes.get(), tensor, real) ? 2 : -1;
 }
 
-// The same as `eager.store_result`; 0 if the Python function must be called, -1 with an exception.
+// The same as `eager_backend.store_result`; 0 if the Python function must be called, -1 with an exception.
 int give(PyObject* value, const at::Tensor& real) {
   if (!real.defined()) return 1;
   if (real.layout() != at::kStrided) return 0;
@@ -1554,7 +1554,7 @@ void forget_async(PyObject* object) {
 }
 
 PyMethodDef methods_of_async[] = {
-    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/replay/background_run.py."},
+    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/replay/background_thread.py."},
     {"is_joined", is_joined, METH_NOARGS, "Whether its results have been handed over."},
     {"is_over", is_over, METH_NOARGS, "Whether it has ended."},
     {"wait", wait_for, METH_O, "Waits that many seconds at most; whether it has ended."},
@@ -1584,7 +1584,7 @@ PyObject* takes_generators(PyObject* self, PyObject*) {
 PyMethodDef methods_of_program[] = {
     {"takes_generators", takes_generators, METH_NOARGS, "Whether each draw can have a generator that it is given."},
     {"in_one_go", run_in_one_go, METH_VARARGS, "See execute/replay/native_run.py."},
-    {"start", start_async, METH_VARARGS, "See execute/replay/background_run.py."},
+    {"start", start_async, METH_VARARGS, "See execute/replay/background_thread.py."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots_of_type[] = {
@@ -1630,7 +1630,7 @@ PyType_Spec level_spec = {
 PyMethodDef functions[] = {
     {"store_result", store_one, METH_VARARGS, "See native_codegen.store_result."},
     {"end_worker", end_worker, METH_NOARGS, "Ends the thread of asynchronous runs, once none is under way."},
-    {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of planned cards, and dispatch keys."},
+    {"connect", connect, METH_VARARGS, "The classes of tensors, the stand-ins of absent GPUs, and dispatch keys."},
     {nullptr, nullptr, 0, nullptr},
 };
 

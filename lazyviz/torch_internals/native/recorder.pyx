@@ -4,7 +4,7 @@
 It does the same as :meth:`lazyviz.record.recorder.Recorder.record` for an op whose answer is in the shape
 cache, call by call, on the same objects. The classes are still those of Python, whose slots are read and
 written at the offsets of their member descriptors. Anything that is not ordinary (an unknown shape, a draw, a
-sync point, the kernels of an absent card, ...) is detected before anything has been changed, and is left to
+sync point, the kernels of an absent GPU, ...) is detected before anything has been changed, and is left to
 the Python recorder. lazyviz works the same without this module; the tests run both ways.
 """
 
@@ -632,15 +632,16 @@ cdef Met[256] met_ops  # the most recent ones, by address
 
 
 cdef Op op_of(object func):
-    cdef Op op
+    cdef Op op, mine
     cdef Met *met = &met_ops[(<size_t> <void *> func >> 4) * <size_t> 0x9E3779B97F4A7C15 >> 56]
     if met.func == <PyObject *> func:
         return <Op> met.op
     cdef PyObject *found = PyDict_GetItem(ops, <size_t> <void *> func)
     if found is NULL:
         info = infos.get(<size_t> <void *> func) or info_of(func)
-        op = ops[<size_t> <void *> func] = Op(info)
-        if take is not None:
+        mine = Op(info)
+        op = <Op> ops.setdefault(<size_t> <void *> func, mine)
+        if op is mine and take is not None:  # else another thread was first
             take(func, op.ordinary or op.reads_number)
     else:
         op = <Op> found
@@ -991,7 +992,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     is pending.  From the second time on, signals wait.
     """
     # Draws call Python anyway, and handlers are to be called at the level of the user's code.
-    result = AGAIN if op.draws else attempt(op, func, args, kwargs, False)
+    result = AGAIN if op.draws and not stand_ins else attempt(op, func, args, kwargs, False)
     while result is AGAIN:
         signals = Deferred(of_op=tape.user_level)
         try:
@@ -1099,7 +1100,9 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
         return AGAIN
     place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not get(scopes, C_root))
     generator = drawn = None
-    if op.draws:
+    if op.draws and not is_on_absent_card(inferred):  # where nothing is drawn
+        if not deferring:
+            return AGAIN
         if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
             generator = default_generator
         else:
@@ -1194,7 +1197,7 @@ cdef int draw(object node, tuple drawn) except -1:
 
 
 cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
-    """Whether a planned card affects the call: its device, or the kernels that it consists of."""
+    """Whether an absent GPU affects the call: its device, or the kernels that it consists of."""
     if op.made_of_others < 0:
         op.made_of_others = is_made_of_others(func)
     return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
@@ -1397,6 +1400,14 @@ cdef bint is_on_cpu(object inferred) except -1:
     for spec in get(inferred, I_outputs):
         if type(spec) is OutputSpec:
             return get(get(spec, O_meta), M_device) == cpu
+    return False
+
+
+cdef bint is_on_absent_card(object inferred) except -1:
+    """Whether the first result is one."""
+    for spec in get(inferred, I_outputs):
+        if type(spec) is OutputSpec:
+            return bool(stand_ins) and get(get(spec, O_meta), M_device) in stand_ins
     return False
 
 
@@ -1893,7 +1904,7 @@ cdef object drop_storage(object storage, dict known, bint recording):
 cdef bint locate(
     object node, object graph, object place, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
 ) except -1:
-    """``lazyviz.record.provenance.module_scopes.Scopes.locate``, without Python code; ``sequence`` is that of
+    """``lazyviz.record.provenance.modules_and_phases.Scopes.locate``, without Python code; ``sequence`` is that of
     the calling autograd node.  Returns whether nothing is left to `locate_gradient`.
     """
     cdef PyObject *found
@@ -2216,7 +2227,7 @@ cdef tuple shared(list callers):
 
 
 def content_of(modules):
-    """``lazyviz.record.provenance.module_scopes.content_of``."""
+    """``lazyviz.record.provenance.modules_and_phases.content_of``."""
     cdef list content = []
     for module in modules:
         if module is None:
@@ -2400,7 +2411,7 @@ cdef bint is_known_as(object tensor, object name, object key) except -1:
 
 
 cdef bint is_state_of(object full, object name, object key) except -1:
-    """``lazyviz.record.provenance.module_scopes._is_parameter_of``."""
+    """``lazyviz.record.provenance.modules_and_phases._is_parameter_of``."""
     cdef Py_ssize_t length = len(name) + 1 + len(key) if name else len(key)
     return (
         len(full) == length
@@ -2539,7 +2550,7 @@ cpdef object wrapper(object meta):
             <PyObject *> (device if below is None else below),
         )
     )
-    if below is not None:  # `lazyviz.torch_internals.absent_cuda.mark`
+    if below is not None:  # `lazyviz.torch_internals.fake_cuda.mark`
         keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
         keys[0] = keys[0] | autocast_keys
     return made

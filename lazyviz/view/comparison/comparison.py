@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...graph.ir import Node, SourceLine
 from ...graph.modules import ModuleNames, has_variable, root_of, root_parts
-from ...plan.liveness.live_set import Allocation
+from ...plan.liveness.live_set_and_categories import Allocation
 from ...plan.node_formatting import category_text
 from ...plan.plan import Plan
 from ...plan.result_tables import Table, Tabular

@@ -11,12 +11,11 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...process.gc_pause import paused
-from ..printable_text import visible, visible_in
+from ..printable_text import visible, visible_json
 from ..render.svg import static_bundle
 from ..scene.box_numbers import COUNTED
 from ..scene.boxes import Box
@@ -225,5 +224,5 @@ def _search(scene: Scene) -> dict[str, Any]:
 
 
 def _packed(value: Any) -> str:
-    text = json.dumps(visible_in(value), separators=(",", ":"), ensure_ascii=False, default=str)
+    text = visible_json(value, separators=(",", ":"), default=str)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

@@ -14,7 +14,7 @@ from ...graph.ir import Node, Storage
 from ...graph.modules import full_name, root_name
 from ...plan.allocator.config import SMALL_LIMIT
 from ...plan.allocator.memory_history import Entry, trace
-from ...plan.liveness.live_set import categorize
+from ...plan.liveness.live_set_and_categories import categorize
 from ...plan.plan import Plan
 
 Frames = list[dict[str, Any]]

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, Phase
 from ...graph.modules import root_parts
-from ...plan.liveness.live_set import CATEGORIES
+from ...plan.liveness.live_set_and_categories import CATEGORIES
 from ..scene.boxes import LANE_TITLES
 from ..scene.dataflow import drawn_lanes
 from ..scene.plan_protocol import PlanLike

@@ -102,6 +102,7 @@ class Hierarchy:
     gradients: dict[Node, list[Node]] | None = None  # for each forward op; computed on first use
     _readers: list[list[int]] | None = None
     _value_readers: dict[int, list[int]] | None = None
+    _places: dict[str, int] | None = None
 
     def lane_of(self, node: Node) -> str:
         """The phase of the lane in which the node is drawn."""
@@ -135,6 +136,12 @@ class Hierarchy:
                 for _, read in reads:
                     self._value_readers.setdefault(read.id, []).append(reader)
         return self._value_readers.get(value, [])
+
+    def place_in_program(self, id: str) -> int:
+        """The place of the box with that id among all boxes, which are in the order of the program."""
+        if self._places is None or len(self._places) != len(self.boxes):
+            self._places = {id: place for place, id in enumerate(self.boxes)}
+        return self._places[id]
 
     def nodes_in(self, box: Box) -> Iterator[Node]:
         """The drawn ops inside ``box``, itself included."""

@@ -102,11 +102,10 @@ def _told_apart(hierarchy: Hierarchy, links: Sequence[dict[str, Any]]) -> list[d
             alike.setdefault(link["label"], set()).add(link["chain"][-1])
     if all(len(ids) == 1 for ids in alike.values()):
         return list(links)
-    order = {id: place for place, id in enumerate(hierarchy.boxes)}
     name_of: dict[str, str] = {}
     for label, ids in alike.items():
         phases: dict[str, list[str]] = {}
-        for id in sorted(ids, key=lambda id: order[id]):
+        for id in sorted(ids, key=hierarchy.place_in_program):
             phases.setdefault(LANE_TITLES[hierarchy.boxes[id].phase].lower(), []).append(id)
         for phase, same in phases.items():
             for number, id in enumerate(same, 1):

@@ -9,7 +9,7 @@ from ...graph.ir import Node, SourceLine, Storage
 from ...plan.batch.split_plan import SplitPlan
 from ...plan.devices.device_lookup import Device, DeviceProfile
 from ...plan.liveness.lifetimes import Run
-from ...plan.liveness.live_set import Moment
+from ...plan.liveness.live_set_and_categories import Moment
 from ...plan.runtime.gpu_timeline import Projection
 
 

@@ -35,11 +35,9 @@ def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
             sizes[value.storage.id] = value.storage.nbytes
 
     if box.kind == "input":
-        wanted = {value.id for value in box.values}
-        for index, reads in enumerate(hierarchy.reads):
-            for _, value in reads:
-                if value.id in wanted:
-                    note("consumer", hierarchy.box_of[index], value)
+        readers = [(index, value) for value in box.values for index in hierarchy.readers_of(value.id)]
+        for index, value in sorted(readers, key=lambda reader: reader[0]):
+            note("consumer", hierarchy.box_of[index], value)
         return _json(found)
     if box.kind == "output":
         maker = box.key if isinstance(box.key, int) else None

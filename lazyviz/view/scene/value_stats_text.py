@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.ir import Node
-from ...graph.value_summary import Summary, share_text
+from ...graph.value_stats_data import Summary, share_text
 
 
 def values_of(node: Node, position: int) -> dict[str, Any]:

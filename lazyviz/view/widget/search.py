@@ -69,7 +69,7 @@ class Index:
                 self._code[_line_words(source, texts)].append(at)
                 self._lines[source.line].append((os.path.basename(source.file).casefold(), at))
             self._note(node.outputs if node is not None else box.values, words, at, texts)
-            for word in words:
+            for word in sorted(words):  # saved pages of one graph are the same
                 if word:
                     self._words[word].append(at)
         self._words, self._code = _folded(self._words), _folded(self._code)
@@ -86,7 +86,7 @@ class Index:
             words.add(texts.get(dtype) or texts.setdefault(dtype, f"torch.{dtype_text(value)}"))
             words |= {full_name(value.name), full_name(value.storage.name), *value.storage.variables}
         words |= shapes
-        for shape in shapes:
+        for shape in sorted(shapes):
             self._shapes[shape.casefold()].append(at)
 
     def _path(self, box: Box) -> str:

@@ -17,10 +17,10 @@ from torch import nn
 import lazyviz
 from lazyviz.execute import backend_registry
 from lazyviz.execute.backend_protocol import Refused
-from lazyviz.execute.compiler import inductor as inductor_module
+from lazyviz.execute.compiler import inductor_backend as inductor_module
 from lazyviz.execute.compiler import numerical_verification
 from lazyviz.execute.compiler.fx_lowering import lower, row_major
-from lazyviz.execute.compiler.inductor import InductorBackend
+from lazyviz.execute.compiler.inductor_backend import InductorBackend
 from lazyviz.execute.compiler.single_segment_runs import cached_segments
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled

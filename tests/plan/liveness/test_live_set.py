@@ -41,6 +41,19 @@ def test_every_point_of_the_timeline_tells_what_is_alive_there(training_step):
         )
 
 
+def test_what_is_alive_is_a_sequence_largest_first(training_step):
+    plan = make_plan(training_step)
+    alive = plan.at(plan.peak_position).alive
+    every = list(alive)
+    assert len(alive) == len(every) > 3
+    assert [each.nbytes for each in every] == sorted((each.nbytes for each in every), reverse=True)
+    assert alive[0] is alive[0] is alive[:1][0] and alive[-1] is every[-1]
+    assert alive[1:3] == every[1:3]
+    assert alive == every and repr(alive) == repr(every)
+    with pytest.raises(IndexError):
+        alive[len(alive)]
+
+
 def test_at_the_peak_it_is_what_the_plan_lists(training_step):
     plan = make_plan(training_step)
     moment = plan.at(plan.peak_node.index)

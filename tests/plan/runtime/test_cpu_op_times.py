@@ -12,6 +12,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.runtime import cpu_calibration
+from lazyviz.plan.runtime.bytes_and_launches import operator_class
 from lazyviz.plan.runtime.cpu_op_times import (
     ALWAYS_NEW,
     POINTWISE,
@@ -22,7 +23,6 @@ from lazyviz.plan.runtime.cpu_op_times import (
     rate_at,
     rates_from,
 )
-from lazyviz.plan.runtime.flops_and_bytes import operator_class
 from lazyviz.plan.runtime.gpu_timeline import duration
 from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
 from lazyviz.plan.runtime.op_classes import short_name

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
-from lazyviz.plan.runtime import flops_and_bytes
+from lazyviz.plan.runtime import bytes_and_launches
+from lazyviz.plan.runtime.bytes_and_launches import Work, operator_class, work_key, work_of
 from lazyviz.plan.runtime.dtype_change import in_dtype
-from lazyviz.plan.runtime.flops_and_bytes import Work, operator_class, work_key, work_of
 from lazyviz.plan.runtime.gpu_kernel_times import Product, products_of
 
 
@@ -153,7 +153,7 @@ def test_attention_on_the_cpu_counts_as_its_cuda_kernels_do():
     with lazyviz.lazy() as graph:
         F.scaled_dot_product_attention(q, q, q).sum().backward()
     product = 2 * 2 * 4 * 12 * 12 * 8
-    by_phase = flops_and_bytes.grouped(graph.nodes, lambda node: node.phase)
+    by_phase = bytes_and_launches.grouped(graph.nodes, lambda node: node.phase)
     assert by_phase["forward"].flops == 2 * product
     assert by_phase["backward"].flops == 5 * product  # scores again, and two gradients of either product
 

@@ -10,7 +10,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.known_gpus import PROFILES
 from lazyviz.plan.runtime.cpu_op_times import CpuRates, project_on_cpu
-from lazyviz.plan.runtime.flop_rules import executed_flops_of
+from lazyviz.plan.runtime.flop_count import executed_flops_of
 
 GPU = "A100-40GB"
 FLAT = ((1e3, 1e9), (1e6, 1e9))

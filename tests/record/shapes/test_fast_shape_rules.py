@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import lazyviz
 from lazyviz.record import native_recorder
-from lazyviz.record.shapes.shape_inference import ShapeCache
+from lazyviz.record.shapes.shape_inference_cache import ShapeCache
 from lazyviz.record.tape import tape
 
 from ...bit_equality import difference

@@ -6,7 +6,10 @@ import base64
 import gzip
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import html_page
+from lazyviz.view.printable_text import visible_in, visible_json
 
 TYPES = Path(__file__).parents[3] / "js" / "src" / "model" / "types.ts"
 
@@ -128,3 +132,52 @@ def test_the_page_of_a_graph_without_ops_can_be_saved(tmp_path):
 def test_the_page_is_smaller_than_its_parts_unpacked(graph, tmp_path):
     graph.save(tmp_path / "graph.html")
     assert (tmp_path / "graph.html").stat().st_size < 250_000
+
+
+PAGE = """
+import sys, torch, lazyviz
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+with lazyviz.lazy(device="A100-80GB") as graph:
+    net.to("cuda")(torch.randn(4, 8, device="cuda")).sum().backward()
+graph.save(sys.argv[1])
+"""
+
+
+def test_the_page_of_a_graph_has_the_same_parts_in_every_process(tmp_path):
+    pages = []
+    for seed in "12":  # the order of sets
+        path = tmp_path / f"{seed}.html"
+        script = tmp_path / "page.py"
+        script.write_text(PAGE)
+        subprocess.run(
+            [sys.executable, str(script), str(path)], env={**os.environ, "PYTHONHASHSEED": seed}, check=True
+        )
+        pages.append(parts_of(path.read_text()))
+        assert "free of" in str(pages[-1]["start"]["traits"]["scene"].pop("devices"))  # this machine's memory
+    assert pages[0] == pages[1]
+
+
+TEXTS = [
+    "plain",
+    "line\nand\ttab",
+    "a\rb",
+    "\b\f",
+    "nul \x00",
+    "\ud800",
+    "\u202e",
+    "\x7f",
+    "\\u0041 \\b",
+    "é 😀",
+    "\r\n",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_json_is_as_visible_as_each_of_its_texts(text):
+    for value in (text, [text, 1, None], {text: {"a": [True, (text, 2.5)]}}):
+        made = visible_json(value, separators=(",", ":"))
+        assert made == json.dumps(visible_in(value), separators=(",", ":"), ensure_ascii=False)
+        made.encode()  # no lone surrogate
+        assert json.loads(made) == json.loads(json.dumps(visible_in(value)))
