@@ -37,7 +37,7 @@ TESTS = (
 # Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 OURS = re.compile(
-    r"\b(?:recorder|short_runs|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
+    r"\b(?:plan_passes|recorder|short_runs|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
 )
 # An allocation below a Python frame belongs to that Python code.
 PYTHON_CODE = re.compile(r"\b_PyEval_EvalFrameDefault\b")

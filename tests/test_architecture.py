@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "plan": {
         "process",
         "torch_internals.private_api",
+        "torch_internals.native_module_loader",
         "torch_internals.cpu_kernel_selection",
         "torch_internals.cudnn_rnn_buffer_sizes",
         "graph",

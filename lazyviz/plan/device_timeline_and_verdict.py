@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add, sub
+from operator import add, attrgetter, sub
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.device_lookup import Device, DeviceProfile, capacity, planned
-from .liveness.lifetimes import Lifetime, Run, allocated, as_run, of_eager
+from .liveness.lifetimes import Lifetime, Run, all_of_eager, allocated, as_run
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn_rnn_workspace import unsure
 from .workspace.scalar_tensors import of_numbers
@@ -80,13 +80,14 @@ def plan_device(
     run = _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
     if eager:
-        needs, run = fetching, _InRunOrder(graph.nodes, [of_eager(span) for span in tensors], fetching)
+        needs, run = fetching, _InRunOrder(graph.nodes, all_of_eager(tensors), fetching)
     tensors, nodes = run.tensors, run.nodes
-    estimates = unsure(tensors) if device.type == "cuda" else []
-    without, eager_without = allocated(tensors, count), allocated(tensors, count, eager=True)
+    estimates = unsure(nodes, tensors) if device.type == "cuda" else []
+    without = allocated(tensors, count)
+    eager_without = without if eager else allocated(tensors, count, eager=True)
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
-    eager_totals = _raised(eager_without, fetching)
+    eager_totals = totals if eager else _raised(eager_without, fetching)
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if gpu else ()
     room = _room(target, spans, segments) if room is None else room
@@ -99,6 +100,7 @@ def plan_device(
 
     at = totals.index(peak_bytes) if totals else None
     unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
+    peak_range = _range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -106,14 +108,16 @@ def plan_device(
         peak_at=at or 0,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
-        timeline=[(node.index, total) for node, total in zip(nodes, totals)],
+        timeline=list(zip(map(attrgetter("index"), nodes), totals)),
         eager_timeline=list(enumerate(eager_totals)),
         capacity_bytes=room,
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=_range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu),
-        eager_peak_range=_range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
+        peak_range=peak_range,
+        eager_peak_range=peak_range
+        if eager
+        else _range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -237,6 +241,8 @@ def _room(
     """The bytes that a plan of ``spans`` may use; ``None`` if unknown."""
     if segments and isinstance(target, Device) and target.free_bytes is not None:
         return target.free_bytes + nbytes_of(segments)
+    if isinstance(target, DeviceProfile):
+        return capacity(target, 0)  # an empty GPU
     # For another batch size, existing memory is still as recorded.
     return capacity(target, sum(span.storage.origin.nbytes for span in spans if exists(span)))
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
+from operator import attrgetter
 
 import torch
 
@@ -40,7 +41,7 @@ from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent,
 from .explain import explain, verdict
 from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
-from .liveness.live_set_and_categories import CATEGORIES, Category, categorize, moment
+from .liveness.live_set_and_categories import CATEGORIES, by_category, moment
 from .liveness.run_order import RunsInside
 from .plan import Plan
 from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
@@ -398,12 +399,8 @@ class Planner:
         again: RecomputePlan,
         by_lazyviz: Callable[[], DevicePlan],
     ) -> Plan:
-        by_purpose: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
-        for span in own.spans:
-            by_purpose[categorize(span)].append(span)
         at, node = own.peak_at, own.peak_node
-        there = [span for span in own.spans if span.alive(at)]
-        at_peak = moment(at, node, there) if node is not None else None
+        at_peak = moment(at, node, own.spans) if node is not None else None
         return Plan(
             device=self.target.name,
             recorded_device=self.recorded,
@@ -414,7 +411,8 @@ class Planner:
             timeline=own.timeline,
             eager_timeline=eager.eager_timeline,
             category_timeline={
-                category: allocated(members, len(own.timeline)) for category, members in by_purpose.items()
+                category: allocated(members, len(own.timeline))
+                for category, members in by_category(own.spans).items()
             },
             alive_at_peak=[*at_peak.alive] if at_peak is not None else (),
             by_category=at_peak.by_category if at_peak is not None else dict.fromkeys(CATEGORIES, 0),
@@ -424,7 +422,7 @@ class Planner:
             peak_position=own.peak_at,
             _graph=own.graph,
             _at=own.nodes,
-            _lifetimes={span.storage: span for span in own.spans},
+            _lifetimes=dict(zip(map(attrgetter("storage"), own.spans), own.spans)),
             verdict_of=own.of,
             lazyviz_peak_bytes=own.lazyviz_peak_bytes,
             _answers=LateAnswers(self, eager, own, by_lazyviz, size),

@@ -21,8 +21,21 @@ class paused(Transaction):
 
     def begin(self) -> None:
         if gc.isenabled():
-            self.undo_by(gc.enable)
+            self.undo_by(_enable)
             gc.disable()
+
+
+_MANY = 500_000  # objects that take a collection of the youngest generation longer than a tenth of a second
+
+
+def _enable() -> None:
+    """Enable collections; many new objects are not traversed as the youngest generation, twice, but only by
+    full collections.
+    """
+    if gc.get_count()[0] > _MANY and not gc.get_freeze_count():  # else, what the user froze would be thawed
+        gc.freeze()
+        gc.unfreeze()
+    gc.enable()
 
 
 @contextmanager

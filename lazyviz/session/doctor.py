@@ -31,7 +31,7 @@ from .block import is_any_entered, open_blocks
 
 COMPILED = (
     "recorder", "allocations", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes",
-    "op_stream",
+    "op_stream", "plan_passes",
 )  # fmt: skip
 _PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
 # Optional packages, and the features that need them.

@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]  # in a checkout, or the folder that has the package
 _NATIVE = Path("lazyviz") / "torch_internals" / "native"
-CYTHON = (_NATIVE / "recorder.pyx", _NATIVE / "short_runs.pyx")
+CYTHON = (_NATIVE / "plan_passes.pyx", _NATIVE / "recorder.pyx", _NATIVE / "short_runs.pyx")
 CPP = (
     _NATIVE / "allocations.cpp",
     _NATIVE / "dispatch.cpp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -132,5 +133,57 @@ def test_what_is_known_of_lists_is_what_pytorch_says(name, wrong):
             FOREACH[name](*lists)
     except Exception:
         pass  # it is refused, as in eager mode
+    lazyviz.session.lazy_graph.reset()
+    assert not wrong
+
+
+NUMBERS = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_membership_on_an_absent_gpu_is_what_pytorch_says(dtype, wrong):
+    with lazyviz.lazy(device="RTX-4090"), torch.device("cuda"):
+        ids = torch.zeros(4, 6, dtype=dtype)
+        for elements in (ids, ids[:, -1], ids.t(), ids[0, 0], ids[:0], ids[:, ::2], ids[:1].expand(3, 6)):
+            for other in NUMBERS:
+                for tests in (torch.zeros(2, dtype=other), torch.zeros((), dtype=other), torch.zeros(0)):
+                    for options in ({}, {"assume_unique": True}, {"invert": True}):
+                        with contextlib.suppress(Exception):  # it is refused
+                            torch.isin(elements, tests, **options)
+    lazyviz.session.lazy_graph.reset()
+    assert not wrong
+
+
+KERNELS = ("flash", "efficient", "cudnn")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_on_an_absent_gpu_is_what_pytorch_says(kernel, dtype, wrong):
+    op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    more: list[tuple[Any, ...]] = [(), (0.1,), (0.0, True), (0.5, True, True), (0.0, False, True)]
+    with lazyviz.lazy(device="H100-80GB"), torch.no_grad(), torch.device("cuda"):
+        biases = (None, torch.zeros(2, 4, 5, 7, dtype=dtype), torch.zeros(5, 7), torch.zeros(1, dtype=dtype))
+        if kernel != "flash":
+            more = [(bias, wanted, *rest) for bias in biases for wanted in (True, False) for rest in more[:4]]
+        calls = [
+            [torch.zeros(*shape, dtype=dtype) for shape in shapes]
+            for shapes in (
+                [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8)],
+                [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)],  # grouped
+                [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 16)],
+                [(1, 4, 1, 128), (1, 1, 300, 128), (1, 1, 300, 128)],
+                [(2, 4, 0, 8), (2, 4, 7, 8), (2, 4, 7, 8)],
+                [(4, 5, 8), (4, 7, 8), (4, 7, 8)],
+                [(2, 4, 5, 8), (3, 4, 7, 9), (2, 4, 7, 8)],
+            )
+        ]
+        calls.append([torch.zeros(2, 5, 4, 8, dtype=dtype).transpose(1, 2) for _ in range(3)])
+        calls.append([torch.zeros(2, 4, 5, 3 * 8, dtype=dtype)[..., 8 * at : 8 * at + 8] for at in range(3)])
+        calls.append([*calls[0][:2], calls[0][2].double()])
+        for tensors in calls:
+            for rest in more:
+                with contextlib.suppress(Exception):  # it is refused
+                    op(*tensors, *rest, scale=0.5)
     lazyviz.session.lazy_graph.reset()
     assert not wrong

@@ -518,3 +518,54 @@ def test_complex_numbers_are_recorded():
     with lazyviz.lazy() as graph:
         y = x * (1 + 2j)
     assert graph.nodes[0].args[1] == 1 + 2j and torch.equal(y, x * (1 + 2j))
+
+
+CONSTRUCTORS = {
+    "arange": lambda place: torch.arange(5, device=place),
+    "arange with a step": lambda place: torch.arange(1, 2.5, 0.5, device=place),
+    "scalar_tensor": lambda place: torch.scalar_tensor(-torch.inf, dtype=torch.bfloat16, device=place),
+    "number for where": lambda place: torch.where(torch.ones(3, device=place) > 0, 0.0, -1.0),
+    "ones": lambda place: torch.ones(2, 3, device=place),
+    "full": lambda place: torch.full((2,), 3, device=place),
+    "empty": lambda place: torch.empty(2, device=place, dtype=torch.int32),
+    "linspace": lambda place: torch.linspace(0, 1, 5, device=place),
+    "eye": lambda place: torch.eye(3, device=place),
+    "randn": lambda place: torch.randn(4, device=place),
+    "randint": lambda place: torch.randint(0, 9, (4,), device=place),
+    "randperm": lambda place: torch.randperm(4, device=place),
+    "ones_like": lambda place: torch.ones_like(torch.zeros(2), device=place),
+    "new_zeros": lambda place: torch.zeros(2, device=place).new_zeros(3),
+    "pinned": lambda place: torch.zeros(2, device="cpu", pin_memory=place != "cpu"),
+    "tensor": lambda place: torch.tensor([1.0, 2.0], device=place),
+}
+
+
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.parametrize("place", [None, "cuda", "cuda:0", "cuda:1", "cpu"])
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_tensors_that_are_made_on_an_absent_gpu_are_recorded_the_same(name, place, restored):
+    found = []
+    for compiled in (False, True):
+        assert native_recorder.use(compiled) is compiled
+        with lazyviz.lazy(device="RTX-4090") as graph:
+            made = [CONSTRUCTORS[name](place) for _ in range(3)]
+        found.append((described(graph), [(each.dtype, each.device, each.stride()) for each in made]))
+        del made
+        lazyviz.reset()
+    assert found[0] == found[1]
+
+
+@pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+@pytest.mark.parametrize("name", ["arange", "scalar_tensor", "ones", "randn"])
+def test_known_tensors_are_made_without_python(name, place, restored, monkeypatch):
+    calls = []
+    original = Recorder.record
+    with lazyviz.lazy(device="RTX-4090"):
+        CONSTRUCTORS[name](place)
+        monkeypatch.setattr(
+            Recorder, "record", lambda self, *args: calls.append(args) or original(self, *args)
+        )
+        CONSTRUCTORS[name](place)
+    lazyviz.reset()
+    assert not calls

@@ -106,6 +106,7 @@ def test_none_is_no_error(monkeypatch):
         "interpreter.cpp",
         "node_passes.cpp",
         "op_stream.cpp",
+        "plan_passes.pyx",
     ],
 )
 def test_all_are_here_where_they_can_be_compiled(source):

@@ -7,14 +7,16 @@ The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.event_re
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...graph.ir import Node, Storage
 from ..devices import cuda_context
 from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime, events
 from ..workspace.cublas import cublas_workspaces
+from .compiled_replay import CompiledReplay, Replayed, compiled_replay
 from .event_replay import AllocationFailure, AllocatorConfig, simulate
 from .initial_state import Segment, Start, start
 
@@ -33,8 +35,8 @@ class Reservation:
     tensors rounded up as the allocator does, and libraries' workspaces.
     ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
     ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
-    ``calls`` are the run's own allocations, of what was there already, too.  ``foreign_bytes`` are in
-    blocks that are there and that the run does not count: other tensors of this process.
+    ``foreign_bytes`` are in blocks that are there and that the run does not count: other tensors of this
+    process.
     """
 
     reserved_bytes: int
@@ -42,10 +44,15 @@ class Reservation:
     workspace_bytes: int
     context_bytes: int
     failure: AllocationFailure | None
-    calls: Sequence[Call] = field(repr=False, default=())
     foreign_bytes: int = 0
     retries: int = 0
     allocated_bytes: int = 0
+    _calls: Callable[[], Sequence[Call]] = field(repr=False, compare=False, default=tuple)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The run's own allocations and frees in time order, of what was there already, too."""
+        return self._calls()
 
 
 def reserve(
@@ -64,8 +71,14 @@ def reserve(
 
     Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
     """
-    calls = [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
-    return reserve_calls(nodes, calls, spans, target, room, eager=eager, segments=segments)
+
+    def calls() -> list[Call]:
+        return [(event.position, event.storage, event.nbytes) for event in events(spans, eager=eager)]
+
+    run = _Run(nodes, spans, target, eager, segments)
+    if run.config.backend != "native":
+        return None
+    return run.reservation(lambda: run.timed(calls()), room, run.compiled())
 
 
 def reserve_calls(
@@ -79,41 +92,89 @@ def reserve_calls(
     segments: Sequence[Segment] = (),
 ) -> Reservation | None:
     """The same for the ``calls`` that running ``nodes`` would make; ``spans`` are the recorded storages."""
-    config = AllocatorConfig.from_environment(os.environ)
-    if config.backend != "native":
+    run = _Run(nodes, spans, target, eager, segments)
+    if run.config.backend != "native":
         return None
-    workspaces = cublas_workspaces(nodes, target, eager=eager)
-    named = [(f"workspace {number}", position, size) for number, (position, size) in enumerate(workspaces)]
-    timed: list[Call] = [*calls, *((position, name, size) for name, position, size in named)]
-    timed.sort(key=lambda call: (call[0], call[2] > 0))
-    there = start(segments, spans, [(name, size) for name, _, size in named])
-    played = _replayed(timed, there) if segments else timed
-    asked = [(key, nbytes) for _, key, nbytes in played]
-    if isinstance(target, DeviceProfile):
-        context = target.context_bytes
-    else:
-        context = 0 if cuda_context.exists() else cuda_context.CONTEXT_BYTES
-    total = target.total_bytes
-    free = simulate(asked, config, total=total, segments=there.segments)
-    failure = None
-    if room is not None and free.reserved_peak + context > room:
-        limit = max(room - context, 0)
-        tight = simulate(asked, config, total=total, capacity=limit, segments=there.segments)
-        failure = tight.failure
-        if failure is None:
-            free = tight
-    at = played[free.reserved_at][0] if free.reserved_at >= 0 else -1
-    return Reservation(
-        reserved_bytes=free.reserved_peak,
-        node=nodes[at] if 0 <= at < len(nodes) else None,
-        workspace_bytes=sum(size for _, size in workspaces),
-        context_bytes=context,
-        failure=failure,
-        calls=timed,
-        foreign_bytes=there.foreign_bytes,
-        retries=free.retries,
-        allocated_bytes=free.allocated_peak,
-    )
+    timed = run.timed(calls)
+    return run.reservation(lambda: timed, room)
+
+
+class _Run:
+    """A run on ``target`` by its arguments: see :func:`reserve`."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        spans: Sequence[Lifetime],
+        target: Device | DeviceProfile,
+        eager: bool,
+        segments: Sequence[Segment],
+    ) -> None:
+        self.nodes, self.spans, self.target, self.eager, self.segments = nodes, spans, target, eager, segments
+        self.config = AllocatorConfig.from_environment(os.environ)
+
+    @cached_property
+    def workspaces(self) -> list[tuple[str, int, int]]:
+        """Names, positions, and bytes of cuBLAS's workspaces."""
+        found = cublas_workspaces(self.nodes, self.target, eager=self.eager)
+        return [(f"workspace {number}", position, size) for number, (position, size) in enumerate(found)]
+
+    def timed(self, calls: Sequence[Call]) -> list[Call]:
+        """``calls`` and workspaces in time order; at one position, frees come before allocations."""
+        timed: list[Call] = [*calls, *((position, name, size) for name, position, size in self.workspaces)]
+        timed.sort(key=lambda call: (call[0], call[2] > 0))
+        return timed
+
+    @property
+    def context_bytes(self) -> int:
+        if isinstance(self.target, DeviceProfile):
+            return self.target.context_bytes
+        return 0 if cuda_context.exists() else cuda_context.CONTEXT_BYTES
+
+    def compiled(self) -> CompiledReplay | None:
+        """The replay of the run's own calls in compiled code; ``None`` if Python has to do it."""
+        if self.segments:
+            return None
+        placed = [(position, nbytes) for _, position, nbytes in self.workspaces]
+        count, total = len(self.nodes), self.target.total_bytes
+        return compiled_replay(self.spans, placed, count, self.config, total, self.eager)
+
+    def reservation(
+        self, calls: Callable[[], Sequence[Call]], room: int | None, compiled: CompiledReplay | None = None
+    ) -> Reservation:
+        there = start(self.segments, self.spans, [(name, size) for name, _, size in self.workspaces])
+        play = compiled.play if compiled is not None else self._player(calls(), there)
+        context = self.context_bytes
+        free, failure = play(None), None
+        if room is not None and free.reserved_peak + context > room:
+            tight = play(max(room - context, 0))
+            failure = tight.failure
+            if failure is None:
+                free = tight
+        at = free.reserved_at
+        return Reservation(
+            reserved_bytes=free.reserved_peak,
+            node=self.nodes[at] if 0 <= at < len(self.nodes) else None,
+            workspace_bytes=sum(size for _, _, size in self.workspaces),
+            context_bytes=context,
+            failure=failure,
+            foreign_bytes=there.foreign_bytes,
+            retries=free.retries,
+            allocated_bytes=free.allocated_peak,
+            _calls=calls,
+        )
+
+    def _player(self, timed: Sequence[Call], there: Start) -> Callable[[int | None], Replayed]:
+        played = _replayed(timed, there) if self.segments else timed
+        asked = [(key, nbytes) for _, key, nbytes in played]
+        total = self.target.total_bytes
+
+        def play(capacity: int | None) -> Replayed:
+            run = simulate(asked, self.config, total=total, capacity=capacity, segments=there.segments)
+            at = played[run.reserved_at][0] if run.reserved_at >= 0 else -1
+            return Replayed(run.reserved_peak, at, run.allocated_peak, run.retries, run.failure)
+
+        return play
 
 
 def _replayed(calls: Sequence[Call], there: Start) -> list[Call]:

@@ -26,13 +26,15 @@ not program order, spans of the lazy timeline in program order are too long, nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from ...graph.ir import Graph, Node, Storage, Value
+from ...torch_internals import native_module_loader
+from ...torch_internals.private_api import OpOverload
 from .run_order import RunsInside
 
 Run: TypeAlias = Literal["eager", "lazyviz"]
@@ -99,6 +101,11 @@ def of_eager(span: Lifetime) -> Lifetime:
     )
 
 
+def all_of_eager(spans: Sequence[Lifetime]) -> list[Lifetime]:
+    """:func:`of_eager` of each lifetime."""
+    return [of_eager(span) for span in spans] if native is None else native.of_eager(spans)
+
+
 def as_run(span: Lifetime) -> Lifetime:
     """The lifetime of a lazyviz run in the order in which nodes run: see :mod:`.run_order`."""
     ran = span.ran
@@ -107,6 +114,8 @@ def as_run(span: Lifetime) -> Lifetime:
 
 def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
     """The lifetimes of each device's storages, in order."""
+    if native is not None:
+        return native.by_device(spans)
     found: dict[torch.device, list[Lifetime]] = {}
     device: torch.device | None = None
     own: list[Lifetime] = []
@@ -115,6 +124,28 @@ def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
             device = span.storage.device
             own = found.setdefault(device, [])
         own.append(span)
+    return found
+
+
+def alive_at(position: int, spans: Iterable[Lifetime]) -> list[Lifetime]:
+    """The lifetimes of what our run holds during the node at ``position``."""
+    if native is not None:
+        return native.alive(spans, position)
+    return [span for span in spans if span.start <= position < span.lazy_stop]
+
+
+def nodes_with(nodes: Sequence[Node], is_wanted: Callable[[OpOverload], bool]) -> list[Node]:
+    """The nodes whose operator is wanted; ``is_wanted`` is called about once for each operator."""
+    if native is not None:
+        return native.nodes_with(nodes, is_wanted)
+    known: dict[int, bool] = {}  # by id: an operator's own hash is slow
+    found = []
+    for node in nodes:
+        wanted = known.get(id(node.op))
+        if wanted is None:
+            wanted = known[id(node.op)] = is_wanted(node.op)
+        if wanted:
+            found.append(node)
     return found
 
 
@@ -139,17 +170,57 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     other graph's nodes, so their last use here replaces it. Linear in the number of nodes and their inputs.
     """
     nodes = graph.nodes
-    count = len(nodes)
-    first, last, backward = _uses(nodes)
-    own = graph.storages
-    uses = list(map(last.pop, own, repeat(None)))  # the remaining ones are other graphs' storages
+    find, make = (_uses, _spans_of) if native is None else (native.uses, native.spans_of)
+    first, last, backward = find(nodes)
     inside = RunsInside(graph)
-    continued = False
-    result = []
-    arrivals = zip(graph.arrivals, repeat(None))
-    for at, (storage, last_use) in enumerate(chain(zip(own, uses), arrivals, last.items())):
-        foreign = at >= len(own) + len(graph.arrivals)
+    result: list[Lifetime] = []
+    continued = resized = False
+    for storages, foreign, uses in (
+        (graph.storages, False, last),
+        (graph.arrivals, False, {}),
+        (last, True, last),  # those that remain: other graphs' storages
+    ):
+        made, continues, resizes, arrived = make(
+            nodes, list(storages), foreign, as_recorded, first, uses, backward, inside
+        )
+        for at in arrived:
+            made[at] = _arrived(made[at], inside)
+        result = result + made if result else made
+        continued, resized = continued or continues, resized or resizes
+    _write_in_place(nodes, result)
+    if continued:
+        result = _joined(result)
+    if resized and any(span.storage.resized for span in result):
+        return [part for span in result for part in _parts(graph, span)]
+    if inside.order is not None:
+        return [span._replace(ran=_ran(span, inside, len(nodes))) for span in result]
+    return result
+
+
+def _spans_of(
+    nodes: Sequence[Node],
+    storages: Sequence[Storage],
+    foreign: bool,
+    as_recorded: bool,
+    first: Mapping[Storage, Node],
+    last: dict[Storage, Node],
+    backward: set[Storage],
+    inside: RunsInside,
+) -> tuple[list[Lifetime], bool, bool, list[int]]:
+    """The lifetimes of some storages, the last use of each of which is removed from ``last``.
+
+    ``foreign`` storages are those of other graphs. Returns the lifetimes, whether a storage continues another
+    one, whether one was resized, and the places of those that have arrived.
+    """
+    count = len(nodes)
+    continued = resized = False
+    result, arrived = [], []
+    for storage in storages:
+        last_use = last.pop(storage, None)
         continued = continued or storage.continues is not None
+        resized = resized or bool(storage.resized)
+        if storage.arrived >= 0:
+            arrived.append(len(result))
         start = -1 if foreign or storage.external else storage.created
         maker = nodes[start] if 0 <= start < count else None
         # A node's own output is alive during the node, even if it is dropped immediately.
@@ -175,27 +246,21 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
                 eager_stop = max(eager_stop, eager_start + 1)
                 if not foreign:
                     start = inside.end_before(first_use.index)
-        span = Lifetime(
-            storage,
-            start,
-            eager_start,
-            eager_stop,
-            lazy_stop,
-            maker,
-            first_use,
-            last_use,
-            storage in backward,
-            dropped is None,
+        result.append(
+            Lifetime(
+                storage,
+                start,
+                eager_start,
+                eager_stop,
+                lazy_stop,
+                maker,
+                first_use,
+                last_use,
+                storage in backward,
+                dropped is None,
+            )
         )
-        result.append(span if storage.arrived < 0 else _arrived(span, inside))
-    _write_in_place(nodes, result)
-    if continued:
-        result = _joined(result)
-    if any(span.storage.resized for span in result):
-        return [part for span in result for part in _parts(graph, span)]
-    if inside.order is not None:
-        return [span._replace(ran=_ran(span, inside, count)) for span in result]
-    return result
+    return result, continued, resized, arrived
 
 
 def _arrived(span: Lifetime, inside: RunsInside) -> Lifetime:
@@ -234,7 +299,7 @@ def _write_in_place(nodes: Sequence[Node], spans: list[Lifetime]) -> None:
     ``binary_cross_entropy_with_logits_backward`` (FunctionsManual.cpp) writes into its own intermediate
     results, unless tensors are subclass-like, as they are under a dispatch mode.
     """
-    if not any(node.op is _OUT_OF_PLACE for node in nodes):
+    if not nodes_with(nodes, lambda op: op is _OUT_OF_PLACE):
         return
     at = {span.storage: index for index, span in enumerate(spans)}
     for node in nodes:
@@ -396,6 +461,8 @@ def allocated(spans: Sequence[Lifetime], count: int, *, eager: bool = False) -> 
     """
     if not spans:
         return [0] * count
+    if native is not None and (found := native.allocated(spans, count, eager)) is not None:
+        return found
     changes = [0] * (count + 1)
     for span in spans:
         nbytes = span.storage.nbytes
@@ -404,3 +471,9 @@ def allocated(spans: Sequence[Lifetime], count: int, *, eager: bool = False) -> 
         changes[stop] -= nbytes
     del changes[count]
     return list(accumulate(changes))
+
+
+native: Any = native_module_loader.load("plan_passes.pyx")
+"""The compiled passes; ``None``: the code above does everything, with the same results."""
+if native is not None:
+    native.connect(Lifetime, Node, Value, Storage)

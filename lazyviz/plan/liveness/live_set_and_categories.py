@@ -13,7 +13,8 @@ from ..node_formatting import where
 from ..result_tables import Table, Tabular
 from ..result_tables import sizes as rows_of_sizes
 from ..units import format_bytes
-from .lifetimes import Lifetime
+from . import lifetimes
+from .lifetimes import Lifetime, alive_at
 
 Category = Literal[
     "parameters",
@@ -179,8 +180,8 @@ class Moment(Tabular, Unpicklable):
 
 def moment(position: int, node: Node, spans: Iterable[Lifetime]) -> Moment:
     """The moment of ``node`` at index ``position``, with the lifetimes ``spans``."""
-    alive = [span for span in spans if span.start <= position < span.lazy_stop and span.storage.nbytes]
-    return Moment(position, node, sum(span.storage.nbytes for span in alive), LiveSet(alive))
+    alive = [span for span in alive_at(position, spans) if span.storage.nbytes]
+    return Moment(position, node, sum([span.storage.nbytes for span in alive]), LiveSet(alive))
 
 
 def categorize(span: Lifetime) -> Category:
@@ -202,6 +203,18 @@ def categorize(span: Lifetime) -> Category:
     if phase != "backward" and (kept or span.in_backward):
         return "activations"
     return "temporaries"
+
+
+def by_category(spans: Sequence[Lifetime]) -> dict[Category, list[Lifetime]]:
+    """The lifetimes of every category."""
+    found: dict[Category, list[Lifetime]] = {category: [] for category in CATEGORIES}
+    if (native := lifetimes.native) is not None:
+        for alike in native.alike(spans):  # in all that `categorize` reads
+            found[categorize(alike[0])] += alike
+    else:
+        for span in spans:
+            found[categorize(span)].append(span)
+    return found
 
 
 def allocation(span: Lifetime) -> Allocation:

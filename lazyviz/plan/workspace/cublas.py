@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from ...graph.ir import Node
+from ...torch_internals.private_api import OpOverload
 from ..devices.device_lookup import Device, DeviceProfile
+from ..liveness.lifetimes import nodes_with
 
 # ATen's CublasHandlePool.cpp: 2 x 4096 KiB + 8 x 16 KiB, or 32 MiB for compute capability 9, 10 and 12;
 # one per handle and stream, from the caching allocator, at the first call, kept.
@@ -27,10 +29,13 @@ def cublas_workspaces(
     if target.present and torch.cuda.is_initialized():
         large = torch.cuda.get_device_capability(target.name)[0] >= 9
     size = LARGE_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES
-    first: dict[bool, int] = {}
-    for position, node in enumerate(nodes):
-        if node.op._schema.name.rpartition("::")[2] in _CALL_CUBLAS:
-            first.setdefault(eager and node.phase == "backward", position)
-            if len(first) == 2 or not eager:
-                break
-    return [(position, size) for position in first.values()]
+    first: dict[bool, Node] = {}
+    for node in nodes_with(nodes, _calls_cublas):
+        first.setdefault(eager and node.phase == "backward", node)
+        if len(first) == 2 or not eager:
+            break
+    return [(nodes.index(node), size) for node in first.values()]
+
+
+def _calls_cublas(op: OpOverload) -> bool:
+    return op._schema.name.rpartition("::")[2] in _CALL_CUBLAS

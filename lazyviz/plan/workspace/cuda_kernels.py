@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from ...graph.ir import Node, TensorMeta, Value
 from . import cudnn_rnn_workspace
@@ -48,10 +49,11 @@ def _product(node: Node, threads: int) -> Need:
     ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` (cuda/Blas.cpp).
     """
     operands = [value.meta for value in node.args if isinstance(value, Value)][-2:]
-    size = sum(meta.nbytes for meta in operands if not _taken_by_cublas(meta))
-    return Need(size, size, size)
+    size = sum([meta.nbytes for meta in operands if not _taken_by_cublas(meta)])
+    return Need(size, size, size) if size else NOTHING
 
 
+@lru_cache(4096)  # equal metadata is mostly the same object
 def _taken_by_cublas(meta: TensorMeta) -> bool:
     """Whether one of a matrix's dimensions is contiguous, and rows along the other do not overlap."""
     if not meta.nbytes:

@@ -7,7 +7,7 @@ All sizes are estimates, except copies made by PyTorch (``ATen/native/cudnn/RNN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals import cudnn_rnn_buffer_sizes
-from ..liveness.lifetimes import Lifetime
+from ..liveness.lifetimes import Lifetime, nodes_with
 from .workspace_size import NOTHING, Need
 
 _FORWARD = torch.ops.aten._cudnn_rnn.default
@@ -39,8 +39,13 @@ def _call(node: Node) -> cudnn_rnn_buffer_sizes.Recurrence:
     )  # fmt: skip
 
 
-def unsure(spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
-    """The tensors whose size is an estimate, each with that estimate, for the planned batch."""
+def unsure(nodes: Sequence[Node], spans: Iterable[Lifetime]) -> list[tuple[Lifetime, Need]]:
+    """The tensors whose size is an estimate, each with that estimate, for the planned batch.
+
+    ``nodes`` are those of the program.
+    """
+    if not nodes_with(nodes, lambda op: op is _FORWARD or op is _DROPOUT_STATE):
+        return []
     found = []
     for span in spans:
         node = span.maker

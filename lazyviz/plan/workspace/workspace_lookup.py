@@ -22,7 +22,7 @@ from ...torch_internals.cpu_kernel_selection import (
     multiplies_in_onednn,
     onednn_instructions,
 )
-from ..liveness.lifetimes import Lifetime
+from ..liveness.lifetimes import Lifetime, nodes_with
 from . import (
     composite_op_workspace,
     elementwise_casts,
@@ -70,12 +70,16 @@ def scratch(
     table = _table(kind)
     threads = torch.get_num_threads()
     found: dict[int, Need] = {}
-    for node in graph.nodes if nodes is None else nodes:
+    if nodes is None:
+        nodes = graph.nodes
+        if kind != "cpu":  # where kernels are not measured
+            nodes = nodes_with(nodes, lambda op: op._schema.name in table)
+    for node in nodes:
         rule = _rule(table, node)
         measured = node.scratch_bytes if kind == "cpu" else None
         if rule is None and measured is None:
             continue
-        if not any(value.meta.device == device for value in (*node.outputs, *node.inputs)):
+        if not _is_on(node, device):
             continue
         if measured is not None:
             need = exactly(measured)
@@ -87,6 +91,14 @@ def scratch(
         if need.high:
             found[node.index] = need
     return found
+
+
+def _is_on(node: Node, device: torch.device) -> bool:
+    for values in (node.outputs, node.inputs):
+        for value in values:
+            if value.meta.device == device:
+                return True
+    return False
 
 
 def _table(kind: str) -> Mapping[str, Rule]:

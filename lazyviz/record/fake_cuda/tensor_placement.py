@@ -47,7 +47,7 @@ def _install_numbers(gpus: Gpus) -> None:
     def numbered(original: Callable[..., Any], by_position: bool) -> Callable[..., Any]:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if by_position:
+            if by_position and int in map(type, args):
                 args = tuple([device(item) for item in args])
             if type(kwargs.get("device")) is int:
                 kwargs["device"] = device(kwargs["device"])

@@ -78,9 +78,12 @@ def note(tape: Tape, what: Any) -> int:
 
     Returns their number.
     """
+    if isinstance(what, torch.Tensor):  # a layer of a generated token notes several
+        tape.scopes.learn_cache(what, tape.tensors.value_of)
+        return 1
     count = 0
     for tensor in _tensors(what, set()):
-        if tensor is not what and not tensor.dim():  # a count beside it
+        if not tensor.dim():  # a count beside it
             continue
         tape.scopes.learn_cache(tensor, tape.tensors.value_of)
         count += 1

@@ -24,8 +24,10 @@ _LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the
 # second set have no kernel for integers, or not for all of them.
-_OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge"}
+_OF_NUMBERS = {"add", "sub", "mul", "cat", "eq", "ne", "lt", "le", "gt", "ge", "isin"}
 _OF_FLOATS = {"div", "neg", "mm", "addmm", "bmm", "silu", "gelu", "rsqrt", "sin", "cos", "pow", "mean"}
+# PyTorch's rules in Python for these need no fake tensors.
+_OF_ATTENTION = {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -139,8 +141,8 @@ def _on_card(
     """The results of an op on a planned GPU, if they do not depend on the device: the same as for meta
     tensors.
 
-    The meta kernels in C++ are called directly, without PyTorch's Python registrations, which would take most
-    of the time.
+    The meta kernels are called directly. Most are in C++; PyTorch's Python registrations for them, and fake
+    tensors, would take most of the time.
     """
     device = inputs[0].meta.device
     if info.mutable_positions or any(value.meta.device != device or value.meta.flags for value in inputs):
@@ -153,7 +155,7 @@ def _on_card(
             return None
         meta = metadata.meta(made[0].shape, made[0].stride, 0, made[0].dtype, device)
         return Inferred(info, None, [OutputSpec(meta, None, False, 0, meta.nbytes)], [], False)
-    if info.name in _OF_FLOATS:
+    if info.name in _OF_FLOATS or info.name in _OF_ATTENTION:
         if one_dtype([value.meta for value in inputs], _FLOATS) is None:
             return None
     elif info.name not in _OF_NUMBERS or any(value.meta.dtype not in COMMON for value in inputs):
@@ -171,7 +173,16 @@ def _on_card(
         except Exception as error:
             kernel_probes.must_come_again(error, ask)
             return None  # PyTorch raises the error
-    if type(result) is not torch.Tensor or result.layout != torch.strided:
-        return None
-    found = metadata.meta_of(result, device)
-    return Inferred(info, None, [OutputSpec(found, None, False, 0, found.nbytes)], [], False)
+    results = result if info.name in _OF_ATTENTION else (result,)
+    outputs: list[Output] = []
+    fresh = 0
+    for item in results:
+        if item is None or type(item) is int:
+            outputs.append(item)
+            continue
+        if type(item) is not torch.Tensor or item.layout != torch.strided:
+            return None
+        found = metadata.meta_of(item, device)
+        outputs.append(OutputSpec(found, None, False, fresh, found.nbytes))
+        fresh += 1
+    return Inferred(info, tuple if results is result else None, outputs, [], False)

@@ -482,11 +482,11 @@ cdef class Op:
     cdef bint reads_number, ordinary, adds, detaches, is_view, mutates, hidden, needs_storage, counts_writes, draws
     cdef bint draws_by_default, shape_only
     cdef Py_ssize_t generator
-    cdef int made_of_others  # -1: not determined yet
+    cdef int made_of_others, begins_with_tensor  # -1: not determined yet
 
     def __init__(self, info):
         self.info = info
-        self.made_of_others = -1
+        self.made_of_others = self.begins_with_tensor = -1
         self.by_type = info.by_type
         self.adds = info.adds
         self.detaches = info.detaches
@@ -992,7 +992,7 @@ cdef object record_op(Op op, object func, tuple args, object kwargs):
     is pending.  From the second time on, signals wait.
     """
     # Draws call Python anyway, and handlers are to be called at the level of the user's code.
-    result = AGAIN if op.draws else attempt(op, func, args, kwargs, False)
+    result = AGAIN if op.draws and not stand_ins else attempt(op, func, args, kwargs, False)
     while result is AGAIN:
         signals = Deferred(of_op=tape.user_level)
         try:
@@ -1018,10 +1018,12 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
-        return MISS
+        kwargs = made_on_card(op, args, kwargs)
+        if kwargs is None:
+            return MISS
     if args:
         cls = type(args[0])
-        if cls is float or cls is int or cls is bool or cls is complex:
+        if (cls is float or cls is int or cls is bool or cls is complex) and begins_with_tensor(func, op):
             return MISS
     if get(recording_state, RS_viewed) is not None:
         view_is_made()
@@ -1098,7 +1100,9 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
         return AGAIN
     place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not get(scopes, C_root))
     generator = drawn = None
-    if op.draws:
+    if op.draws and not is_on_absent_card(inferred):  # where nothing is drawn
+        if not deferring:
+            return AGAIN
         if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
             generator = default_generator
         else:
@@ -1197,6 +1201,29 @@ cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
     if op.made_of_others < 0:
         op.made_of_others = is_made_of_others(func)
     return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
+
+
+cdef object made_on_card(Op op, tuple args, dict kwargs):
+    """The keyword arguments of a call that only makes a tensor, with the number of its card, as in
+    ``AbsentGpus.record``; None for other calls.
+    """
+    if op.made_of_others or kwargs.get("pin_memory"):
+        return None
+    device = kwargs.get("device")
+    if type(device) is not type(cpu):
+        return None
+    for item in args:
+        if isinstance(item, Tensor):
+            return None
+    return {**kwargs, "device": get(recording_state, RS_absent).device(device)}
+
+
+cdef bint begins_with_tensor(object func, Op op) except -1:
+    """Whether a number as the first argument stands for a tensor."""
+    if op.begins_with_tensor < 0:
+        arguments = func._schema.arguments
+        op.begins_with_tensor = bool(arguments) and str(arguments[0].type) == "Tensor"
+    return op.begins_with_tensor
 
 
 cdef object number_of(object tensor):
@@ -1373,6 +1400,14 @@ cdef bint is_on_cpu(object inferred) except -1:
     for spec in get(inferred, I_outputs):
         if type(spec) is OutputSpec:
             return get(get(spec, O_meta), M_device) == cpu
+    return False
+
+
+cdef bint is_on_absent_card(object inferred) except -1:
+    """Whether the first result is one."""
+    for spec in get(inferred, I_outputs):
+        if type(spec) is OutputSpec:
+            return bool(stand_ins) and get(get(spec, O_meta), M_device) in stand_ins
     return False
 
 
@@ -1881,7 +1916,9 @@ cdef bint locate(
     put(node, N_callers, (<tuple> place)[2] if not root else get(scopes, C_callers))
     entered = <list> get(scopes, C_entered)
     if entered:
-        (<dict> get(graph, G_calls))[get(node, N_index)] = PyList_AsTuple(entered)
+        for call in entered:  # pairs of names
+            hidden(call)
+        (<dict> get(graph, G_calls))[get(node, N_index)] = hidden(PyList_AsTuple(entered))
         entered.clear()
     put(node, N_grad, grad_mode)
     put(node, N_inference, True if quick.inference_mode() else False)
