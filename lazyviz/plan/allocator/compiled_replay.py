@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..liveness import lifetimes
 from ..liveness.lifetimes import Lifetime
 from .caching_allocator import CachingAllocator
-from .config import MIB
+from .alloc_conf_and_rounding import MIB
 from .event_replay import AllocationFailure, AllocatorConfig
 
 
