@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ..liveness import lifetimes
 from ..liveness.lifetimes import Lifetime
-from .caching_allocator import CachingAllocator
 from .alloc_conf_and_rounding import MIB
+from .caching_allocator import CachingAllocator
 from .event_replay import AllocationFailure, AllocatorConfig
 
 

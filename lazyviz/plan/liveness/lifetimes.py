@@ -214,7 +214,8 @@ def _spans_of(
     """
     count = len(nodes)
     continued = resized = False
-    result, arrived = [], []
+    result: list[Lifetime] = []
+    arrived: list[int] = []
     for storage in storages:
         last_use = last.pop(storage, None)
         continued = continued or storage.continues is not None
