@@ -49,11 +49,10 @@ def _limits(plan: Plan, time: Projection, nodes: Sequence[Node]) -> list[str]:
 
 def explain(plan: Plan) -> str:
     """The complete plan as text."""
-    lines = [*_peak(plan), *_recomputed(plan), other_run(plan)]
+    lines = [*_peak(plan), *_recomputed(plan), other_run(plan), verdict(plan)]
     if plan.peak_bytes and plan.peak_node is not None:
         lines += of_moment(plan.at(plan.peak_position), "at the peak")
     lines += _remedies(plan)
-    lines.append(verdict(plan))
     lines += batch_text(plan)
     if (time := plan.time) is not None and time.ops:
         lines += _limits(plan, time, plan._nodes)
@@ -128,8 +127,8 @@ def batch_text(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """A short version of the plan: the peak and its place, the remedies, and the verdict."""
-    return [*_peak(plan), *_recomputed(plan), other_run(plan), *_remedies(plan), verdict(plan)]
+    """A short version of the plan: the peak and its place, the verdict, and the remedies."""
+    return [*_peak(plan), *_recomputed(plan), other_run(plan), verdict(plan), *_remedies(plan)]
 
 
 def other_run(plan: Plan) -> str:

@@ -115,6 +115,19 @@ def test_the_time_of_a_row_is_that_of_one_step():
     assert row.seconds == pytest.approx(time.seconds, rel=0.05)
 
 
+def recorded() -> lazyviz.LazyGraph:
+    with lazyviz.lazy() as graph:
+        torch.ones(2) * 2
+    return graph
+
+
+@pytest.mark.parametrize("make", [recorded, lambda: nn.Linear(2, 2), lambda: 3])
+def test_advice_asks_for_the_function_of_a_step(make):
+    step = make()
+    with pytest.raises(TypeError, match=f"function of a step.*not a {type(step).__name__}"):
+        lazyviz.advise(step)
+
+
 def test_what_fails_is_a_row_that_says_why():
     def failing(made: nn.Module, batch_size: int) -> torch.Tensor:
         raise RuntimeError("no such layer")

@@ -118,7 +118,7 @@ def _count(number: int | None) -> str:
 
 def advise(
     step: Step,
-    devices: Sequence[DeviceLike],
+    devices: Sequence[DeviceLike] = (),
     *,
     model: Callable[[], nn.Module] | None = None,
     optimizer: MakeOptimizer = torch.optim.AdamW,
@@ -152,8 +152,14 @@ def advise(
         largest_batch: whether to search for the largest batch that fits.
 
     Raises:
+        TypeError: ``step`` is no function, such as a graph that has been recorded.
         ValueError: no device, or sizes below 1.
     """
+    if not callable(step) or isinstance(step, nn.Module):
+        raise TypeError(
+            "advise() records a training step itself, once for each strategy: give it the function of a "
+            f"step, as in advise(step, ['A100-80GB']), not a {type(step).__name__}"
+        )
     if not devices or isinstance(devices, str):
         raise ValueError("devices must be a list of GPUs, such as ['A100-80GB', 'H100-80GB']")
     if min(batch_size, world_size, *tensor_parallel_sizes, 2**30) < 1:
