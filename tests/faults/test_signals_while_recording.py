@@ -297,3 +297,23 @@ def test_the_self_check_finds_keys_of_fake_tensors_and_reset_removes_them(state)
     assert not lazyviz.doctor().ok
     lazyviz.reset()
     assert lazyviz.doctor().ok and not state.differences()
+
+
+@pytest.mark.parametrize("guard", [torch.inference_mode, private_api.with_autograd])
+def test_interrupts_as_guards_of_keys_are_entered_and_left_leave_nothing(guard, state):
+    def enter_and_leave():
+        with guard():
+            pass
+
+    def pending():
+        with lazyviz.lazy():
+            return torch.ones(2) + 1
+
+    value = pending()  # guards are watched while something is pending
+    for at in range(points(enter_and_leave)):
+        raised = inject(enter_and_leave, at)
+        del raised  # frees a guard that was not exited, as in eager mode
+        assert value.tolist() == [2, 2] and is_plain()
+        lazyviz.sync()
+        assert not state.differences(), at
+        value = pending()
