@@ -24,7 +24,7 @@ from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
 from .faulty_kernels import Alarm, Calls
-from .inject_exceptions import PACKAGE, Fault, State, everywhere, inject, is_plain, points, sampled
+from .inject_exceptions import PACKAGE, Fault, State, call_at, everywhere, inject, is_plain, points, sampled
 from .test_reentry import recorded_natively
 
 DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)
@@ -317,3 +317,27 @@ def test_interrupts_as_guards_of_keys_are_entered_and_left_leave_nothing(guard, 
         lazyviz.sync()
         assert not state.differences(), at
         value = pending()
+
+
+@pytest.mark.parametrize("draw", ["text", "scene", "plan"])
+def test_ops_of_a_handler_wait_while_its_thread_draws_the_open_block(draw, state):
+    made = []
+
+    def program():
+        made.clear()
+        with lazyviz.lazy() as graph:
+            x = torch.ones(3)
+            for _ in range(4):
+                x = (x * 2 + 1).relu()
+            call_at(getattr(graph, draw), program.at, lambda: made.append(torch.ones(3) * 5))
+        return x
+
+    program.at = -1
+    with lazyviz.lazy() as graph:
+        (torch.ones(3) * 2 + 1).relu()
+        count = points(getattr(graph, draw))
+    for program.at in sampled(count, 60, seed=len(draw)):
+        x = program()
+        assert x.tolist() == [31, 31, 31] and made[0].tolist() == [5, 5, 5]
+        lazyviz.sync()
+        assert not state.differences()
