@@ -28,7 +28,7 @@ from ..execute.replay.background_thread import AsyncRun
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
-from ..process.deferred_signals import Deferred, abandoned, deferring, forget_signals
+from ..process.deferred_signals import Deferred, abandoned, deferred, deferring, forget_signals
 from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
 from ..record.interception import warning_routing
@@ -111,13 +111,18 @@ class ActiveRun:
 def reads_recording(
     method: Callable[Concatenate[Looked, Parameters], Result],
 ) -> Callable[Concatenate[Looked, Parameters], Result]:
-    """``method`` of a graph, which reads all of it: another thread that records in it waits meanwhile."""
+    """``method`` of a graph, which reads all of it: another thread that records in it waits meanwhile, and
+    so do the handlers of signals on the thread that records.
+    """
 
     @functools.wraps(method)
     def look(graph: Looked, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         recording, here = tape.recording, threading.get_ident()
-        if recording.graph is not graph.ir or here in (recording.owner, tape.runs.active_thread):
+        if recording.graph is not graph.ir or here == tape.runs.active_thread:
             return method(graph, *args, **kwargs)
+        if here == recording.owner:
+            with deferred():
+                return method(graph, *args, **kwargs)
         with tape.runs.lock:
             context = ActiveRun([])
             try:

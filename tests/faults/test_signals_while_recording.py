@@ -24,7 +24,17 @@ from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
 from .support.faulty_kernels import Alarm, Calls
-from .support.inject_exceptions import PACKAGE, Fault, State, everywhere, inject, is_plain, points, sampled
+from .support.inject_exceptions import (
+    PACKAGE,
+    Fault,
+    State,
+    call_at,
+    everywhere,
+    inject,
+    is_plain,
+    points,
+    sampled,
+)
 from .test_reentry import recorded_natively
 
 DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)
@@ -297,3 +307,47 @@ def test_the_self_check_finds_keys_of_fake_tensors_and_reset_removes_them(state)
     assert not lazyviz.doctor().ok
     lazyviz.reset()
     assert lazyviz.doctor().ok and not state.differences()
+
+
+@pytest.mark.parametrize("guard", [torch.inference_mode, private_api.with_autograd])
+def test_interrupts_as_guards_of_keys_are_entered_and_left_leave_nothing(guard, state):
+    def enter_and_leave():
+        with guard():
+            pass
+
+    def pending():
+        with lazyviz.lazy():
+            return torch.ones(2) + 1
+
+    value = pending()  # guards are watched while something is pending
+    for at in range(points(enter_and_leave)):
+        raised = inject(enter_and_leave, at)
+        del raised  # frees a guard that was not exited, as in eager mode
+        assert value.tolist() == [2, 2] and is_plain()
+        lazyviz.sync()
+        assert not state.differences(), at
+        value = pending()
+
+
+@pytest.mark.parametrize("draw", ["text", "scene", "plan"])
+def test_ops_of_a_handler_wait_while_its_thread_draws_the_open_block(draw, state):
+    made = []
+
+    def program():
+        made.clear()
+        with lazyviz.lazy() as graph:
+            x = torch.ones(3)
+            for _ in range(4):
+                x = (x * 2 + 1).relu()
+            call_at(getattr(graph, draw), program.at, lambda: made.append(torch.ones(3) * 5))
+        return x
+
+    program.at = -1
+    with lazyviz.lazy() as graph:
+        (torch.ones(3) * 2 + 1).relu()
+        count = points(getattr(graph, draw))
+    for program.at in sampled(count, 60, seed=len(draw)):
+        x = program()
+        assert x.tolist() == [31, 31, 31] and made[0].tolist() == [5, 5, 5]
+        lazyviz.sync()
+        assert not state.differences()

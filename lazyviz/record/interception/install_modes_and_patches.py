@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...process.deferred_signals import deferred
+from ...process.deferred_signals import deferred, deferring
 from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
 from ...torch_internals import dynamo, fake_cuda, private_api
@@ -67,10 +68,22 @@ class Instrumentation:
         tape.retire = self._retire
         tape.user_level = functools.partial(user_level, self._mode)
 
+    def _entered(self) -> dict[int, object]:
+        """This thread's guards that have been entered and not exited, by id."""
+        entered: dict[int, object] | None = getattr(self._thread, "entered", None)
+        if entered is None:
+            entered = self._thread.entered = {}
+        return entered
+
+    def _note_entered(self, key: int, guard: object = None) -> None:
+        entered = self._entered()
+        # One that is freed instead of being exited, because an interrupt came in between, is exited, too.
+        entered[key] = None if guard is None else weakref.ref(guard, lambda _: entered.pop(key, None))
+
     def begin_recording(self) -> None:
         if not private_api.has_mode(self._mode):
             private_api.insert_mode_at_bottom(self._mode)
-            self._thread.entered = 0
+            self._thread.entered = {}
         if not self._reads.installed:
             self._reads.install()
             self._composites.install()
@@ -108,7 +121,7 @@ class Instrumentation:
 
             def guarded_run() -> None:
                 private_api.insert_mode_at_bottom(mode)
-                local.entered = 0
+                local.entered = {}
                 run()
 
             thread.run = guarded_run  # type: ignore[method-assign]
@@ -154,35 +167,36 @@ class Instrumentation:
 
         def __enter__(*guard: Any) -> Any:
             compiler = dynamo.set_eval_frame(None)  # it is already active, and would compile our code
-            frame, entered = sys._getframe(1), False
+            frame = sys._getframe(1)
+            key = id(guard[0] if guard else frame)
             try:
                 with deferred():
                     result = enter(*guard)
-                    local.entered, entered = getattr(local, "entered", 0) + 1, True
+                    self._note_entered(key, *guard)
                     if dynamo.calls_compiled_function(frame):
                         if self._is_planned():  # nothing to compile for: run the original function
                             self._run_as_eager(frame)
                             return result
                         region = self._suspended("torch.compile")
                         region.__enter__()
-                        region_of = id(guard[0] if guard else frame)
-                        local.regions = {**getattr(local, "regions", {}), region_of: region}
+                        local.regions = {**getattr(local, "regions", {}), key: region}
+                dynamo.set_eval_frame(compiler)
             except BaseException:  # a block that could not be entered is not exited
-                if entered:
-                    abandon(guard, frame)
+                complete(functools.partial(abandon, guard, key))
                 dynamo.set_eval_frame(compiler)
                 raise
-            dynamo.set_eval_frame(compiler)
             return result
 
-        def abandon(guard: tuple[Any, ...], frame: FrameType) -> None:
-            region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
-            undo(*guard)
-            local.entered -= 1
-            private_api.refresh_modes()
-            if region is not None:
-                region.__exit__(None, None, None)
-            self.release()
+        @deferring
+        def abandon(guard: tuple[Any, ...], key: int) -> None:
+            if key in self._entered():
+                region = getattr(local, "regions", {}).pop(key, None)
+                undo(*guard)
+                self._entered().pop(key, None)
+                private_api.refresh_modes()
+                if region is not None:
+                    region.__exit__(None, None, None)
+                self.release()
 
         dynamo.skip_code(__enter__.__code__)
         return __enter__
@@ -214,9 +228,10 @@ class Instrumentation:
                 with deferred():  # it is counted as left if and only if it is
                     if results:
                         return
-                    region = getattr(local, "regions", {}).pop(id(guard[0] if guard else frame), None)
+                    key = id(guard[0] if guard else frame)
+                    region = getattr(local, "regions", {}).pop(key, None)
                     results.append(leave(*guard))
-                    local.entered = getattr(local, "entered", 0) - 1
+                    self._entered().pop(key, None)  # it may not have been entered
                     private_api.refresh_modes()
                     if region is not None:
                         region.__exit__(None, None, None)
@@ -337,14 +352,14 @@ class Instrumentation:
             self._remove()
             # Backward passes, inference modes and similar contexts restore the keys that were active on
             # entry.
-            if getattr(self._thread, "entered", 0) <= 0 and not self._tape.recording.in_autograd():
+            if not self._entered() and not self._tape.recording.in_autograd():
                 private_api.remove_mode(self._mode)
                 self._patches.restore()
                 dynamo.drop_rules_of(is_ours)
 
     def _retire(self) -> None:
         """Remove this thread's mode, if :meth:`release` could not: it may be called at every op."""
-        if not self._reads.installed and getattr(self._thread, "entered", 0) <= 0:
+        if not self._reads.installed and not self._entered():
             self.release()
 
     def _is_needed(self) -> bool:
@@ -384,7 +399,7 @@ class Instrumentation:
                 recording.absent.remove()
             recording.absent = None
         self.away = self.stays = False
-        self._thread.entered = 0
+        self._thread.entered = {}
         self._thread.regions = {}
 
     def restore(self) -> None:
