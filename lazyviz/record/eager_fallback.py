@@ -19,7 +19,7 @@ import torch
 
 from ..graph.collective_info import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
-from ..torch_internals import composite_ops, operator_registration, private_api
+from ..torch_internals import composite_ops, dispatcher_bypasses, operator_registration, private_api
 from .dependency_closure import closure
 from .ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
 from .provenance.variable_names import tensors_under
@@ -44,8 +44,8 @@ def dispatch_opaque(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str
         return world.collective(op, args, kwargs)
     evaluate_arguments(tape, args, kwargs, str(op), write=False)
     with tape.recording.paused():
-        result = op(*args, **kwargs)
-    note_region(tape, str(op), (args, kwargs), result)
+        result, held = dispatcher_bypasses.measured(op, args, kwargs)
+    note_region(tape, str(op), (args, kwargs), result, held=held)
     return result
 
 

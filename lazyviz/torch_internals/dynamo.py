@@ -98,6 +98,16 @@ def compiled_name(frame: FrameType) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
 
 
+def is_of_pytorch(frame: FrameType) -> bool:
+    """Whether ``torch.compile``'s wrapper in ``frame`` calls a function of PyTorch's own.
+
+    Some functions of eager PyTorch compile themselves, with a backend that runs each op: flex attention, and
+    ``torch.cond``.
+    """
+    function = inspect.unwrap(frame.f_locals["fn"])
+    return isinstance(function, FunctionType) and function.__module__.partition(".")[0] == "torch"
+
+
 def eager_stance(frame: FrameType) -> tuple[Any, str, Any] | None:
     """Module, name and value that make ``torch.compile``'s wrapper in ``frame`` call functions uncompiled.
 

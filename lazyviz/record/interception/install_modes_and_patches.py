@@ -9,7 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from ...process.deferred_signals import deferred, deferring
 from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
-from ...torch_internals import dynamo, fake_cuda, private_api
+from ...torch_internals import dispatcher_bypasses, dynamo, fake_cuda, private_api
 from ...torch_internals.handler_redispatch import user_level
 from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
@@ -177,8 +177,7 @@ class Instrumentation:
                         if self._is_planned():  # nothing to compile for: run the original function
                             self._run_as_eager(frame)
                             return result
-                        region = self._suspended("torch.compile")
-                        region.__enter__()
+                        region = self._begin_compiled(frame)
                         local.regions = {**getattr(local, "regions", {}), key: region}
                 dynamo.set_eval_frame(compiler)
             except BaseException:  # a block that could not be entered is not exited
@@ -234,8 +233,9 @@ class Instrumentation:
                     self._entered().pop(key, None)  # it may not have been entered
                     private_api.refresh_modes()
                     if region is not None:
+                        held = _end_measuring(frame)
                         region.__exit__(None, None, None)
-                        self._note_compiled(frame)
+                        self._note_compiled(frame, held=held)
                     self.release()
 
             complete(left)
@@ -251,8 +251,7 @@ class Instrumentation:
             if dynamo.calls_unguarded(frame) and self._is_planned():
                 self._run_as_eager(frame)
             elif dynamo.calls_unguarded(frame):
-                region = self._suspended("torch.compile")
-                region.__enter__()
+                region = self._begin_compiled(frame)
                 entry = region, sys.exc_info()[1]
                 local.regions = {**getattr(local, "regions", {}), id(frame): entry}
             return depth()
@@ -268,11 +267,12 @@ class Instrumentation:
             entry = getattr(local, "regions", {}).pop(id(frame), None)
             if entry is not None:
                 region, handled = entry
+                note = functools.partial(self._note_compiled, frame, held=_end_measuring(frame))
                 region.__exit__(None, None, None)
                 if sys.exc_info()[1] is not handled:  # the function failed
-                    self._note_compiled(frame)
-                elif not dynamo.when_returned(frame, functools.partial(self._note_compiled, frame)):
-                    self._note_compiled(frame)
+                    note()
+                elif not dynamo.when_returned(frame, note):
+                    note()
                     warnings.warn(
                         "lazyviz: plans do not count the results of compiled functions: torch "
                         f"{torch.__version__} "
@@ -284,11 +284,22 @@ class Instrumentation:
 
         return pop_dynamic_layer_stack_and_undo_to_depth
 
-    def _note_compiled(self, frame: FrameType, returned: Any = None) -> None:
-        """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned."""
+    def _begin_compiled(self, frame: FrameType) -> AbstractContextManager[None]:
+        """Enter the region of the compiled function that ``torch.compile``'s wrapper calls in ``frame``."""
+        region = self._suspended("torch.compile")
+        region.__enter__()
+        if dynamo.is_of_pytorch(frame):  # the user's own might free memory that was there before
+            dispatcher_bypasses.begin_measuring()
+        return region
+
+    def _note_compiled(self, frame: FrameType, returned: Any = None, *, held: int | None = None) -> None:
+        """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned.
+
+        ``held`` are the bytes that its kernels held at most, if they were measured.
+        """
         call = dynamo.compiled_call(frame)
         returned = call.returned if returned is None else returned
-        note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules)
+        note_region(self._tape, "torch.compile", call.read, returned, modules=call.modules, held=held)
 
     def _run_immediately(
         self, function: Callable[..., Any], cause: str, also: tuple[Any, ...] = ()
@@ -455,3 +466,8 @@ def _no_rules(rule_of: FunctionType) -> FunctionType:
         return None if mode is _recorder else _rule_of(op, mode)
 
     return dispatch_rule  # type: ignore[return-value]
+
+
+def _end_measuring(frame: FrameType) -> int | None:
+    """Bytes that the compiled function held at most that ``torch.compile``'s wrapper called in ``frame``."""
+    return dispatcher_bypasses.end_measuring() if dynamo.is_of_pytorch(frame) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
@@ -46,7 +47,29 @@ def selection():
     return values[torch.nonzero(values > 0)[:, 0]]
 
 
-@pytest.mark.parametrize("program", [gradient_of_eigenvectors, nested_encoder, sparse_optimizer, selection])
+def attention_by_scores():
+    tensors = [torch.randn(2, 4, 128, 32) for _ in range(3)]
+    return flex_attention(*tensors, score_mod=lambda score, b, h, q, k: score * 0.5 + (q - k))
+
+
+def attention_of_halves_in_blocks():
+    tensors = [torch.randn(1, 2, 128, 16, dtype=torch.bfloat16) for _ in range(3)]
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+    return flex_attention(*tensors, block_mask=mask)
+
+
+def one_of_two_branches():
+    values = torch.randn(300, 300)
+    return torch.cond(values.sum() < 1e9, lambda x: (x * 2).exp().softmax(-1) + 1, lambda x: x + 1, (values,))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        gradient_of_eigenvectors, nested_encoder, sparse_optimizer, selection,
+        attention_by_scores, attention_of_halves_in_blocks, one_of_two_branches,
+    ],
+)  # fmt: skip
 def test_the_planned_peak_is_the_measured_one(program):
     program()
     measured = min(allocated_by(program)[0] for _ in range(2))
