@@ -74,17 +74,15 @@ def plan_device(
     capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is planned.
     ``order``: the positions of the nodes as a lazyviz run runs them, if that is not program order.
     """
-    count, gpu, eager = len(graph.nodes), is_gpu(target), of == "eager"
+    gpu, eager = is_gpu(target), of == "eager"
     needs = scratch(graph, device, "cuda" if gpu else device.type) if needs is None else needs
-    fetching = _with_fetches(graph, tensors, needs)
-    run = _InRunOrder(graph.nodes, tensors, needs, order)
+    fetching, run = _with_fetches(graph, tensors, needs), _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
     if eager:
         needs, run = fetching, _InRunOrder(graph.nodes, all_of_eager(tensors), fetching)
     tensors, nodes = run.tensors, run.nodes
     estimates = unsure(nodes, tensors) if device.type == "cuda" else []
-    without = allocated(tensors, count)
-    eager_without = without if eager else allocated(tensors, count, eager=True)
+    without, eager_without = _both(tensors, len(nodes), eager)
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
     eager_totals = totals if eager else _raised(eager_without, fetching)
@@ -98,14 +96,14 @@ def plan_device(
         there, scratched = (graph.nodes, fetching) if of_eager else (nodes, run.needs)
         return _reserved(there, tensors, target, scratched, estimates, device, of_eager, segments, played)
 
-    at = totals.index(peak_bytes) if totals else None
+    at = totals.index(peak_bytes) if totals else 0
     unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
-    peak_range = _range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu)
+    ours = _range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
-        peak_node=nodes[at] if at is not None else None,
-        peak_at=at or 0,
+        peak_node=nodes[at] if totals else None,
+        peak_at=at,
         reserved_bytes=reservation.reserved_bytes if reservation is not None else None,
         eager_peak_bytes=max(eager_totals, default=0),
         timeline=list(zip(map(attrgetter("index"), nodes), totals)),
@@ -114,10 +112,8 @@ def plan_device(
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=peak_range,
-        eager_peak_range=peak_range
-        if eager
-        else _range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
+        peak_range=ours,
+        eager_peak_range=ours if eager else _range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -128,6 +124,14 @@ def plan_device(
         of=of,
         lazyviz_peak_bytes=lazyviz_peak,
     )
+
+
+def _both(tensors: Sequence[Lifetime], count: int, eager: bool) -> tuple[list[int], list[int]]:
+    """The bytes during each node of the planned run, and of eager PyTorch's, which are the same if that is
+    the planned one.
+    """
+    own = allocated(tensors, count)
+    return own, own if eager else allocated(tensors, count, eager=True)
 
 
 class _Unsure(NamedTuple):

@@ -1018,8 +1018,7 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
     if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
-        kwargs = made_on_card(op, args, kwargs)
-        if kwargs is None:
+        if (kwargs := made_on_card(op, args, kwargs)) is None:
             return MISS
     if args:
         cls = type(args[0])
