@@ -14,6 +14,7 @@ import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
+from ..process.global_state_transaction import complete
 from ..torch_internals import (
     absent_cuda,
     dispatcher_bypasses,
@@ -100,6 +101,7 @@ def _connect(accelerator: Any, dispatcher: Any) -> tuple[Any, ...]:
         tape=tape,
         recorder=recorder,
         Deferred=Deferred,
+        complete=complete,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),
         storage=storage,
