@@ -22,8 +22,6 @@ from torch._C import (
     _dispatch_tls_set_dispatch_key_excluded,
     _dispatch_tls_set_dispatch_key_included,
     _ForceDispatchKeyGuard,
-    _get_torch_function_state,  # type: ignore[attr-defined]
-    _set_torch_function_state,  # type: ignore[attr-defined]
 )
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -34,6 +32,9 @@ from torch.utils._python_dispatch import (
 
 from ..process.global_state_transaction import Transaction
 
+_private: Any = torch._C  # without annotations of some functions
+_get_torch_function_state = _private._get_torch_function_state
+_set_torch_function_state = _private._set_torch_function_state
 active_dispatch_modes = torch._C._len_torch_dispatch_stack  # their number on this thread's stack
 
 
@@ -135,15 +136,15 @@ def stray_keys() -> list[str]:
         found += [
             f"{key.name} without a mode" for key in _OF_MODES if _dispatch_tls_is_dispatch_key_included(key)
         ]
-    if torch._C._meta_in_tls_dispatch_include():  # type: ignore[attr-defined]
+    if torch._C._meta_in_tls_dispatch_include():
         found.append("Meta of PyTorch's fake tensors")
     return found
 
 
 def drop_stray_keys() -> None:
     """Restore their state outside of all contexts."""
-    if torch._C._meta_in_tls_dispatch_include():  # type: ignore[attr-defined]
-        torch._C._set_meta_in_tls_dispatch_include(False)  # type: ignore[attr-defined]
+    if torch._C._meta_in_tls_dispatch_include():
+        torch._C._set_meta_in_tls_dispatch_include(False)
     if stray_keys():
         for key in (*DispatchKey.__members__.values(), *VMAP_MODES):
             if key in (*_LEFT_OUT, *VMAP_MODES) or key.name.startswith(
