@@ -14,6 +14,7 @@ import torch
 
 from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
+from ..process.global_state_transaction import complete
 from ..torch_internals import (
     dispatcher_bypasses,
     fake_cuda,
@@ -111,6 +112,7 @@ def _with_objects(connect: Callable[..., Any], dispatcher: Any) -> Callable[...,
         tape=tape,
         recorder=recorder,
         Deferred=Deferred,
+        complete=complete,
         node=TrackedNode(graph, torch.ops.aten.add.Tensor, (), {}),
         value=TrackedValue(meta, storage, None),
         storage=storage,

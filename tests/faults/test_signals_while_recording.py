@@ -10,15 +10,18 @@ import contextlib
 import copy
 import inspect
 import signal
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 from lazyviz.process import deferred_signals
 from lazyviz.process.deferred_signals import Deferred
+from lazyviz.record import native_recorder
 from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
@@ -351,3 +354,33 @@ def test_ops_of_a_handler_wait_while_its_thread_draws_the_open_block(draw, state
         assert x.tolist() == [31, 31, 31] and made[0].tolist() == [5, 5, 5]
         lazyviz.sync()
         assert not state.differences()
+
+
+@pytest.mark.skipif(native_recorder._module is None, reason="without it, nothing is called at collections")
+def test_interrupts_as_the_garbage_collector_calls_lazyviz_within_an_op_leave_nothing(state):
+    around = native_recorder._module.around_collection
+
+    class Within(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            within()
+            return func(*args, **(kwargs or {}))
+
+    def collect():
+        around("start", {})
+        around("stop", {})
+
+    def program():
+        with lazyviz.lazy():
+            value = torch.ones(2) + 1
+        with Within():
+            torch.zeros(())
+        assert value.tolist() == [2, 2]
+        lazyviz.sync()
+
+    counts = []
+    within = lambda: counts.append(points(collect))  # noqa: E731
+    program()
+    for at in range(max(counts)):
+        within = partial(inject, collect, at)
+        program()
+        assert is_plain() and not state.differences(), at

@@ -226,7 +226,7 @@ class ShapeCache:
         if own is None:  # or there is no kernel to call
             answered = kernel_probes.ask(op, info, args, kwargs, inputs, call.arguments, result)
             if answered is not None:
-                with self._fake_mode, private_api.no_function_modes():
+                with private_api.same_dispatch_state(), self._fake_mode, private_api.no_function_modes():
                     result = stride_rules.as_answered(result, answered, call.addresses)
         kernel_probes.check_dimension(info.name, call.arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
@@ -281,7 +281,12 @@ class ShapeCache:
         """The results on an absent GPU, which has no kernel to ask, where they are known without a rule."""
         if not made or info.is_view or not kernel_probes.on_absent_gpu(inputs, kwargs):
             return None
-        with torch.no_grad(), self._fake_mode, private_api.no_function_modes():
+        with (
+            private_api.same_dispatch_state(),
+            torch.no_grad(),
+            self._fake_mode,
+            private_api.no_function_modes(),
+        ):
             return stride_rules.without_rule(info.name, made[-1].arguments)
 
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
@@ -350,7 +355,7 @@ class ShapeCache:
         # In the user's grad mode, which decides what is saved for the backward pass.
         with private_api.kernels_only():
             actual = kernel_probes.answer(op, args, kwargs, inputs)
-        with self._fake_mode, private_api.no_function_modes():
+        with private_api.same_dispatch_state(), self._fake_mode, private_api.no_function_modes():
             return [stride_rules.like_answered(fake, real) for fake, real in zip(inferred, actual)]
 
     def _grown(
@@ -399,7 +404,7 @@ class ShapeCache:
                 raise
             if other.shape != actual.shape:  # an old-style mask of dtype uint8
                 raise
-        with self._fake_mode, private_api.no_function_modes():
+        with private_api.same_dispatch_state(), self._fake_mode, private_api.no_function_modes():
             return torch.empty_strided(
                 actual.shape, actual.stride(), dtype=actual.dtype, device=actual.device
             )

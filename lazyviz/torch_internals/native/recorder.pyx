@@ -258,7 +258,7 @@ cdef class Maker:
 cdef object slow, Unexamined, LazyTensor, LazyParameter, Tensor, Parameter, OpOverload, TensorRef, weak, stand_ins, wrap, storage_address
 cdef object dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
 cdef object make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
-cdef object Deferred, generators, TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
+cdef object Deferred, complete, generators, TrackedStorage, Unreachable, cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, symbolic
 cdef object learn, info_of, engine_is_sole_owner, slow_record, take, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
 cdef object recording_state, table, runs, external, is_in_op, collection_level
 cdef dict infos, entries, above, pending_nodes, held
@@ -309,7 +309,7 @@ def connect(**parts):
     global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few
     global slow_before_step, slow_after_step
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
-    global Deferred, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
+    global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
@@ -345,6 +345,7 @@ def connect(**parts):
     is_calling, default_generator = parts["is_calling"], parts["default_generator"]
     is_in_op = parts["is_in_op"]
     tape, recorder, Deferred = parts["tape"], parts["recorder"], parts["Deferred"]
+    complete = parts["complete"]
     generators = tape.generators
     recording_state, table, runs, external = tape.recording, tape.tensors, tape.runs, tape.external
     pending_nodes = tape.pending
@@ -836,7 +837,7 @@ def around_collection(phase, info):
             collection_level = level
     elif collection_level is not None:
         level, collection_level = collection_level, None
-        level.__exit__(None, None, None)
+        complete(lambda: level.__exit__(None, None, None))  # whatever a signal's handler raises meanwhile
 
 
 def dispatch(mode, func, types, args=(), kwargs=None):
