@@ -223,7 +223,7 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
         kept = [
             interrupted("lazyviz", os.path.join("lazyviz", *file))
             for file in (
-                ("record", "rng.py"),
+                ("record", "random_draw_order.py"),
                 ("record", "eager_fallback.py"),
                 ("session", "connect_stages.py"),
             )

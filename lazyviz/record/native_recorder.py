@@ -16,7 +16,7 @@ from ..graph.ir import Graph, RunInside, SourceLine, TensorMeta
 from ..process.deferred_signals import Deferred
 from ..torch_internals import (
     dispatcher_bypasses,
-    fake_cuda,
+    fake_cuda_devices,
     handler_redispatch,
     native_module_loader,
     private_api,
@@ -128,7 +128,7 @@ def _with_objects(connect: Callable[..., Any], dispatcher: Any) -> Callable[...,
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=fake_cuda,
+        cuda=fake_cuda_devices,
     )
 
 

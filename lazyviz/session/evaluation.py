@@ -37,7 +37,7 @@ from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
-from ..torch_internals import fake_cuda
+from ..torch_internals import fake_cuda_devices
 from . import device_options, progress_bar
 from .metrics import Metrics
 from .recorded_graph_interface import RecordedGraph
@@ -506,7 +506,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, its projection, and their difference."""
-    counters = {index: fake_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: fake_cuda_devices.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection

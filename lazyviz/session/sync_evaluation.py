@@ -27,7 +27,7 @@ from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import fake_cuda
+from ..torch_internals import fake_cuda_devices
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph_interface import RecordedGraph
@@ -37,7 +37,7 @@ from .run_history import RunHistory
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if they only need to be run."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or fake_cuda.may_have_cuda() or needs_absent(nodes):
+    if not nodes or errors or fake_cuda_devices.may_have_cuda() or needs_absent(nodes):
         return None
     if RunHistory.with_split_runs:
         return None
@@ -91,8 +91,8 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         node_passes=node_passes,
         evaluation=evaluation,
         RunHistory=RunHistory,
-        is_on_gpu=fake_cuda.cuda_is_present if fake_cuda.BUILT_WITH_CUDA else None,
-        stand_ins=fake_cuda.STAND_INS,
+        is_on_gpu=fake_cuda_devices.cuda_is_present if fake_cuda_devices.BUILT_WITH_CUDA else None,
+        stand_ins=fake_cuda_devices.STAND_INS,
         OtherRanks=OtherRanks,
         needs_absent=needs_absent,
         at_users_line=at_users_line,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...process.deferred_signals import Deferred
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import DrawSequence, TrackedValue
 from . import node_passes
 from .instructions import Code, Stopped

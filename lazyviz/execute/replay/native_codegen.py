@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import TrackedValue
 from ...torch_internals import dispatch_level, fastest_op_calls, native_module_loader
-from ...torch_internals.fake_cuda import STAND_INS
+from ...torch_internals.fake_cuda_devices import STAND_INS
 from .instructions import NOWHERE, Code, Give, lines
 from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write

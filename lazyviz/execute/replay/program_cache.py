@@ -26,7 +26,7 @@ from ...process.deferred_signals import Deferred
 from ...process.gc_pause import paused
 from ...process.global_state_transaction import complete
 from ...record.interception.warning_routing import at_users_line, moved_to_users_line
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode
 from ...torch_internals import private_api

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import fastest_op_calls
 from .. import write_rollback

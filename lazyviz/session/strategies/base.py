@@ -20,7 +20,7 @@ from ...plan.peak_of_one_run import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
@@ -140,7 +140,7 @@ class Strategy:
             on_node if self.is_followed else None, wanted.cancel.is_set if wanted.cancel is not None else None
         )
         for index in self.cuda:
-            fake_cuda.synchronize(index)
+            fake_cuda_devices.synchronize(index)
         for node, begin, end in self.marks:
             node.measured_seconds = begin.elapsed_time(end) / 1000
 

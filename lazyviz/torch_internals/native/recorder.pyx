@@ -2550,7 +2550,7 @@ cpdef object wrapper(object meta):
             <PyObject *> (device if below is None else below),
         )
     )
-    if below is not None:  # `lazyviz.torch_internals.fake_cuda.mark`
+    if below is not None:  # `lazyviz.torch_internals.fake_cuda_devices.mark`
         keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
         keys[0] = keys[0] | autocast_keys
     return made
