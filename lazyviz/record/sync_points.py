@@ -22,7 +22,7 @@ from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..process.global_state_transaction import Transaction
 from ..torch_internals import dynamo, fake_cuda_devices
 from .dependency_closure import Search
-from .provenance.modules_and_phases import Scopes
+from .provenance.module_calls_and_phases import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
 

@@ -12,7 +12,7 @@ from ..torch_internals.private_api import OpOverload
 from .interception.memory_holders import MemoryHolders
 from .outside_tensors import ExternalTensors
 from .pending_ops import PendingOps
-from .provenance.modules_and_phases import Scopes
+from .provenance.module_calls_and_phases import Scopes
 from .random_draw_order import Generators
 from .recording_state import RecordingState
 from .shapes.shape_inference_cache import ShapeCache

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from ..execute import eager_backend, shutdown
+from ..execute.background_run import AsyncRun
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
-from ..execute.replay import native_codegen, native_run, node_passes
-from ..execute.replay.background_thread import AsyncRun
+from ..execute.replay import native_codegen, native_short_runs, node_passes
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
@@ -541,7 +541,7 @@ _RUNS = ("run", "run_for_values")
 
 def is_running_here() -> bool:
     """Whether this code is called by a run: from a kernel, listener, finalizer, or signal handler."""
-    if native_run.module is not None and native_run.module.is_running():
+    if native_short_runs.module is not None and native_short_runs.module.is_running():
         return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:

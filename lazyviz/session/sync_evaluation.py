@@ -15,7 +15,7 @@ from ..execute.backend_registry import find_backend
 from ..execute.measured_memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..execute.progress import Run
-from ..execute.replay import native_run, node_passes, program_cache
+from ..execute.replay import native_short_runs, node_passes, program_cache
 from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
@@ -82,7 +82,7 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
     """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
     are one.
     """
-    module = native_run.module
+    module = native_short_runs.module
     if module is None:
         return _never
     module.connect(
@@ -97,14 +97,14 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         needs_absent=needs_absent,
         at_users_line=at_users_line,
         complete=complete,
-        can_run_in_one_go=native_run.can_run_in_one_go,
+        can_run_in_one_go=native_short_runs.can_run_in_one_go,
         graph_of=Search.graph_of,
         note_elsewhere=_note_elsewhere,
         note_failure=_note_failure,
-        raise_stopped=native_run.raise_stopped,
-        finish_stopped=native_run.finish_stopped,
+        raise_stopped=native_short_runs.raise_stopped,
+        finish_stopped=native_short_runs.finish_stopped,
         main_thread=threading.main_thread().ident,
-        longest=native_run.LONGEST,
+        longest=native_short_runs.LONGEST,
     )
     run_in_one_go: Callable[[Sequence[TrackedNode], str], bool] = module.run_in_one_go
     return run_in_one_go

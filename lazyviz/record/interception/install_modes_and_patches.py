@@ -23,7 +23,7 @@ from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.derivative_formulas import FormulaPatches
 from ..parity.mode_sensitive_composites import CompositeKernels
-from ..provenance.modules_and_phases import ScopePatches
+from ..provenance.module_calls_and_phases import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
