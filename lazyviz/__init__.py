@@ -49,7 +49,7 @@ if _typing.TYPE_CHECKING:
     from .plan.batch.split_plan import SplitPlan
     from .plan.device_timeline_and_verdict import DevicePlan
     from .plan.plan import Plan
-    from .plan.remat.selection import RecomputePlan
+    from .plan.remat.recompute_selection import RecomputePlan
     from .session.advice.advise import Advice, advise
     from .session.calibrate import Calibration, calibrate
     from .session.doctor import Diagnosis, doctor
@@ -62,7 +62,7 @@ _MODULES = {
     "DevicePlan": "plan.device_timeline_and_verdict",
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
-    "RecomputePlan": "plan.remat.selection",
+    "RecomputePlan": "plan.remat.recompute_selection",
     "SplitPlan": "plan.batch.split_plan",
     "advise": "session.advice.advise",
     "assert_peak_below": "testing.peak_assertion",

@@ -44,7 +44,7 @@ from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .run_options import RunOptions
 from .strategies.base import Strategy
-from .strategies.selection import choose
+from .strategies.strategy_selection import choose
 
 if TYPE_CHECKING:
     from ..execute.microbatch.split_run import SplitRun

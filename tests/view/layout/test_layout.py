@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.layout.coordinates import arrange
 from lazyviz.view.layout.sugiyama import BOX_GAP, layers_of, place
 from lazyviz.view.scene.scene import Scene

@@ -22,7 +22,7 @@ from .replay import ReplayRun
 
 if TYPE_CHECKING:  # the other strategies are imported by the first run that needs them
     from ...execute.microbatch.split_run import SplitRun
-    from ...plan.remat.selection import Choice
+    from ...plan.remat.recompute_selection import Choice
 
 
 def choose(
