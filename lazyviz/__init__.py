@@ -22,7 +22,7 @@ with _gc_pause.during_import():
     from .process.deferred_signals import deferred as _deferred
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run
-    from .session.asynchronous.steps import steps
+    from .session.asynchronous.training_loop_steps import steps
     from .session.connect_stages import connect
     from .session.lazy_graph import (
         LazyGraph,

@@ -47,7 +47,7 @@ from .strategies.base import Strategy
 from .strategies.strategy_selection import choose
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.split_run import SplitRun
+    from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Looked = TypeVar("Looked", bound=RecordedGraph)
 Parameters = ParamSpec("Parameters")

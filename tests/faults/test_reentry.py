@@ -21,7 +21,7 @@ from lazyviz.record import native_recorder, ops_outside_blocks, random_draw_orde
 from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
-from .support.inject_exceptions import call_at, is_plain, points, sampled
+from .support.inject_faults import call_at, is_plain, points, sampled
 from .support.interrupted_training_steps import Step
 
 UNDER_WAY = "an evaluation is in progress"

@@ -24,7 +24,7 @@ from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
 from .support.faulty_kernels import Alarm, Calls
-from .support.inject_exceptions import PACKAGE, Fault, State, everywhere, inject, is_plain, points, sampled
+from .support.inject_faults import PACKAGE, Fault, State, everywhere, inject, is_plain, points, sampled
 from .test_reentry import recorded_natively
 
 DEEPCOPY = inspect.unwrap(torch.Tensor.__deepcopy__)

@@ -27,7 +27,7 @@ from ..run_options import RunOptions
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
     from ...execute.background_run import AsyncRun
     from ...execute.compiler.partitioned_run import Outcome
-    from ...execute.microbatch.split_run import SplitRun
+    from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None
 Marks: TypeAlias = list[tuple[TrackedNode, Any, Any]]
