@@ -22,7 +22,7 @@ with _gc_pause.during_import():
     from .process.deferred_signals import deferred as _deferred
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run
-    from .session.asynchronous.steps import steps
+    from .session.asynchronous.training_loop_steps import steps
     from .session.connect_stages import connect
     from .session.lazy_graph import (
         LazyGraph,
@@ -49,7 +49,7 @@ if _typing.TYPE_CHECKING:
     from .plan.batch.split_plan import SplitPlan
     from .plan.device_timeline_and_verdict import DevicePlan
     from .plan.plan import Plan
-    from .plan.remat.selection import RecomputePlan
+    from .plan.remat.recompute_selection import RecomputePlan
     from .session.advice.advise import Advice, advise
     from .session.calibrate import Calibration, calibrate
     from .session.doctor import Diagnosis, doctor
@@ -62,7 +62,7 @@ _MODULES = {
     "DevicePlan": "plan.device_timeline_and_verdict",
     "Diagnosis": "session.doctor",
     "Plan": "plan.plan",
-    "RecomputePlan": "plan.remat.selection",
+    "RecomputePlan": "plan.remat.recompute_selection",
     "SplitPlan": "plan.batch.split_plan",
     "advise": "session.advice.advise",
     "assert_peak_below": "testing.peak_assertion",

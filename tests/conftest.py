@@ -19,7 +19,7 @@ from . import case_rotation
 # Modules that are not tests, but assert for them, say which values differ, too.
 ASSERT_FOR_TESTS = (
     *("lazy_equals_eager", "programs", "splits"),
-    *("execute.compiled_training", "libraries.harness", "plan.remedy_checks"),
+    *("execute.compiled_training", "libraries.compare_with_eager", "plan.remedy_checks"),
 )
 pytest.register_assert_rewrite(*(f"tests.{module}" for module in ASSERT_FOR_TESTS))
 

@@ -51,7 +51,7 @@ def test_names_that_are_imported_late_are_there_as_any_other() -> None:
         import sys
         import lazyviz
         late = [name for name in lazyviz.__all__ if name not in vars(lazyviz)]
-        print(len(late) > 5, "lazyviz.plan.planner" in sys.modules)
+        print(len(late) > 5, "lazyviz.plan.make_plan" in sys.modules)
         print(set(lazyviz.__all__) | {"testing"} <= set(dir(lazyviz)))
         print([name for name in late if getattr(lazyviz, name) is not vars(lazyviz)[name]])
         print(len(lazyviz.testing.PROGRAMS) > 0, hasattr(lazyviz, "no_such_name"))
@@ -223,7 +223,7 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
         kept = [
             interrupted("lazyviz", os.path.join("lazyviz", *file))
             for file in (
-                ("record", "rng.py"),
+                ("record", "random_draw_order.py"),
                 ("record", "eager_fallback.py"),
                 ("session", "connect_stages.py"),
             )

@@ -20,8 +20,8 @@ from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
 from .plan_data import HERE, PICTURES, Data, described, relative
 from .plan_output import console, github_lines, show_plan, steps_taken, table
-from .script_as_main import NoScript, Script, show
-from .script_recording import Recorded, UnknownDevice, record
+from .record_script_up_to_step import Recorded, UnknownDevice, record
+from .run_script_as_main import NoScript, Script, show
 
 FINE, FAILED, USAGE, ABOVE = 0, 1, 2, 3
 

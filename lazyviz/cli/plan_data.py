@@ -14,9 +14,9 @@ from ..graph.sync_point_groups import SyncSite, listed, sites
 from ..plan.devices.device_lookup import DeviceLike
 from ..plan.explain import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
 from ..plan.liveness.live_set_and_categories import Moment
+from ..plan.make_plan import make_plan
 from ..plan.node_formatting import where
 from ..plan.plan import Plan
-from ..plan.planner import make_plan
 from ..session.lazy_graph import LazyGraph
 
 FORMAT = 1

@@ -19,7 +19,7 @@ from ..plan.units import parse_bytes
 from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import PlanOptions
-from .script_as_main import Script
+from .run_script_as_main import Script
 
 Task = Callable[[], int]
 Command = Callable[..., Any]

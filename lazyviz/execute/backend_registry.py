@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sized
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from ..torch_internals.fake_cuda import missing_cuda
+from ..torch_internals.fake_cuda_devices import missing_cuda
 from .backend_protocol import Backend
 from .microbatch.ray_and_ipyparallel import Cluster, IPyParallelBackend, RayBackend
 

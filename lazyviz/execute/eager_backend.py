@@ -23,7 +23,7 @@ from ..plan.remat.candidates import statistics
 from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import Transaction, complete
 from ..record.lazy_tensor import make_real
-from ..record.rng import SavedStates, set_state, state_of
+from ..record.random_draw_order import SavedStates, set_state, state_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, fastest_op_calls, private_api

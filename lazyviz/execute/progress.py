@@ -12,7 +12,7 @@ from .measured_memory import Memory
 from .remaining_time import Forecast
 
 if TYPE_CHECKING:
-    from .microbatch.split_run import SplitRun
+    from .microbatch.run_pieces_and_add_gradients import SplitRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Forecast:
     """The share of a run's time that its first ops take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        from ..plan.remat.selection import work  # imported by the first run that is followed
+        from ..plan.remat.recompute_selection import work  # imported by the first run that is followed
 
         # An odd number apart: a loop's rounds are not to show the same op each time.
         seen = nodes[:: (len(nodes) // MOST_SEEN) | 1]

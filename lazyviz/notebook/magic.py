@@ -48,7 +48,7 @@ from ..record.provenance.notebook_cells import CellText
 from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..session import device_options, lazy_graph
-from ..session.asynchronous.steps import Rounds
+from ..session.asynchronous.training_loop_steps import Rounds
 from ..session.block import LazyBlock
 from ..session.error_that_ended_block import note_raised
 from ..session.evaluate_all_pending import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes

@@ -33,8 +33,8 @@ from .liveness.live_set_and_categories import Category as Category
 from .liveness.live_set_and_categories import Moment as Moment
 from .liveness.live_set_and_categories import allocation, moment
 from .node_formatting import category_text
-from .remat.selection import NOTHING_AGAIN
-from .remat.selection import RecomputePlan as RecomputePlan
+from .remat.recompute_selection import NOTHING_AGAIN
+from .remat.recompute_selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
 from .result_tables import DisplayedText, Table, Tabular, sizes
 from .runtime.gpu_timeline import Projection

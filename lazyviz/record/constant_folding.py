@@ -19,7 +19,7 @@ import torch
 
 from ..graph.ir import Failure, failure_of
 from ..process.deferred_signals import deferred, deferring
-from ..torch_internals import dispatch_level, fake_cuda, private_api
+from ..torch_internals import dispatch_level, fake_cuda_devices, private_api
 from ..torch_internals.private_api import OpOverload
 from .interception import warning_routing
 from .shapes import ctc_loss
@@ -52,7 +52,7 @@ SHAPE_ONLY = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
 )
-_STAND_INS = fake_cuda.STAND_INS
+_STAND_INS = fake_cuda_devices.STAND_INS
 CHECK_GRADIENTS = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 Tensors = dict[TrackedValue, torch.Tensor]
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
-from ..torch_internals import dispatcher_bypasses, fake_cuda, private_api
+from ..torch_internals import dispatcher_bypasses, fake_cuda_devices, private_api
 from .lazy_tensors_of_user_classes import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
 _device_below = private_api.TensorBase.device.__get__
 _LEGACY_TYPE = private_api.TensorBase.type
-_STAND_INS = fake_cuda.STAND_INS
+_STAND_INS = fake_cuda_devices.STAND_INS
 _NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
 
 
@@ -35,7 +35,7 @@ MOST_TENSORS = 8
 def _device_of(tensor: Any) -> torch.device:
     value = tensor.__dict__.get("_lazyviz")
     if value is None:  # not tied to its value yet
-        return fake_cuda.stands_for(_device_below(tensor))
+        return fake_cuda_devices.stands_for(_device_below(tensor))
     device: torch.device = value.meta.device
     return device
 
@@ -186,7 +186,7 @@ def memoryless(meta: TensorMeta, like: torch.Tensor | None = None) -> LazyTensor
         tensor = dispatcher_bypasses.make_wrapper(
             LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, absent
         )
-        fake_cuda.mark(tensor)
+        fake_cuda_devices.mark(tensor)
     else:
         tensor = Wrappers.make(LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, meta.device)
     if meta.flags:
@@ -218,7 +218,7 @@ def detached(tensor: LazyTensor) -> LazyTensor | None:
 def make_pending(tensor: torch.Tensor, value: TrackedValue, data: torch.Tensor) -> None:
     """Rebind an existing tensor object (``p.data = data``) to ``value``, keeping its identity."""
     wrapper = memoryless(value.meta, data)
-    with fake_cuda.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
+    with fake_cuda_devices.as_on_cpu(tensor, wrapper) if _STAND_INS else contextlib.nullcontext():
         if is_lazy(tensor):
             private_api.set_metadata(tensor, wrapper)
         else:
@@ -289,7 +289,7 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     attributes = tensor.__dict__
     cls = class_of(tensor)
     if _STAND_INS:  # it may only be planned
-        with fake_cuda.as_on_cpu(tensor):
+        with fake_cuda_devices.as_on_cpu(tensor):
             private_api.become_real(tensor, real, cls)
     else:
         private_api.become_real(tensor, real, cls)

@@ -17,7 +17,7 @@ from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import complete
 from ..torch_internals import (
     dispatcher_bypasses,
-    fake_cuda,
+    fake_cuda_devices,
     handler_redispatch,
     native_module_loader,
     private_api,
@@ -31,7 +31,7 @@ from .interception.memory_holders import Unexamined
 from .interception.optimizer_hooks import OptimizerSteps
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
-from .provenance import modules_and_phases, source_lines
+from .provenance import module_calls_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
 from .scalar_reads import evaluate_number, number_in
@@ -68,8 +68,8 @@ METHODS: tuple[tuple[type, str], ...] = (
 """Methods with a compiled form of the same name."""
 IN_PYTHON = (
     RecorderMode.__torch_dispatch__,
-    modules_and_phases.ScopePatches.module_call_of,
-    modules_and_phases.content_of,
+    module_calls_and_phases.ScopePatches.module_call_of,
+    module_calls_and_phases.content_of,
     attribute_patches.exchange,
     dependency_closure.Search.closure,
     dependency_closure.Search.graph_of,
@@ -130,7 +130,7 @@ def _with_objects(connect: Callable[..., Any], dispatcher: Any) -> Callable[...,
         Tensor=torch.Tensor,
         Parameter=torch.nn.Parameter,
         OpOverload=OpOverload,
-        cuda=fake_cuda,
+        cuda=fake_cuda_devices,
     )
 
 
@@ -188,7 +188,7 @@ def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
         MISSING=attribute_patches.MISSING,
         MOST_FRAMES=source_lines.MOST_FRAMES,
         is_reader=source_lines.is_reader,
-        NO_SEQUENCE=modules_and_phases.NO_SEQUENCE,
+        NO_SEQUENCE=module_calls_and_phases.NO_SEQUENCE,
     )
 
 
@@ -254,8 +254,8 @@ def use(compiled: bool) -> bool:
     ways = _ways if compiled and _ways is not None else IN_PYTHON
     dispatch, module_call_of, content_of, exchange, closure, graph_of, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
-    modules_and_phases.ScopePatches.module_call_of = staticmethod(module_call_of)
-    modules_and_phases.Root.content_of = staticmethod(content_of)
+    module_calls_and_phases.ScopePatches.module_call_of = staticmethod(module_call_of)
+    module_calls_and_phases.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
     dependency_closure.Search.closure = staticmethod(closure)
     dependency_closure.Search.graph_of = staticmethod(graph_of)

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import composite_ops, dispatcher_bypasses, fake_cuda, private_api
+from ..torch_internals import composite_ops, dispatcher_bypasses, fake_cuda_devices, private_api
 from ..torch_internals.private_api import OpOverload
 from .dependency_closure import closure
 from .fake_cuda.values_known_on_host import on_host, reads_host
 from .lazy_tensor import is_lazy, is_pending, refusal
 from .parity.inplace_gradient_sums import is_taken_over, sharing_memory
 from .partially_written_memory import OVERWRITES, is_all_of, is_partial_write, mark_overwritten
-from .rng import Generators
+from .random_draw_order import Generators
 from .shapes.shape_inference_cache import OpInfo
 from .sparse.components import parts_of
 from .sync_points import may_need_absent, needs_absent
@@ -127,7 +127,7 @@ def needed_nodes(
         if generator is None:
             device = next((tensor.device for tensor in tensors_in(args)), None) or kwargs.get("device")
             device = torch.device(device) if device is not None else torch.device("cpu")
-            generator = None if device in fake_cuda.STAND_INS else Generators.default(device)
+            generator = None if device in fake_cuda_devices.STAND_INS else Generators.default(device)
         draw = tape.generators.pending(generator) if generator is not None else None
         if draw is not None:
             needed.append(draw)

@@ -15,9 +15,9 @@ from . import dead_node_detection
 from .dependency_closure import closure
 from .forgotten_tensors import refuse_reads
 from .interception.memory_holders import MemoryHolders
-from .provenance.modules_and_phases import Scopes
+from .provenance.module_calls_and_phases import Scopes
+from .random_draw_order import Generators
 from .recording_state import RecordingState
-from .rng import Generators
 from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns, if_free
 from .tensor_table import TensorTable

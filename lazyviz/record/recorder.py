@@ -22,7 +22,7 @@ from ..graph.ir import RejectedOp, TensorMeta
 from ..process.deferred_signals import Deferred, at_once, deferred
 from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
-from ..torch_internals import dynamo, fake_cuda, private_api
+from ..torch_internals import dynamo, fake_cuda_devices, private_api
 from ..torch_internals.handler_redispatch import (
     ask_subclasses,
     call_decomposed,
@@ -50,7 +50,7 @@ from .lazy_tensor import (
 from .outside_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
 from .parity.inplace_gradient_sums import accumulates_in_place, is_taken_over, sharing_memory
 from .provenance.variable_names import variable_for
-from .rng import Generators
+from .random_draw_order import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.scalar_operands import LARGEST_COMMON
 from .shapes.shape_inference_cache import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
@@ -61,7 +61,7 @@ from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _NUMBERS = (float, int, bool, complex)
-_STAND_INS = fake_cuda.STAND_INS
+_STAND_INS = fake_cuda_devices.STAND_INS
 _NO_ANSWER = object()
 _MOST_EXPRESSIONS = 256  # that are remembered for written tensors
 

@@ -20,9 +20,9 @@ import torch
 from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..process.global_state_transaction import Transaction
-from ..torch_internals import dynamo, fake_cuda
+from ..torch_internals import dynamo, fake_cuda_devices
 from .dependency_closure import Search
-from .provenance.modules_and_phases import Scopes
+from .provenance.module_calls_and_phases import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
 
@@ -246,7 +246,7 @@ class PendingRuns:
         with self.lock:  # nodes that run on another thread must not be selected again
             nodes = Search.closure(needed)
             line, reader = self._scopes.sources.read_at(sys._getframe(1))
-            if (fake_cuda.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
+            if (fake_cuda_devices.STAND_INS or OtherRanks.ranks) and needs_absent(nodes):
                 raise AbsentDeviceError(self._needs_absent(nodes, cause, line, reader, a_number))
             noted = recording.graph is not None and not (
                 cause in ADDRESSES and all(map(_computes_nothing, nodes))
@@ -369,12 +369,12 @@ def _positions(nodes: Sequence[TrackedNode], graph: Graph) -> Sequence[int]:
 
 def may_need_absent() -> bool:
     """Whether :func:`needs_absent` can be true in this process."""
-    return bool(fake_cuda.STAND_INS) or OtherRanks.ranks
+    return bool(fake_cuda_devices.STAND_INS) or OtherRanks.ranks
 
 
 def needs_absent(nodes: Iterable[TrackedNode]) -> bool:
     """Whether only a GPU that is not on this machine, or other ranks, could run some of ``nodes``."""
-    absent = fake_cuda.STAND_INS
+    absent = fake_cuda_devices.STAND_INS
     if not absent:
         return OtherRanks.ranks and any(node.op.namespace in NAMESPACES for node in nodes)
     return any(
@@ -411,7 +411,7 @@ def _quantizes_weights() -> bool:
 
 def _describe_origin(nodes: Sequence[TrackedNode]) -> str:
     """The absent device or ranks that ``nodes`` need."""
-    absent = fake_cuda.STAND_INS
+    absent = fake_cuda_devices.STAND_INS
     if any(value.meta.device in absent for node in nodes for value in node.outputs):
         return "only the planned GPU could compute, and it is not on this machine"
     return "depends on data of the other planned ranks, which do not exist"

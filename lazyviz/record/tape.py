@@ -12,9 +12,9 @@ from ..torch_internals.private_api import OpOverload
 from .interception.memory_holders import MemoryHolders
 from .outside_tensors import ExternalTensors
 from .pending_ops import PendingOps
-from .provenance.modules_and_phases import Scopes
+from .provenance.module_calls_and_phases import Scopes
+from .random_draw_order import Generators
 from .recording_state import RecordingState
-from .rng import Generators
 from .shapes.shape_inference_cache import ShapeCache
 from .sync_points import PendingRuns
 from .tensor_table import TensorTable

@@ -17,12 +17,12 @@ from ..record import partially_written_memory
 from ..record.dependency_closure import closure
 from ..record.distributed.planned_rank import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
-from ..record.fake_cuda.torch_cuda import AbsentGpus, Gpu
+from ..record.fake_cuda.torch_cuda_replacement import AbsentGpus, Gpu
 from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import fake_cuda
+from ..torch_internals import fake_cuda_devices
 
 ASSUMED_CAPABILITY = (8, 0)
 """For a GPU of unknown compute capability: kernels are chosen as for an A100."""
@@ -59,12 +59,12 @@ def _resolved(device: Any, size: int, rank: int) -> tuple[Any, Gpu | None]:
         target = resolve(device)
     except ValueError:
         number = gpu_number(device)
-        if number is None or number >= fake_cuda.MOST_DEVICES or fake_cuda.cuda_is_present():
+        if number is None or number >= fake_cuda_devices.MOST_DEVICES or fake_cuda_devices.cuda_is_present():
             raise
         target = unknown_gpu(number, cuda_devices()[1])
         return target, Gpu("CUDA GPU", None, ASSUMED_CAPABILITY, target.name, number + 1, number)
     names_gpu = isinstance(target, DeviceProfile) or target.name.startswith("cuda")
-    if not names_gpu or fake_cuda.cuda_is_present():
+    if not names_gpu or fake_cuda_devices.cuda_is_present():
         return device, None
     name = target.name if isinstance(target, DeviceProfile) else target.model
     here = local_world_size(size)
@@ -140,7 +140,7 @@ class _Gpus(Transaction):
 
         def reserved(device: torch.device) -> int:
             """Bytes that the caching allocator would hold for them."""
-            from ..plan.planner import make_plan  # imported by the first plan
+            from ..plan.make_plan import make_plan  # imported by the first plan
 
             plan = make_plan(graph, device=target).devices.get(str(device))
             held = plan.reserve(True) if plan is not None else None
@@ -169,7 +169,7 @@ def refuse(nodes: Sequence[TrackedNode], device: Any) -> None:
     """Raise :class:`AbsentDeviceError` if some of ``nodes`` can only be planned."""
     if not needs_absent(nodes):
         return
-    absent = fake_cuda.STAND_INS
+    absent = fake_cuda_devices.STAND_INS
     if not any(value.meta.device in absent for node in nodes for value in (*node.outputs, *node.inputs)):
         raise AbsentDeviceError(
             "This was recorded for one rank without the others: it can be planned, but not evaluated."

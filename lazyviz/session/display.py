@@ -40,7 +40,7 @@ def _plan_to_save(graph: ShownGraph, eager: bool) -> Plan:
     """The graph's plan, or with ``eager`` the plan of plain PyTorch."""
     if not eager:
         return graph.plan()
-    from ..plan.planner import make_plan
+    from ..plan.make_plan import make_plan
 
     return make_plan(graph.ir, device=graph.device, of="eager")
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from ..execute import eager_backend, shutdown
+from ..execute.background_run import AsyncRun
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
-from ..execute.replay import native_codegen, native_run, node_passes
-from ..execute.replay.background_thread import AsyncRun
+from ..execute.replay import native_codegen, native_short_runs, node_passes
 from ..execute.replay.program_cache import Projection
 from ..execute.report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
@@ -37,17 +37,17 @@ from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
-from ..torch_internals import fake_cuda
+from ..torch_internals import fake_cuda_devices
 from . import device_options, progress_bar
 from .metrics import Metrics
 from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .run_options import RunOptions
 from .strategies.base import Strategy
-from .strategies.selection import choose
+from .strategies.strategy_selection import choose
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.split_run import SplitRun
+    from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Looked = TypeVar("Looked", bound=RecordedGraph)
 Parameters = ParamSpec("Parameters")
@@ -511,7 +511,7 @@ def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
     """The measured peak, its projection, and their difference."""
-    counters = {index: fake_cuda.max_memory_allocated(index) for index in cuda}
+    counters = {index: fake_cuda_devices.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
     projected, categories = projection
@@ -546,7 +546,7 @@ _RUNS = ("run", "run_for_values")
 
 def is_running_here() -> bool:
     """Whether this code is called by a run: from a kernel, listener, finalizer, or signal handler."""
-    if native_run.module is not None and native_run.module.is_running():
+    if native_short_runs.module is not None and native_short_runs.module.is_running():
         return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -283,7 +283,7 @@ class LazyGraph(Unpicklable):
         Raises:
             ValueError: unknown device, or something this version cannot plan.
         """
-        from ..plan.planner import make_plan
+        from ..plan.make_plan import make_plan
 
         device = self.device if device is None else device
         split, recompute = split_and_recompute(self, split, recompute, backend or "eager")

@@ -14,7 +14,7 @@ from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 
 if TYPE_CHECKING:
-    from ..plan.remat.selection import Choice
+    from ..plan.remat.recompute_selection import Choice
 
 
 class RecomputeError(RuntimeError):
@@ -57,7 +57,7 @@ def choose_run(
         return None
     # Imported by the first rematerialized run.
     from ..plan.remat.candidates import Trace
-    from ..plan.remat.selection import Recomputation
+    from ..plan.remat.recompute_selection import Recomputation
 
     budget = recompute
     if recompute == "auto":

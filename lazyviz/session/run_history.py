@@ -15,7 +15,7 @@ from ..process.tracebacks import report_ignored
 from ..record.tracked_storages import TrackedNode
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.split_run import SplitRun
+    from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Listener = Callable[[], None]
 

@@ -14,7 +14,7 @@ from ..record.tracked_storages import TrackedNode, TrackedValue
 from .recorded_graph_interface import RecordedGraph
 
 if TYPE_CHECKING:
-    from ..execute.microbatch.split_run import SplitRun
+    from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 
 class SplitError(RuntimeError):
@@ -66,7 +66,7 @@ def split_run(
     found = batch.schedule
     if found is None or not found.passes:
         return None  # one sample, or no node depends on the batch
-    from ..execute.microbatch.split_run import SplitRun  # imported by the first split run
+    from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun  # imported by the first split run
 
     return SplitRun(tape, nodes, batch.analysis, found, sizes_of(batch.size, pieces, batch.analysis.group))
 

@@ -15,7 +15,7 @@ from ..execute.backend_registry import find_backend
 from ..execute.measured_memory import KnownMemory, Levels, Memory, ResidentMemory, timeline_of
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..execute.progress import Run
-from ..execute.replay import native_run, node_passes, program_cache
+from ..execute.replay import native_short_runs, node_passes, program_cache
 from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
 from ..execute.report import Report
@@ -27,7 +27,7 @@ from ..record.interception.warning_routing import at_users_line
 from ..record.sync_points import OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
-from ..torch_internals import fake_cuda
+from ..torch_internals import fake_cuda_devices
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph_interface import RecordedGraph
@@ -37,7 +37,7 @@ from .run_history import RunHistory
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
     """The graphs of ``nodes``, if they only need to be run."""
     errors, irs = node_passes.begin(nodes)
-    if not nodes or errors or fake_cuda.may_have_cuda() or needs_absent(nodes):
+    if not nodes or errors or fake_cuda_devices.may_have_cuda() or needs_absent(nodes):
         return None
     if RunHistory.with_split_runs:
         return None
@@ -82,7 +82,7 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
     """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
     are one.
     """
-    module = native_run.module
+    module = native_short_runs.module
     if module is None:
         return _never
     module.connect(
@@ -91,20 +91,20 @@ def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
         node_passes=node_passes,
         evaluation=evaluation,
         RunHistory=RunHistory,
-        is_on_gpu=fake_cuda.cuda_is_present if fake_cuda.BUILT_WITH_CUDA else None,
-        stand_ins=fake_cuda.STAND_INS,
+        is_on_gpu=fake_cuda_devices.cuda_is_present if fake_cuda_devices.BUILT_WITH_CUDA else None,
+        stand_ins=fake_cuda_devices.STAND_INS,
         OtherRanks=OtherRanks,
         needs_absent=needs_absent,
         at_users_line=at_users_line,
         complete=complete,
-        can_run_in_one_go=native_run.can_run_in_one_go,
+        can_run_in_one_go=native_short_runs.can_run_in_one_go,
         graph_of=Search.graph_of,
         note_elsewhere=_note_elsewhere,
         note_failure=_note_failure,
-        raise_stopped=native_run.raise_stopped,
-        finish_stopped=native_run.finish_stopped,
+        raise_stopped=native_short_runs.raise_stopped,
+        finish_stopped=native_short_runs.finish_stopped,
         main_thread=threading.main_thread().ident,
-        longest=native_run.LONGEST,
+        longest=native_short_runs.LONGEST,
     )
     run_in_one_go: Callable[[Sequence[TrackedNode], str], bool] = module.run_in_one_go
     return run_in_one_go

@@ -12,7 +12,7 @@ import pytest
 import lazyviz
 
 from .support.fault_table import Table
-from .support.inject_exceptions import State, is_plain
+from .support.inject_faults import State, is_plain
 
 SECONDS = 600
 

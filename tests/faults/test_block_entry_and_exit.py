@@ -18,7 +18,7 @@ import lazyviz
 from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 
-from .support.inject_exceptions import (
+from .support.inject_faults import (
     Fault,
     call_at,
     everywhere,

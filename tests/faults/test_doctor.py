@@ -17,7 +17,7 @@ from lazyviz.record.tape import tape
 from lazyviz.session import evaluation
 from lazyviz.torch_internals import private_api
 
-from .support.inject_exceptions import State, is_plain
+from .support.inject_faults import State, is_plain
 
 
 def keep_patches():

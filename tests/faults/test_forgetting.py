@@ -15,7 +15,7 @@ import lazyviz
 from lazyviz.record.tape import tape
 from lazyviz.session import lazy_graph
 
-from .support.inject_exceptions import Fault, State, inject, points, sampled
+from .support.inject_faults import Fault, State, inject, points, sampled
 
 # What is raised while an object is freed is not to be seen but by a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import lazyviz
 
-from .support.inject_exceptions import is_plain
+from .support.inject_faults import is_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -9,7 +9,7 @@ import lazyviz
 from lazyviz.record import native_recorder
 from lazyviz.view.widget.graph_runs import Running
 
-from .support.inject_exceptions import State, inject, is_plain
+from .support.inject_faults import State, inject, is_plain
 
 
 def in_start(frame):

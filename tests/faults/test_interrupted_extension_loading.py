@@ -9,7 +9,7 @@ import torch
 
 import lazyviz
 
-from .support.inject_exceptions import Fault, inject, is_plain, points, sampled
+from .support.inject_faults import Fault, inject, is_plain, points, sampled
 
 
 def hooks(shell):

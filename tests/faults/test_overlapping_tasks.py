@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import lazyviz
 
-from .support.inject_exceptions import State, is_plain
+from .support.inject_faults import State, is_plain
 
 
 @pytest.mark.parametrize("waits", [(1, 3), (3, 1), (2, 2)])

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import native_recorder, ops_outside_blocks, recorder, rng
+from lazyviz.record import native_recorder, ops_outside_blocks, random_draw_order, recorder
 from lazyviz.record.interception import optimizer_hooks
 
 from ..bit_equality import difference
-from .support.inject_exceptions import call_at, is_plain, points, sampled
+from .support.inject_faults import call_at, is_plain, points, sampled
 from .support.interrupted_training_steps import Step
 
 UNDER_WAY = "an evaluation is in progress"
@@ -343,7 +343,7 @@ def test_a_callback_draws_once_all_draws_have_run(by_signal):
 @pytest.mark.parametrize("natively", [True, False])
 def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch, natively):
     w, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
-    original, calls, got = rng.Generators.continued, [], []
+    original, calls, got = random_draw_order.Generators.continued, [], []
 
     def continued(*given):
         if not calls:
@@ -358,7 +358,7 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_is_recorded(monkeypatch
     torch.default_generator.set_state(state)
     with recorded_natively(natively), handler_of_a_signal(handle), lazyviz.lazy():
         w.add_(1)
-        monkeypatch.setattr(rng.Generators, "continued", continued)
+        monkeypatch.setattr(random_draw_order.Generators, "continued", continued)
         y = torch.nn.functional.dropout(torch.ones(4))
         [(total, drawn)] = got
         total.backward()
@@ -383,7 +383,7 @@ def test_the_collector_waits_while_an_op_is_recorded_so_that_finalizers_see_its_
     monkeypatch, natively, enabled
 ):
     w, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
-    original, made, got = rng.Generators.continued, [], []
+    original, made, got = random_draw_order.Generators.continued, [], []
 
     def continued(*given):
         if not made:  # more containers than any threshold here
@@ -395,7 +395,7 @@ def test_the_collector_waits_while_an_op_is_recorded_so_that_finalizers_see_its_
     thresholds, gc_was_enabled = gc.get_threshold(), gc.isenabled()
     with recorded_natively(natively), lazyviz.lazy():
         w.add_(1)
-        monkeypatch.setattr(rng.Generators, "continued", continued)
+        monkeypatch.setattr(random_draw_order.Generators, "continued", continued)
         (gc.enable if enabled else gc.disable)()
         gc.set_threshold(500)
         try:

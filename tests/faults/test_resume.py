@@ -16,7 +16,7 @@ from lazyviz.session import evaluation
 
 from ..bit_equality import difference
 from .support.faulty_kernels import Alarm, FaultyKernels, KernelError, another_signal, error, interrupt
-from .support.inject_exceptions import PACKAGE, inject, points, sampled
+from .support.inject_faults import PACKAGE, inject, points, sampled
 from .support.interrupted_training_steps import signals_raise
 
 

@@ -27,7 +27,7 @@ from lazyviz.session import lazy_graph
 from lazyviz.torch_internals import private_api
 
 from .support.faulty_kernels import Alarm, Calls
-from .support.inject_exceptions import (
+from .support.inject_faults import (
     PACKAGE,
     Fault,
     State,

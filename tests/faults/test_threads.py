@@ -17,7 +17,7 @@ from lazyviz.record import dead_node_detection, sync_points
 from lazyviz.record.tape import tape
 from lazyviz.session.evaluation import ActiveRun
 
-from .support.inject_exceptions import is_plain
+from .support.inject_faults import is_plain
 
 ONE_CLEAR_ERROR = ("another thread is recording", "a cell is recording on another thread")
 

@@ -8,7 +8,7 @@ import platform
 import torch
 
 from .catalog import LIBRARIES
-from .harness import Outcome
+from .compare_with_eager import Outcome
 
 _PREFACE = """# Programs of other libraries
 

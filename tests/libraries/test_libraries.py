@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from . import catalog
-from .harness import compare
+from .compare_with_eager import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the libraries warn of
 

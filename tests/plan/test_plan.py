@@ -11,8 +11,8 @@ import torch
 
 import lazyviz
 from lazyviz.plan.devices.device_lookup import DeviceProfile
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.plan import CATEGORIES
-from lazyviz.plan.planner import make_plan
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.liveness.allocation_trace import program_of
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.testing.peak_assertion import PeakExceeded
 from lazyviz.view.scene.memory_chart import other_run, verdict
 

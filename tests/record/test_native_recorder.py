@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import lazyviz
 from lazyviz.graph.ir import Value
 from lazyviz.record import native_recorder
-from lazyviz.record.provenance import modules_and_phases
+from lazyviz.record.provenance import module_calls_and_phases
 from lazyviz.record.recorder import Recorder
 from lazyviz.record.tape import tape
 from tests.models import MODELS
@@ -491,7 +491,7 @@ def test_what_modules_hold_is_the_same_in_both_ways():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     modules = [module for model in (*models, nn.Identity(), scripted) for module in model.modules()]
     for held in (modules, [*modules[:3], None, *modules[3:]], []):
-        assert native_recorder._module.content_of(held) == modules_and_phases.content_of(held)
+        assert native_recorder._module.content_of(held) == module_calls_and_phases.content_of(held)
 
 
 @pytest.mark.skipif(not native_recorder.active, reason="the compiled recorder is not built, or switched off")

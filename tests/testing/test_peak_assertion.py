@@ -16,7 +16,7 @@ from torch import nn
 import lazyviz
 from lazyviz.graph.nested_blocks import flattened
 from lazyviz.plan.devices.device_lookup import DeviceProfile
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.units import format_bytes, format_range
 from lazyviz.testing.peak_assertion import PeakExceeded
 

@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
 from lazyviz.process.global_state_transaction import take_back
-from lazyviz.record import constant_folding, native_recorder, rng
+from lazyviz.record import constant_folding, native_recorder, random_draw_order
 from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
     composite_ops,
     cpu_kernel_selection,
     dispatcher_bypasses,
     dynamo,
-    fake_cuda,
+    fake_cuda_devices,
     fastest_op_calls,
     generators,
     handler_redispatch,
@@ -146,8 +146,10 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
         elif not replacement.reapply():
             replacement.set(torch.Generator, "initial_seed", lambda generator: "replaced")
         assert [generator.initial_seed() for _ in range(3)] == ["replaced" if replaced else 3] * 3
-        assert rng.READERS["initial_seed"](generator) == 3
-    assert {name: vars(torch.Generator)[name] for name in rng.READERS} == rng.READERS
+        assert random_draw_order.READERS["initial_seed"](generator) == 3
+    assert {
+        name: vars(torch.Generator)[name] for name in random_draw_order.READERS
+    } == random_draw_order.READERS
 
 
 def test_optimizers_tell_of_their_steps_outside_of_their_own_hooks():
@@ -364,9 +366,9 @@ def test_lazy_parameters_do_not_change_the_choice_of_foreach():
 
     both = (_foreach_supported_types, _foreach_utils._foreach_supported_types)
     before = [list(types) for types in both]
-    fake_cuda.support_foreach(Wrapper)
+    fake_cuda_devices.support_foreach(Wrapper)
     assert all(Wrapper in types for types in both)
-    fake_cuda.withdraw_foreach(Wrapper)
+    fake_cuda_devices.withdraw_foreach(Wrapper)
     assert [list(types) for types in both] == before
 
 

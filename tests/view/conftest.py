@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lazyviz.graph.ir import Graph, Node, Phase, Role, SourceLine, Storage, SyncPoint, TensorMeta, Value
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.plan import Plan
-from lazyviz.plan.planner import make_plan
 from lazyviz.view.scene.scene import Scene
 
 CPU = torch.device("cpu")

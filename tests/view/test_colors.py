@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.colors import DARK, LAYER_ICONS, LAYER_INKS, LAYER_TINTS
 from lazyviz.view.render.svg import CATEGORY_COLORS
 from lazyviz.view.scene.scene import Scene

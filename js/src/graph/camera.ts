@@ -1,6 +1,6 @@
 // The visible part of the picture, and its scale: panning, zooming, pinching, the first view.
 
-import type { Area } from "../model/layout";
+import type { Area } from "../model/coordinates-from-layers";
 
 const LEAST_HEIGHT = 240;
 export const LEGIBLE = 0.8; // the scale at which a centered box is legible

@@ -1,7 +1,7 @@
 // Placement of edge labels: beside their line, without touching lines, boxes or other labels. The same as
 // lazyviz/view/layout/edge_labels.py, which documents it; both are tested with the same golden files.
 
-import type { Size } from "./layout";
+import type { Size } from "./coordinates-from-layers";
 
 type Rect = readonly [left: number, top: number, right: number, bottom: number];
 

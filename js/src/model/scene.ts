@@ -3,7 +3,7 @@
 
 import { charWidth } from "../page/dom";
 import { placeLabels, type Label } from "./edge-labels";
-import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Area, type Placed, type Size } from "./layout";
+import { BOX_GAP, curve, LAYER_GAP, narrowed, place, pressed, type Area, type Placed, type Size } from "./coordinates-from-layers";
 import type { BoxData, EdgeData, GroupData, ShapePart, Sizes } from "./types";
 
 const CLOSED: Size = [216, 44]; // size of a closed box if Python sends none

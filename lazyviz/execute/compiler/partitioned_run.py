@@ -14,7 +14,7 @@ import torch
 from ...graph.ir import Storage
 from ...process.deferred_signals import Deferred
 from ...process.global_state_transaction import complete
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import DrawSequence, TrackedNode, TrackedValue
 from ...torch_internals import private_api

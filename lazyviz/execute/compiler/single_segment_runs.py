@@ -16,7 +16,7 @@ import torch
 
 from ...graph.ir import Failure, NodeError
 from ...process.global_state_transaction import complete
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import PARTIAL_WRITE, DrawSequence, TrackedNode
 from ..backend_protocol import Backend, Compiled, Refused, Segment

@@ -15,8 +15,8 @@ import torch
 
 from ...graph.ir import TensorMeta
 from ...process.gc_pause import paused
-from ...record.rng import READERS, state_of
-from ...torch_internals import cuda_graph_capture, fake_cuda, private_api
+from ...record.random_draw_order import READERS, state_of
+from ...torch_internals import cuda_graph_capture, fake_cuda_devices, private_api
 from ..backend_protocol import first_line
 
 
@@ -79,7 +79,7 @@ class CudaCaptures:
         self._broken = ""
 
     def obstacle(self) -> str:
-        if why := fake_cuda.missing_cuda() or self._broken:
+        if why := fake_cuda_devices.missing_cuda() or self._broken:
             return why
         if torch.cuda.is_current_stream_capturing():
             return "another CUDA Graph capture is in progress"
@@ -130,7 +130,7 @@ class CudaCaptures:
             paused(),  # no graph is destroyed meanwhile
             torch.cuda.stream(self._stream(device)),
         ):
-            fake_cuda.synchronize()
+            fake_cuda_devices.synchronize()
             torch.cuda.empty_cache()
             if device not in self._pools:
                 pool: cuda_graph_capture.Pool = torch.cuda.graph_pool_handle()

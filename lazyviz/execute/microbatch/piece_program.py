@@ -21,7 +21,7 @@ from ...plan.batch.layer_rules import total_weight
 from ...plan.batch.split_schedule import Pass
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
-from .rng import Draw, draw_of
+from .random_draws_of_pieces import Draw, draw_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ from ..kernel_errors import name_line
 from . import wire_protocol
 from . import worker as remote
 from .piece_program import Part, PassProgram, Step, Whole
+from .random_draws_of_pieces import Draws
 from .ray_and_ipyparallel import Cluster as Cluster
 from .ray_and_ipyparallel import IPyParallelBackend as IPyParallelBackend
 from .ray_and_ipyparallel import LostWorkerError as LostWorkerError
 from .ray_and_ipyparallel import NoWorkersError as NoWorkersError
 from .ray_and_ipyparallel import RayBackend as RayBackend
-from .rng import Draws
 from .tensor_serialization import pack, unpack
 from .worker_messages import Done, Drawing, Failed, PassWork, PieceWork, Prepared
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...torch_internals import private_api
 from . import wire_protocol
 from .piece_program import ONEDNN_FAILED, Part, PieceRun, Step, out_of_memory
-from .rng import Draw
+from .random_draws_of_pieces import Draw
 from .tensor_serialization import Packed, pack, unpack
 from .worker_messages import Done, Drawing, Failed, OpName, PassWork, PieceWork, Prepared
 

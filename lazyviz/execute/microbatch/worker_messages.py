@@ -17,7 +17,7 @@ from ...plan.batch.batch_placement import Piece, Shard
 from ...torch_internals import private_api
 from .json_encoding import Codec
 from .piece_program import Changes, Own, Part, Step, Whole, weight_alone
-from .rng import Draw
+from .random_draws_of_pieces import Draw
 from .tensor_serialization import Packed, View
 
 _OPERATOR = re.compile(r"(?P<namespace>[A-Za-z]\w*)::(?P<name>\w+)(?:\.(?P<overload>\w+))?")

@@ -1,6 +1,6 @@
 """Code generation: turns a subgraph into code that runs its kernels one after another.
 
-The instructions of each node (:mod:`lazyviz.execute.replay.instructions`) become a program for the C++
+The instructions of each node (:mod:`lazyviz.execute.replay.node_instructions`) become a program for the C++
 interpreter (``interpreter.cpp``), if it was compiled and can represent them, or Python code
 (:mod:`lazyviz.execute.replay.python_codegen`).  Both do the same, in the same order.
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import TrackedValue
 from ...torch_internals import dispatch_level, fastest_op_calls, native_module_loader
-from ...torch_internals.fake_cuda import STAND_INS
-from .instructions import NOWHERE, Code, Give, lines
+from ...torch_internals.fake_cuda_devices import STAND_INS
+from .node_instructions import NOWHERE, Code, Give, lines
 from .program_key import Steps, Subgraph, values_in
 from .python_codegen import write
 

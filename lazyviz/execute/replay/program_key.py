@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import TensorMeta
-from ...record.rng import rng_state
+from ...record.random_draw_order import rng_state
 from ...record.shapes.shape_inference_cache import Inferred, OutputSpec
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue

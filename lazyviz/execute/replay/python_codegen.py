@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import fastest_op_calls
 from .. import write_rollback
-from .instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
+from .node_instructions import NOWHERE, Code, Give, Line, Stopped, lines, name_of
 from .program_key import Step, Steps, Subgraph, values_in
 
 NODES_IN_ONE = 1000  # nodes per function: compiling one takes many times the memory of the result

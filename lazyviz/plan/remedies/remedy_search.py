@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..liveness.allocation_trace import Program, program_of
 from ..plan import Plan
-from . import precision, program_edits
+from . import delete_variables_earlier, precision, program_edits
 from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
@@ -57,7 +57,7 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
     host = plan.device == "cpu"
     device = "cpu" if host else "cuda"
     candidates: dict[str, Callable[[], Iterable[program_edits.Changed]]] = {
-        "variable": lambda: program_edits.variables(program, at),
+        "variable": lambda: delete_variables_earlier.variables(program, at),
         "no_grad": lambda: program_edits.no_grad(program),
         "zero_grad": lambda: zero_grad(program, at),
         "inplace": lambda: program_edits.in_place(program, at),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ...graph.ir import Node, TensorMeta
-from .matrix_products import transposing
+from .matrix_product_workspace import transposing
 from .workspace_rule import Rule, argument, exactly, on
 from .workspace_size import NOTHING, Events, Need, Workspace
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...graph.ir import Node, TensorMeta
-from .matrix_products import transposing
+from .matrix_product_workspace import transposing
 from .workspace_rule import Rule, argument, contiguous, copied, exactly, meta_of, on
 from .workspace_size import NOTHING, Need
 

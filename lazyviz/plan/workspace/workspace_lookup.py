@@ -31,14 +31,14 @@ from . import (
     gloo,
     image_kernels,
     matrix_decompositions,
-    matrix_products,
+    matrix_product_workspace,
     sorting_kernels,
     sparse_kernels,
 )
 from .cpu_convolution import backward_need, forward_need
 from .cuda_kernels import TABLE as CUDA_TABLE
 from .cuda_kernels import benchmarked
-from .matrix_products import transposing
+from .matrix_product_workspace import transposing
 from .onednn_convolution import PAGE
 from .workspace_rule import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
 from .workspace_size import NOTHING, Need
@@ -53,7 +53,7 @@ _CPU_TABLE: dict[str, Rule] = {
     **sparse_kernels.TABLE,
     **fused_transformer_layers.TABLE,
     **image_kernels.TABLE,
-    **matrix_products.TABLE,
+    **matrix_product_workspace.TABLE,
 }
 SCRATCH = "scratch"  # the name of a storage that represents it
 

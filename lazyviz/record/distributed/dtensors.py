@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import fake_cuda, fake_process_groups
+from ...torch_internals import fake_cuda_devices, fake_process_groups
 from ..fake_cuda.wrapper_subclasses import report_planned_device
 from ..interception.attribute_patches import Patches
 from ..tape import Tape
@@ -18,7 +18,7 @@ from ..tape import Tape
 
 def install(patches: Patches, tape: Tape) -> None:
     _patch_parameters(patches)
-    if not fake_cuda.STAND_INS:
+    if not fake_cuda_devices.STAND_INS:
         return
     _install_propagation(patches, tape)
     _install_draws(patches)
@@ -39,7 +39,7 @@ def _install_propagation(patches: Patches, tape: Tape) -> None:
         before = tape.shapes.inferring
         tape.shapes.inferring = True
         try:
-            with fake_cuda.cuda_guards():
+            with fake_cuda_devices.cuda_guards():
                 return original(propagator, schema)
         finally:
             tape.shapes.inferring = before

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import Resize
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..sync_points import TRACE_ELSEWHERE, AbsentDeviceError
 from ..tape import Tape
 from ..tracked_storages import TrackedStorage
@@ -89,6 +89,6 @@ def planned_storage(tape: Tape, tensor: torch.Tensor) -> PlannedStorage | None:
     value = tensor.__dict__.get("_lazyviz")
     if value is None:
         return None
-    if tape.recording.world is None and value.meta.device not in fake_cuda.STAND_INS:
+    if tape.recording.world is None and value.meta.device not in fake_cuda_devices.STAND_INS:
         return None
     return PlannedStorage(tape, value.storage, value.meta.device)

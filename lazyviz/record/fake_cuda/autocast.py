@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...process.global_state_transaction import take_back
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..interception.attribute_patches import Patches
 from ..lazy_tensor import is_pending
 from ..ops_outside_blocks import replaced, tensors_in
@@ -78,13 +78,13 @@ class AutocastKernels:
             (WIDEST, self._widest),
         ):
             kernels |= {
-                name: kernel(fake_cuda.operator_named(name))
+                name: kernel(fake_cuda_devices.operator_named(name))
                 for name in names
-                if fake_cuda.has_autocast(name)  # the lists grow from release to release
+                if fake_cuda_devices.has_autocast(name)  # the lists grow from release to release
             }
         kernels["norm.Scalar"] = self._norm
         kernels["norm.ScalarOpt_dim"] = self._norm
-        fake_cuda.override(kernels, "AutocastCUDA", self._undo)
+        fake_cuda_devices.override(kernels, "AutocastCUDA", self._undo)
         clear = torch.clear_autocast_cache
 
         def clear_autocast_cache() -> None:
@@ -125,7 +125,7 @@ class AutocastKernels:
 
     def _lower_precision(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with fake_cuda.without_autocast():
+            with fake_cuda_devices.without_autocast():
                 dtype = torch.get_autocast_dtype("cuda")
                 return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
 
@@ -133,7 +133,7 @@ class AutocastKernels:
 
     def _float32(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with fake_cuda.without_autocast():
+            with fake_cuda_devices.without_autocast():
                 return op(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
 
         return kernel
@@ -150,13 +150,13 @@ class AutocastKernels:
                     kwargs["dtype"] = torch.float32
                 elif args[position] is None:
                     args = (*args[:position], torch.float32, *args[position + 1 :])
-            with fake_cuda.without_autocast():
+            with fake_cuda_devices.without_autocast():
                 return op(*args, **kwargs)
 
         return kernel
 
     def _norm(self, tensor: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-        with fake_cuda.without_autocast():
+        with fake_cuda_devices.without_autocast():
             dtype = torch.float32 if _is_eligible(tensor) else tensor.dtype
             if dim is None:
                 return torch.ops.aten.norm.ScalarOpt_dtype(tensor, p, dtype=dtype)
@@ -164,7 +164,7 @@ class AutocastKernels:
 
     def _widest(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with fake_cuda.without_autocast():
+            with fake_cuda_devices.without_autocast():
                 dtype = torch.get_autocast_dtype("cuda")
                 for tensor in tensors_in((*args, *kwargs.values())):
                     if _is_eligible(tensor) and tensor.dtype == torch.float32:

@@ -15,7 +15,7 @@ import torch
 from torch.cuda import nccl
 from torch.nn.parallel import comm
 
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..lazy_tensor import is_lazy
 from ..sync_points import AbsentDeviceError
 from .fake_gpus_protocol import Gpus
@@ -25,14 +25,14 @@ _HOST = torch.device("cpu")
 
 def install(gpus: Gpus) -> None:
     channels = _Channels(gpus)
-    gpus.patches.set(fake_cuda.SCATTER, "forward", staticmethod(channels.scatter_batch))
+    gpus.patches.set(fake_cuda_devices.SCATTER, "forward", staticmethod(channels.scatter_batch))
     for name in ("broadcast", "broadcast_coalesced", "scatter", "gather"):
         gpus.replace(comm, name, getattr(channels, name))
     gpus.replace(nccl, "is_available", _on_gpus_of_their_own)
     gpus.replace(nccl, "reduce", _reduce)
     for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
         gpus.replace(nccl, name, _refusal(f"torch.cuda.nccl.{name}"))
-    gpus.patches.set(*fake_cuda.THREADS_OF_REPLICAS, _InTurn)
+    gpus.patches.set(*fake_cuda_devices.THREADS_OF_REPLICAS, _InTurn)
 
 
 class _Channels:
@@ -124,9 +124,9 @@ class _Channels:
         copies: list[dict[int, torch.Tensor]] = [{} for _ in places]
         for members in _buffers(tensors, buffer_size):
             chunk = [tensors[index] for index in members]
-            flat = fake_cuda.flattened(chunk)
+            flat = fake_cuda_devices.flattened(chunk)
             for place, found in zip(places[1:], copies[1:]):
-                parts = fake_cuda.unflattened(flat.to(place), chunk)
+                parts = fake_cuda_devices.unflattened(flat.to(place), chunk)
                 found.update({index: part.data for index, part in zip(members, parts)})
             del flat  # before the next buffer is filled
         everywhere = [[found[index] for index in range(len(tensors))] for found in copies[1:]]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...process.global_state_transaction import take_back
-from ...torch_internals import composite_ops, fake_cuda
+from ...torch_internals import composite_ops, fake_cuda_devices
 from ..lazy_tensor import is_pending
 from . import older_releases, sparse_gradients
 from . import rnn as fake_cuda_rnn
@@ -51,9 +51,9 @@ class CudaKernels:
             ),
             **fake_cuda_rnn.kernels(self._gpus),
         }
-        self.of = {fake_cuda.operator_named(name): kernel for name, kernel in kernels.items()}
-        fake_cuda.override(kernels, "CompositeImplicitAutograd", self._undo)
-        fake_cuda.run_as_one(["_fused_rms_norm"], self._undo)
+        self.of = {fake_cuda_devices.operator_named(name): kernel for name, kernel in kernels.items()}
+        fake_cuda_devices.override(kernels, "CompositeImplicitAutograd", self._undo)
+        fake_cuda_devices.run_as_one(["_fused_rms_norm"], self._undo)
 
     def remove(self) -> None:
         take_back(self._undo)

@@ -18,7 +18,7 @@ Reserved = Callable[[torch.device], int]
 
 
 class Gpus(Protocol):
-    """The interface that the parts of :class:`~lazyviz.record.fake_cuda.torch_cuda.AbsentGpus` use."""
+    """The interface of :class:`~lazyviz.record.fake_cuda.torch_cuda_replacement.AbsentGpus` for its parts."""
 
     gpu: Gpu
     memory: Memory

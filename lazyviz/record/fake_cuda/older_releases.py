@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..interception.attribute_patches import Patches
 
 Release = tuple[int, int]
@@ -94,7 +94,7 @@ def install(patches: Patches, of: Release | None) -> None:
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             patches.set(owner, "zero_grad", _keeping(owner.zero_grad))
     if ONE_BY_ONE.holds(of):
-        for owner, name in fake_cuda.foreach_choices():
+        for owner, name in fake_cuda_devices.foreach_choices():
             patches.set(owner, name, lambda *args, **kwargs: (False, False))
     if ADAM_TWO_LISTS.holds(of):
         _hold_two_lists(patches)
@@ -110,9 +110,9 @@ def _keeping(clear: Callable[..., None]) -> Callable[..., None]:
 
 def _hold_two_lists(patches: Patches) -> None:
     """The foreach form of Adam adds epsilon to a copy of its square roots, and keeps both until its end."""
-    module, name = fake_cuda.FOREACH_ADAM
+    module, name = fake_cuda_devices.FOREACH_ADAM
     step = getattr(module, name)
-    add: Callable[..., None] = getattr(torch, fake_cuda.FOREACH_ADD_IN_PLACE)
+    add: Callable[..., None] = getattr(torch, fake_cuda_devices.FOREACH_ADD_IN_PLACE)
     held: list[Sequence[torch.Tensor]] = []
     inside = False
 
@@ -131,12 +131,12 @@ def _hold_two_lists(patches: Patches) -> None:
         # Epsilon is a number; the step counters, to which it is also added, are on the host.
         if inside and isinstance(other, float) and tensors[0].is_cuda:
             # Nothing of it will have values.
-            held.append(fake_cuda.foreach_add(tensors, other, *args, **kwargs))
+            held.append(fake_cuda_devices.foreach_add(tensors, other, *args, **kwargs))
             return None
         return add(tensors, other, *args, **kwargs)
 
     patches.set(module, name, adam)
-    patches.set(torch, fake_cuda.FOREACH_ADD_IN_PLACE, foreach_add_)
+    patches.set(torch, fake_cuda_devices.FOREACH_ADD_IN_PLACE, foreach_add_)
 
 
 class _Softmax(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import dispatch_level, fake_cuda, private_api
+from ...torch_internals import dispatch_level, fake_cuda_devices, private_api
 from . import rnn as fake_cuda_rnn
 from .fake_gpus_protocol import Gpus
 from .refused_driver_calls import refusal
@@ -28,7 +28,9 @@ def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if torch.is_grad_enabled() and any(
-            isinstance(each, torch.Tensor) and each.requires_grad and each.device in fake_cuda.STAND_INS
+            isinstance(each, torch.Tensor)
+            and each.requires_grad
+            and each.device in fake_cuda_devices.STAND_INS
             for each in operands
         ):
             raise refusal("torch.cond of operands that require a gradient")
@@ -79,7 +81,7 @@ def _install_packing(gpus: Gpus) -> None:
     pad_here = private_api.VF._pad_packed_sequence
 
     def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-        if padded.device not in fake_cuda.STAND_INS:
+        if padded.device not in fake_cuda_devices.STAND_INS:
             return pack_here(padded, lengths, batch_first)
         if lengths.is_cuda:  # ATen's message
             raise RuntimeError(
@@ -95,7 +97,7 @@ def _install_packing(gpus: Gpus) -> None:
     def pad(
         data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
     ) -> Any:
-        if data.device not in fake_cuda.STAND_INS:
+        if data.device not in fake_cuda_devices.STAND_INS:
             return pad_here(data, sizes, batch_first, padding_value, total_length)
         with gpus.tape.recording.paused(), dispatch_level.no_grad():
             like = torch.zeros(1, device="cpu").expand(data.shape[0], 1)

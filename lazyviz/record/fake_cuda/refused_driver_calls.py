@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..sync_points import AbsentDeviceError
 from .fake_gpus_protocol import Gpus
 
@@ -51,7 +51,7 @@ _SNAPSHOTS = 'After the block, graph.save("memory.pickle") writes a snapshot of 
 def install(gpus: Gpus) -> None:
     for owner, name in _WITHOUT_EFFECT:
         gpus.replace(owner, name, lambda *args, **kwargs: None)
-    gpus.patches.set(*fake_cuda.NVTX, _Marks())
+    gpus.patches.set(*fake_cuda_devices.NVTX, _Marks())
     gpus.replace(torch.cuda, "get_sync_debug_mode", lambda: 0)
     for name in _OF_SENSORS:
         _refuse(gpus, torch.cuda, name, "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import composite_ops, cudnn_rnn_buffer_sizes, dispatch_level, fake_cuda
+from ...torch_internals import composite_ops, cudnn_rnn_buffer_sizes, dispatch_level, fake_cuda_devices
 from ..lazy_tensor import is_pending
 from .fake_gpus_protocol import Gpus
 
@@ -146,7 +146,7 @@ def _kernel(
         if torch.is_autocast_enabled("cuda"):
             source, hx, cx = _half(source), _half(hx), None if cx is None else _half(cx)
             weights, buffer = _half_weights(weights, buffer, parameters)
-        with fake_cuda.without_autocast():
+        with fake_cuda_devices.without_autocast():
             output, hy, cy, _, _ = _aten._cudnn_rnn.default(
                 source, weights, (4 if biases else 2) + (projection > 0), buffer, hx, cx, mode, size,
                 projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, state,
@@ -181,7 +181,7 @@ def _half_weights(
     """``_cudnn_rnn_cast_reflatten`` (autocast_RNN.cpp): half-precision copies in one buffer, seen by
     autograd.
     """
-    with fake_cuda.without_autocast():
+    with fake_cuda_devices.without_autocast():
         if weights[0].dtype != torch.float32:
             return weights, buffer
         with dispatch_level.no_grad():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -52,7 +52,7 @@ def choose(call: Call, capability: tuple[int, int]) -> int:
     Raises:
         RuntimeError: none of those the user allows takes it.
     """
-    order = tuple(fake_cuda.attention_order())
+    order = tuple(fake_cuda_devices.attention_order())
     prefers_cudnn = capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
     if prefers_cudnn and order[:4] == _DEFAULT_ORDER:
         order = _CUDNN_FIRST

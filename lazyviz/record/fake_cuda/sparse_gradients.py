@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ..parity.inplace_gradient_sums import is_taken_over
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape
@@ -42,7 +42,7 @@ class PlannedSparse(torch.Tensor):
             torch.Size(shape),
             dtype=values.dtype,
             layout=torch.sparse_coo,
-            device=fake_cuda.STAND_INS[values.device],
+            device=fake_cuda_devices.STAND_INS[values.device],
         )
         self._tape, self._parts, self._is_coalesced = tape, (indices, values), is_coalesced
         return self
@@ -83,7 +83,7 @@ class PlannedSparse(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return fake_cuda.stands_for(_device_below(self))
+        return fake_cuda_devices.stands_for(_device_below(self))
 
     is_cuda = property(lambda self: True)
     is_meta = property(lambda self: False)
@@ -112,7 +112,7 @@ def made_of(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _is_planned(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.device in fake_cuda.STAND_INS
+    return isinstance(tensor, torch.Tensor) and tensor.device in fake_cuda_devices.STAND_INS
 
 
 def _assume(tape: Tape, what: str) -> None:
@@ -280,8 +280,8 @@ def _clone(sparse: PlannedSparse, **kwargs: Any) -> PlannedSparse:
 def _to_copy(
     sparse: PlannedSparse, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any
 ) -> PlannedSparse:
-    place = sparse.device if device is None else fake_cuda.stands_for(torch.device(device))
-    if place not in fake_cuda.STAND_INS:
+    place = sparse.device if device is None else fake_cuda_devices.stands_for(torch.device(device))
+    if place not in fake_cuda_devices.STAND_INS:
         raise AbsentDeviceError(
             "A sparse tensor on a GPU that is not on this machine cannot be copied to another device."
         )

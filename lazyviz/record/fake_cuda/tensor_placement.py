@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import dispatch_level, fake_cuda
+from ...torch_internals import dispatch_level, fake_cuda_devices
 from .fake_gpus_protocol import Gpus
 from .refused_driver_calls import refusal
 
@@ -55,9 +55,9 @@ def _install_numbers(gpus: Gpus) -> None:
 
         return function
 
-    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), fake_cuda.PARSE_TO):
+    for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "cuda"), fake_cuda_devices.PARSE_TO):
         gpus.patches.set(owner, name, numbered(getattr(owner, name), True))
-    for owner, name in fake_cuda.FACTORIES:
+    for owner, name in fake_cuda_devices.FACTORIES:
         gpus.patches.set(owner, name, numbered(getattr(owner, name), False))
 
 
@@ -152,7 +152,7 @@ class _Storages:
 
     def install(self) -> None:
         gpus = self._gpus
-        owner, name = fake_cuda.RESTORE_LOCATION
+        owner, name = fake_cuda_devices.RESTORE_LOCATION
         restore = getattr(owner, name)
 
         def restore_location(storage: Any, location: str) -> Any:
@@ -171,7 +171,7 @@ class _Storages:
     def _install_rebuilding(self) -> None:
         """Functions that create tensors from storages that were read from a file."""
         gpus = self._gpus
-        owner, name = fake_cuda.REBUILD_TENSOR
+        owner, name = fake_cuda_devices.REBUILD_TENSOR
         rebuild = getattr(owner, name)
 
         def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
@@ -182,7 +182,7 @@ class _Storages:
             return _placed(storage, (offset, size, stride), storage.dtype, there, read)
 
         gpus.replace(owner, name, rebuild_tensor)
-        owner, name = fake_cuda.REBUILD_TENSOR_OF_DTYPE
+        owner, name = fake_cuda_devices.REBUILD_TENSOR_OF_DTYPE
         rebuild_of_dtype = getattr(owner, name)
 
         def rebuild_tensor_of_dtype(
@@ -199,7 +199,7 @@ class _Storages:
             return made.requires_grad_(requires_grad)
 
         gpus.replace(owner, name, rebuild_tensor_of_dtype)
-        unpickler, name = fake_cuda.ALLOWED_WHEN_LOADING
+        unpickler, name = fake_cuda_devices.ALLOWED_WHEN_LOADING
         allowed = getattr(unpickler, name)
         rebuilt = f"{owner.__name__}.{rebuild_of_dtype.__name__}"
         gpus.replace(unpickler, name, lambda: {**allowed(), rebuilt: rebuild_tensor_of_dtype})

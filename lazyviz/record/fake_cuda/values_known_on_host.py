@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ..dependency_closure import closure
 from ..lazy_tensor import LazyTensor, make_real
 from ..sync_points import needs_absent
@@ -37,7 +37,7 @@ def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
     It may evaluate ops that the host has to run for it.
     """
     value = tensor.__dict__.get("_lazyviz")
-    if value is None or not fake_cuda.STAND_INS:
+    if value is None or not fake_cuda_devices.STAND_INS:
         return None
     with tape.runs.lock:
         return _copy(tape, value, undo=False)
@@ -75,7 +75,7 @@ def on_host(tape: Tape, items: Any) -> Any:
 
 def give_back(tape: Tape) -> None:
     """Before the plan is forgotten: tensors that were moved to the GPU become host tensors again."""
-    if not fake_cuda.STAND_INS:
+    if not fake_cuda_devices.STAND_INS:
         return
     moved: dict[TrackedValue, list[torch.Tensor]] = {}
     for node in list(tape.pending):

@@ -1,8 +1,8 @@
 """Tensor subclasses around tensors of an absent GPU: DTensors, quantized weights.
 
 They are created with the device of the inner tensor, which C++ must not see, because a planned tensor is on
-another device there (:mod:`lazyviz.torch_internals.fake_cuda`).  Python sees the planned device, as for any
-planned tensor.
+another device there (:mod:`lazyviz.torch_internals.fake_cuda_devices`).  Python sees the planned device, as
+for any planned tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import torch
 
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ..interception.attribute_patches import Patches
 
 _device_below = private_api.TensorBase.device.__get__
@@ -32,7 +32,7 @@ def install(patches: Patches) -> None:
             place = torch.device(place)
             if place.type == "cuda" and place.index is None:
                 place = torch.device("cuda", torch.cuda.current_device())
-            below = fake_cuda.STAND_INS.get(place)
+            below = fake_cuda_devices.STAND_INS.get(place)
             if below is not None:
                 kwargs["device"] = below
                 if args[0] not in reported:
@@ -53,7 +53,7 @@ def report_planned_device(patches: Patches, cls: type) -> None:
     _seen.add(cls)
 
     def device(tensor: torch.Tensor) -> torch.device:
-        return fake_cuda.stands_for(_device_below(tensor))
+        return fake_cuda_devices.stands_for(_device_below(tensor))
 
     def of(answer: Callable[[torch.device], Any]) -> property:
         return property(lambda tensor: answer(device(tensor)))

@@ -18,13 +18,13 @@ import torch
 from ...process.deferred_signals import deferred, deferring
 from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
-from ...torch_internals import dispatcher_bypasses, dynamo, fake_cuda, private_api
+from ...torch_internals import dispatcher_bypasses, dynamo, fake_cuda_devices, private_api
 from ...torch_internals.handler_redispatch import user_level
 from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.derivative_formulas import FormulaPatches
 from ..parity.mode_sensitive_composites import CompositeKernels
-from ..provenance.modules_and_phases import ScopePatches
+from ..provenance.module_calls_and_phases import ScopePatches
 from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
@@ -101,7 +101,7 @@ class Instrumentation:
             self._watch_guards()
         self._scopes.install()
         self._tape.memory_holders.begin_block()
-        fake_cuda.support_foreach(LazyTensor)
+        fake_cuda_devices.support_foreach(LazyTensor)
 
     def rehearse(self) -> None:
         """Begin and end once, so that the first block is fast; nothing stays installed."""
@@ -391,7 +391,7 @@ class Instrumentation:
         """Other ways in which lazyviz is active in PyTorch now, as far as this thread can tell."""
         found = ["dispatch mode of lazyviz"] if private_api.has_mode(self._mode) else []
         found += [f"dispatch key {key}" for key in private_api.stray_keys()]
-        if fake_cuda.supports_foreach(LazyTensor):
+        if fake_cuda_devices.supports_foreach(LazyTensor):
             found.append("types of foreach optimizers")
         if self._imports.installed:
             found.append("finder of imports in sys.meta_path")
@@ -450,7 +450,7 @@ class Instrumentation:
             self._settings.remove()
             self._formulas.remove()
             self._reads.remove()  # last: as long as it is there, there is something to remove
-        fake_cuda.withdraw_foreach(LazyTensor)
+        fake_cuda_devices.withdraw_foreach(LazyTensor)
 
 
 def _leave(leave: Callable[..., Any], guard: Any) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import composite_ops, fake_cuda, private_api
+from ...torch_internals import composite_ops, fake_cuda_devices, private_api
 from .. import constant_folding, eager_fallback, lazy_tensor
 from ..distributed.fsdp_storage_resize import planned_storage
-from ..fake_cuda import torch_cuda as fake_torch_cuda
+from ..fake_cuda import torch_cuda_replacement as fake_torch_cuda
 from ..fake_cuda import value_read_errors
 from ..fake_cuda.values_known_on_host import host_copy
 from ..lazy_tensor import (
@@ -37,7 +37,7 @@ from ..lazy_tensor import (
 )
 from ..lazy_tensors_of_user_classes import real_class
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
-from ..rng import READERS, WRITERS, rng_state
+from ..random_draw_order import READERS, WRITERS, rng_state
 from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
@@ -382,7 +382,7 @@ class SyncPatches:
     def _patch_randomness(self) -> None:
         """A generator with pending draws has a marker, instead of the state that the user may read."""
         self._patch_states((torch, torch.random), lambda: torch.default_generator)
-        if fake_cuda.cuda_is_present():
+        if fake_cuda_devices.cuda_is_present():
 
             def of_device(device: Any = "cuda") -> torch.Generator:
                 index = device if isinstance(device, int) else torch.device(device).index
@@ -727,7 +727,7 @@ class SyncPatches:
     def _patch_cuda(self) -> None:
         """Synchronizing with the GPU, or querying its memory, requires that pending ops run."""
         tape = self.tape
-        if not fake_cuda.cuda_is_present():
+        if not fake_cuda_devices.cuda_is_present():
             return
         for name in (
             "synchronize",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import dispatcher_bypasses, fake_cuda, private_api, storage_internals
+from ...torch_internals import dispatcher_bypasses, fake_cuda_devices, private_api, storage_internals
 from .. import native_recorder
 from ..dependency_closure import closure
 from ..eager_fallback import note_copies
@@ -136,7 +136,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
         return write_record(writer, name, content, *args, **kwargs)
 
     patches.set(dispatcher_bypasses.FILE_WRITER, "write_record", write)
-    utils, rebuild = fake_cuda.REBUILD_TENSOR
+    utils, rebuild = fake_cuda_devices.REBUILD_TENSOR
     patches.set(utils, rebuild, _loaded_immediately(tape, getattr(utils, rebuild)))
     for owner, name in dispatcher_bypasses.SCRIPT_WRITERS:
         patches.set(owner, name, _run_immediately(tape, getattr(owner, name), writes=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
 from .inferred_outputs import Inferred, Output, OutputSpec
@@ -19,7 +19,7 @@ from .operator_info import OpInfo
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")
-_STAND_INS = fake_cuda.STAND_INS
+_STAND_INS = fake_cuda_devices.STAND_INS
 _LARGEST_INTEGER = 2**63 - 1  # ATen's sizes and strides are 64-bit integers
 
 # Operators whose results' metadata ATen computes in C++ before it selects a device's kernel. Those of the

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ...graph.ir import TensorMeta
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ...torch_internals.private_api import OpOverload
-from ..rng import Generators, set_state, state_of
+from ..random_draw_order import Generators, set_state, state_of
 from . import kernel_probe_inputs, scalar_operands
 from .kernel_argument_checks import CHECK_MORE
 from .operator_info import OpInfo
@@ -369,7 +369,7 @@ def _results(result: Any) -> list[torch.Tensor]:
 
 def on_absent_gpu(inputs: Sequence[Any], kwargs: Any) -> bool:
     """Whether the kernel is that of an absent GPU."""
-    absent = fake_cuda.STAND_INS
+    absent = fake_cuda_devices.STAND_INS
     return bool(absent) and (
         kwargs.get("device") in absent or any(value.meta.device in absent for value in inputs)
     )
@@ -394,9 +394,9 @@ _TWO_DEVICES = re.compile(r"Unhandled FakeTensor Device Propagation .* two diffe
 def _cpu_for(item: Any) -> Any:
     """The CPU in place of an absent device, and None in place of its generator."""
     if isinstance(item, torch.device):
-        return torch.device("cpu") if item in fake_cuda.STAND_INS else item
+        return torch.device("cpu") if item in fake_cuda_devices.STAND_INS else item
     if isinstance(item, torch.Generator):
-        return None if item.device in fake_cuda.STAND_INS else item
+        return None if item.device in fake_cuda_devices.STAND_INS else item
     return item
 
 

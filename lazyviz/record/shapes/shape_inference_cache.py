@@ -17,7 +17,7 @@ import torch
 
 from ...graph.ir import TensorMeta
 from ...process.deferred_signals import deferred
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ...torch_internals.private_api import OpOverload
 from ..interception import warning_routing
 from . import (
@@ -266,7 +266,7 @@ class ShapeCache:
             self._fake_mode,
             private_api.no_function_modes(),
             private_api.quiet_shape_rules(),
-            fake_cuda.cuda_guards() if fake_cuda.STAND_INS else nullcontext(),
+            fake_cuda_devices.cuda_guards() if fake_cuda_devices.STAND_INS else nullcontext(),
         ):
             call = _FakeCall(op, info, args, kwargs, inputs)
             made.append(call)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...graph.ir import is_dense, works_by_element
-from ...torch_internals import fake_cuda, private_api
+from ...torch_internals import fake_cuda_devices, private_api
 from ...torch_internals.private_api import OpOverload
 from .tensor_iterator import Operand, output_stride
 
@@ -454,7 +454,7 @@ def _cudnn_convolution(arguments: dict[str, Any], result: Result) -> Result:
     A build without CUDA does not know that cuDNN would be selected.
     """
     source, weight = arguments["input"], arguments["weight"]
-    if source.device not in fake_cuda.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
+    if source.device not in fake_cuda_devices.STAND_INS or torch.float64 in (source.dtype, weight.dtype):
         return result
     memory_format = _suggested(source)
     if memory_format == torch.contiguous_format:

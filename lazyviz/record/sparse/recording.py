@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api, sparse_tensors
-from ...torch_internals.fake_cuda import STAND_INS
+from ...torch_internals.fake_cuda_devices import STAND_INS
 from ...torch_internals.private_api import OpOverload
 from ..lazy_tensor import detached, is_lazy
 from ..ops_outside_blocks import nodes_before_access

@@ -1,6 +1,6 @@
 """Base class of run strategies: projects the peak, executes, and has what the report needs.
 
-A strategy is created by :mod:`lazyviz.session.strategies.selection`.  None of them knows the others.
+A strategy is created by :mod:`lazyviz.session.strategies.strategy_selection`.  None of them knows the others.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ...plan.peak_of_one_run import project
 from ...process import gc_pause
 from ...record.tape import tape
 from ...record.tracked_storages import TrackedNode
-from ...torch_internals import fake_cuda
+from ...torch_internals import fake_cuda_devices
 from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
+    from ...execute.background_run import AsyncRun
     from ...execute.compiler.partitioned_run import Outcome
-    from ...execute.microbatch.split_run import SplitRun
-    from ...execute.replay.background_thread import AsyncRun
+    from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None
 Marks: TypeAlias = list[tuple[TrackedNode, Any, Any]]
@@ -140,7 +140,7 @@ class Strategy:
             on_node if self.is_followed else None, wanted.cancel.is_set if wanted.cancel is not None else None
         )
         for index in self.cuda:
-            fake_cuda.synchronize(index)
+            fake_cuda_devices.synchronize(index)
         for node, begin, end in self.marks:
             node.measured_seconds = begin.elapsed_time(end) / 1000
 

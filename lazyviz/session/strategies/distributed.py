@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...execute import eager_backend
 from ...execute.microbatch.ray_and_ipyparallel import Cluster
-from ...execute.microbatch.split_run import SplitRun
+from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
 from ...execute.replay.program_cache import Projection
 from .base import Cancelled, Request, Strategy
 

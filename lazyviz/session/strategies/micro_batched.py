@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...execute import eager_backend
-from ...execute.microbatch.split_run import SplitRun
+from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
 from ...execute.replay.program_cache import Projection
 from ...plan.liveness.live_set_and_categories import categorize
 from ...plan.peak_of_one_run import Peak

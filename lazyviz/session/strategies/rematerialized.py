@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...execute import eager_backend
 from ...execute.rematerialization import RecomputeRun
 from ...execute.replay.program_cache import Projection
-from ...plan.remat.selection import Choice
+from ...plan.remat.recompute_selection import Choice
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...execute import eager_backend
+from ...execute import background_run, eager_backend
+from ...execute.background_run import AsyncRun
 from ...execute.measured_memory import Memory
-from ...execute.replay import background_thread
-from ...execute.replay.background_thread import AsyncRun
 from ...execute.replay.program_cache import Projection, Replay
 from ...record.tape import tape
 from .base import Cancelled, Request, Strategy
@@ -55,4 +54,4 @@ class ReplayRun(Strategy):
             self.found.learn(self.projection)
 
     def release(self) -> None:
-        background_thread.part(self.found.subgraph)
+        background_run.part(self.found.subgraph)

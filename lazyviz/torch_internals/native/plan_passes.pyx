@@ -351,7 +351,7 @@ def allocated(spans, Py_ssize_t count, bint eager):
 # --- the caching allocator ------------------------------------------------------------
 
 
-cdef int64_t GRAIN = 512  # of `plan/allocator/config.py`, whose names are longer
+cdef int64_t GRAIN = 512  # of `plan/allocator/alloc_conf_and_rounding.py`, whose names are longer
 cdef int64_t SMALL = 1 << 20
 cdef int64_t SMALL_SEGMENT = 2 << 20
 cdef int64_t MIDDLE = 10 << 20

@@ -1904,8 +1904,8 @@ cdef object drop_storage(object storage, dict known, bint recording):
 cdef bint locate(
     object node, object graph, object place, bint in_engine, uint64_t sequence, bint grad_mode, bint mutates
 ) except -1:
-    """``lazyviz.record.provenance.modules_and_phases.Scopes.locate``, without Python code; ``sequence`` is that of
-    the calling autograd node.  Returns whether nothing is left to `locate_gradient`.
+    """``lazyviz.record.provenance.module_calls_and_phases.Scopes.locate``, without Python code; ``sequence``
+    is that of the calling autograd node.  Returns whether nothing is left to `locate_gradient`.
     """
     cdef PyObject *found
     root = get(scopes, C_root)
@@ -2227,7 +2227,7 @@ cdef tuple shared(list callers):
 
 
 def content_of(modules):
-    """``lazyviz.record.provenance.modules_and_phases.content_of``."""
+    """``lazyviz.record.provenance.module_calls_and_phases.content_of``."""
     cdef list content = []
     for module in modules:
         if module is None:
@@ -2411,7 +2411,7 @@ cdef bint is_known_as(object tensor, object name, object key) except -1:
 
 
 cdef bint is_state_of(object full, object name, object key) except -1:
-    """``lazyviz.record.provenance.modules_and_phases._is_parameter_of``."""
+    """``lazyviz.record.provenance.module_calls_and_phases._is_parameter_of``."""
     cdef Py_ssize_t length = len(name) + 1 + len(key) if name else len(key)
     return (
         len(full) == length
@@ -2550,7 +2550,7 @@ cpdef object wrapper(object meta):
             <PyObject *> (device if below is None else below),
         )
     )
-    if below is not None:  # `lazyviz.torch_internals.fake_cuda.mark`
+    if below is not None:  # `lazyviz.torch_internals.fake_cuda_devices.mark`
         keys = <uint64_t *> (quick.implementation(<PyObject *> made) + key_set_offset)
         keys[0] = keys[0] | autocast_keys
     return made

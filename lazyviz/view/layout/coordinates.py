@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..scene.boxes import Box
 from ..scene.scene import MOST_VALUES, Scene, edge_width
 from .edge_labels import CHAR_WIDTH, SIZE, place_labels
+from .layered_layout import LAYER_GAP, Placed, place
 from .matching_rows import Group, match_rows
-from .sugiyama import LAYER_GAP, Placed, place
 
 # Padding inside an open group: left and right, above (its title), below.
 GROUP_PADDING = (12.0, 40.0, 12.0)

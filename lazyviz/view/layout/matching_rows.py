@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..scene.boxes import Box
-from .sugiyama import Placed
+from .layered_layout import Placed
 
 MOST_GAP = 400.0  # pixels that a row is moved down
 MOST_PAIRS = 100  # modules that are drawn at the height of their backward parts

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine, Storage, Value, places
 from ...plan.units import format_bytes
-from ..layout.sugiyama import Layers, layers_of
+from ..layout.layered_layout import Layers, layers_of
 from ..layout.text_width import width as text_width
 from . import box_contents
 from .box_coloring import Facts

@@ -16,7 +16,7 @@ from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache
 from lazyviz.session.strategies import base as strategies
 from lazyviz.testing import PROGRAMS, check_backend
-from lazyviz.torch_internals import fake_cuda
+from lazyviz.torch_internals import fake_cuda_devices
 
 from .captures import Captures, UseAfterFree
 
@@ -340,8 +340,8 @@ def test_ops_elsewhere_feed_what_is_captured(graphs):
 def test_where_a_device_counts_its_memory_a_repeat_is_found_as_quickly(graphs, monkeypatch):
     monkeypatch.setattr(strategies, "cuda_devices", lambda nodes: [0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: None)
-    monkeypatch.setattr(fake_cuda, "synchronize", lambda index: None)
-    monkeypatch.setattr(fake_cuda, "max_memory_allocated", lambda index: 12345)
+    monkeypatch.setattr(fake_cuda_devices, "synchronize", lambda index: None)
+    monkeypatch.setattr(fake_cuda_devices, "max_memory_allocated", lambda index: 12345)
     monkeypatch.setattr(graphs, "compile", compiles := Compiles(graphs.compile))
     known = len(program_cache.replays)
     reports = both(SGD, 5)

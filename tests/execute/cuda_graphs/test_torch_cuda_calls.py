@@ -12,8 +12,8 @@ import torch
 
 from lazyviz.execute.cuda_graphs import torch_cuda_calls as capture_device
 from lazyviz.execute.cuda_graphs.torch_cuda_calls import CaptureFailed, CudaCaptures
-from lazyviz.record.rng import state_of
-from lazyviz.torch_internals import cuda_graph_capture, fake_cuda
+from lazyviz.record.random_draw_order import state_of
+from lazyviz.torch_internals import cuda_graph_capture, fake_cuda_devices
 
 DEVICE = torch.device("cuda", 0)
 
@@ -101,7 +101,7 @@ def cuda(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(torch.cuda, "default_generators", cuda.default_generators)
-    monkeypatch.setattr(fake_cuda, "synchronize", lambda: cuda.log.append("synchronize"))
+    monkeypatch.setattr(fake_cuda_devices, "synchronize", lambda: cuda.log.append("synchronize"))
     monkeypatch.setattr(
         cuda_graph_capture, "clear_cublas_workspaces", lambda: cuda.log.append("clear cuBLAS")
     )

@@ -15,7 +15,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute.replay import native_codegen
-from lazyviz.execute.replay.instructions import NOWHERE
+from lazyviz.execute.replay.node_instructions import NOWHERE
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.torch_internals import dispatch_level
 

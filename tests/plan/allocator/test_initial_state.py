@@ -10,7 +10,7 @@ import torch
 
 from lazyviz.plan.allocator.memory_history import trace
 from lazyviz.plan.devices.device_lookup import Device
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.uncertainty import RESERVED, widened
 from lazyviz.plan.workspace.cublas import CUBLAS_WORKSPACE_BYTES
 

@@ -14,8 +14,8 @@ import lazyviz
 from lazyviz.graph.ir import Graph, Resize, RunInside, Storage, Value
 from lazyviz.plan.devices.device_lookup import DeviceProfile
 from lazyviz.plan.liveness import lifetimes
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.plan import Plan
-from lazyviz.plan.planner import make_plan
 
 from ..conftest import Program
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.plan import CATEGORIES
-from lazyviz.plan.planner import make_plan
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.device_lookup import DeviceProfile
-from lazyviz.plan.remat.selection import work
+from lazyviz.plan.remat.recompute_selection import work
 from lazyviz.view.scene.details import describe_moment
 from lazyviz.view.scene.memory_chart import memory_json
 from lazyviz.view.scene.scene import Scene

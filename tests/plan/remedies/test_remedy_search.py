@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyviz
 from lazyviz.plan.liveness.allocation_trace import program_of
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.remedies.remedy import KINDS, cheapest
 
 from ..remedy_checks import check_autocast, unfolds_in_bfloat16

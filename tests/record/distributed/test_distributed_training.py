@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lazyviz
 from lazyviz.graph.collective_info import collective_of
 from lazyviz.graph.nested_blocks import flattened
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.record.sync_points import AbsentDeviceError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")

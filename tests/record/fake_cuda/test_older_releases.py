@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.nested_blocks import flattened
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.record.fake_cuda import older_releases
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")

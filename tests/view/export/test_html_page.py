@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.export import html_page
 from lazyviz.view.printable_text import visible_in, visible_json
 

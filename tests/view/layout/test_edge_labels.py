@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from lazyviz.view.layout.edge_labels import place_labels
-from lazyviz.view.layout.sugiyama import layers_of, place
+from lazyviz.view.layout.layered_layout import layers_of, place
 
 from .test_layout import random_group
 

@@ -1,4 +1,4 @@
-"""Layout, compared with golden files that ``js/test/layout.test.ts`` also reads.
+"""Layout, compared with golden files that ``js/test/coordinates.test.ts`` also reads.
 
 ``LAZYVIZ_ACCEPT_GOLDEN=1`` writes them anew; review the diff.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.layout.coordinates import arrange
-from lazyviz.view.layout.sugiyama import BOX_GAP, layers_of, place
+from lazyviz.view.layout.layered_layout import BOX_GAP, layers_of, place
 from lazyviz.view.scene.scene import Scene
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -19,8 +19,8 @@ from wcwidth import wcswidth
 
 import lazyviz
 from lazyviz.graph.ir import Graph
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.node_formatting import line_text
-from lazyviz.plan.planner import make_plan
 from lazyviz.view.export import save as export_save
 from lazyviz.view.export.save import save
 from lazyviz.view.render import pdf_and_png

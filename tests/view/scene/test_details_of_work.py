@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyviz
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.units import format_flops
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.scene import Scene

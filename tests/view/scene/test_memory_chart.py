@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.scene.memory_chart import CHART_POINTS, memory_json, points, range_json
 from lazyviz.view.scene.scene import Scene
 

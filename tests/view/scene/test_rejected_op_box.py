@@ -10,7 +10,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.rejected_op import clashes
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.scene.small_ops import is_small_ops

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.planner import make_plan
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.runtime.gpu_timeline import duration
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.scene.time_track import ASKED

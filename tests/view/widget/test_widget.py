@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.execute.microbatch.split_run import SplitRun
-from lazyviz.plan.planner import make_plan
+from lazyviz.execute.microbatch.run_pieces_and_add_gradients import SplitRun
+from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.widget import graph_runs, page_messages, page_state
 from lazyviz.view.widget import widget as module

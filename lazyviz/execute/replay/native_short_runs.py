@@ -15,7 +15,7 @@ from ...process.deferred_signals import Deferred
 from ...record.interception.warning_routing import at_users_line
 from ...record.tape import tape
 from ...torch_internals import dispatch_level, native_module_loader
-from .instructions import Stopped
+from .node_instructions import Stopped
 from .program_cache import Known, Replay
 from .program_key import Subgraph
 

@@ -21,8 +21,8 @@ from .eager import EagerRun
 from .replay import ReplayRun
 
 if TYPE_CHECKING:  # the other strategies are imported by the first run that needs them
-    from ...execute.microbatch.split_run import SplitRun
-    from ...plan.remat.selection import Choice
+    from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
+    from ...plan.remat.recompute_selection import Choice
 
 
 def choose(

@@ -1,4 +1,4 @@
-// Coordinates of one group. The same arithmetic as `place` in lazyviz/view/layout/sugiyama.py, tested with the same
+// Coordinates of one group. The same arithmetic as `place` in lazyviz/view/layout/layered_layout.py, tested with the same
 // golden files: Python computes layers and orders, the browser places the open groups.
 
 export const LAYER_GAP = 26;
@@ -29,7 +29,7 @@ export interface Area {
 const at = (list: readonly number[], index: number): number => list[index] ?? 0;
 
 /** Coordinates of boxes with these sizes. Indices beyond `sizes` are bends of edges, some of them on `rails`. */
-// eslint-disable-next-line max-lines-per-function -- the same arithmetic as lazyviz/view/layout/sugiyama.py
+// eslint-disable-next-line max-lines-per-function -- the same arithmetic as lazyviz/view/layout/layered_layout.py
 export function place(
   layers: readonly (readonly number[])[],
   paths: readonly (readonly number[])[],

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.execute.replay import native_codegen, native_run, node_passes
+from lazyviz.execute.replay import native_codegen, native_short_runs, node_passes
 from lazyviz.execute.replay.program_cache import replays
 from lazyviz.session import sync_evaluation
 
-from ...faults.support.inject_exceptions import Fault, in_lazyviz, inject
+from ...faults.support.inject_faults import Fault, in_lazyviz, inject
 
 pytestmark = pytest.mark.skipif(
-    not (node_passes.active and native_codegen.active and native_run.module),
+    not (node_passes.active and native_codegen.active and native_short_runs.module),
     reason="it needs the C++ modules",
 )
 

@@ -18,7 +18,7 @@ from ..record.provenance.variable_names import variables_of
 from ..record.sync_points import AbsentDeviceError
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
-from .script_as_main import Script, Stopped, exit_code
+from .run_script_as_main import Script, Stopped, exit_code
 
 R = TypeVar("R")
 

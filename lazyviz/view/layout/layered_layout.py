@@ -1,8 +1,8 @@
 """Layered layout (Sugiyama): layers, order within layers, coordinates.
 
 Python computes layers and orders of each group once (:func:`layers_of`).  Coordinates (:func:`place`) depend
-on which boxes are open, so the browser computes them, too (``js/src/model/layout.ts``); both are tested with
-the same golden files.
+on which boxes are open, so the browser computes them, too (``js/src/model/coordinates-from-layers.ts``); both
+are tested with the same golden files.
 
 A group's boxes are numbered from 0.  An edge over several layers passes through *bends*, whose numbers follow
 those of the boxes.  Edges that skip layers that other edges connect (a residual, the skips of a U-Net) run
@@ -218,7 +218,7 @@ def place(
 
     ``gap``: between layers.
 
-    The same arithmetic as ``js/src/model/layout.ts``, operation by operation.
+    The same arithmetic as ``js/src/model/coordinates-from-layers.ts``, operation by operation.
     """
     count = sum(len(layer) for layer in layers.layers)
     width = [sizes[i][0] if i < layers.boxes else BEND_WIDTH for i in range(count)]

@@ -3,7 +3,7 @@
 For C++, a planned tensor must never be a CUDA tensor: without a CUDA runtime, the autograd engine and device
 guards terminate the process.  For C++, it is on a device of type ``meta``, whose backward pass runs on the
 CPU thread, with an index that distinguishes it from the user's own ``meta`` tensors; Python sees ``cuda:N``.
-``tests/torch_internals/test_fake_cuda.py`` checks each entry.
+``tests/torch_internals/test_fake_cuda_devices.py`` checks each entry.
 """
 
 from __future__ import annotations

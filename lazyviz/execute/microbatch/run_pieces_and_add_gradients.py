@@ -53,8 +53,8 @@ from .piece_program import (
     out_of_memory,
     place,
 )
+from .random_draws_of_pieces import Draw, Draws
 from .ray_and_ipyparallel import Cluster
-from .rng import Draw, Draws
 
 Progress = Callable[[int, int, TrackedNode], None]
 

@@ -16,7 +16,7 @@ import torch
 from ...graph.ir import Node, TensorMeta
 from ...plan.batch.batch_dim_propagation import separable
 from ...plan.batch.batch_rule import base_name
-from ...record.rng import state_of
+from ...record.random_draw_order import state_of
 from ...record.tracked_storages import DrawSequence, TrackedNode
 
 

@@ -1,4 +1,4 @@
-"""The private torch APIs of :mod:`lazyviz.torch_internals.fake_cuda` behave as documented."""
+"""The private torch APIs of :mod:`lazyviz.torch_internals.fake_cuda_devices` behave as documented."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lazyviz.process.global_state_transaction import take_back
-from lazyviz.torch_internals import fake_cuda, private_api
+from lazyviz.torch_internals import fake_cuda_devices, private_api
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 OF_CPU_BUILDS = pytest.mark.skipif(
@@ -32,12 +32,12 @@ def wrapper(device):
 
 
 def test_stand_ins_are_devices_whose_backward_runs_on_the_cpus_thread():
-    fake_cuda.stand_in()
-    below = fake_cuda.STAND_INS[torch.device("cuda", 3)]
+    fake_cuda_devices.stand_in()
+    below = fake_cuda_devices.STAND_INS[torch.device("cuda", 3)]
     assert below.type == "meta"
     assert torch.empty(1, device="meta").device.index is None  # what tells the user's own from ours
-    assert fake_cuda.stands_for(below) == torch.device("cuda", 3)
-    assert fake_cuda.stands_for(torch.device("cpu")) == torch.device("cpu")
+    assert fake_cuda_devices.stands_for(below) == torch.device("cuda", 3)
+    assert fake_cuda_devices.stands_for(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_a_marked_tensor_reaches_the_kernels_of_autocast():
@@ -48,15 +48,15 @@ def test_a_marked_tensor_reaches_the_kernels_of_autocast():
         return torch.empty(2)
 
     undo = []
-    fake_cuda.override({"mm": kernel}, "AutocastCUDA", undo)
+    fake_cuda_devices.override({"mm": kernel}, "AutocastCUDA", undo)
     try:
         with _autocast():
             torch.ops.aten.mm.default(tensor, tensor)
             assert not reached
-            fake_cuda.mark(tensor)
+            fake_cuda_devices.mark(tensor)
             torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
-            with fake_cuda.without_autocast():
+            with fake_cuda_devices.without_autocast():
                 torch.ops.aten.mm.default(tensor, tensor)
             assert len(reached) == 1
     finally:
@@ -78,7 +78,7 @@ def test_a_parameter_takes_a_planned_tensors_place():
     stand_in = wrapper("meta:100")
     with pytest.raises(RuntimeError, match="incompatible tensor type"):
         private_api._set_data(parameter, stand_in)
-    with fake_cuda.as_on_cpu(parameter, stand_in):
+    with fake_cuda_devices.as_on_cpu(parameter, stand_in):
         private_api._set_data(parameter, stand_in)
     assert torch._C._dispatch_keys(parameter).has(torch._C.DispatchKey.Meta)
     for tensor in (parameter, stand_in):
@@ -91,7 +91,7 @@ def test_c_plus_plus_asks_for_initialization_again(monkeypatch):
     with pytest.raises(NotImplementedError):
         torch.zeros(1, device="cuda")
     monkeypatch.undo()
-    fake_cuda.require_init()
+    fake_cuda_devices.require_init()
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.zeros(1, device="cuda")
 
@@ -102,7 +102,7 @@ def test_shape_rules_may_guard_a_cuda_device():
         tensor = torch.empty(2, device="cuda:0")
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
-        with fake_cuda.cuda_guards():
+        with fake_cuda_devices.cuda_guards():
             assert tensor.copy_(tensor).device == torch.device("cuda", 0)
         with pytest.raises(RuntimeError, match="not linked with support for cuda"):
             tensor.copy_(tensor)
@@ -126,7 +126,7 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 
     assert "aten._fused_rms_norm.default" not in ops()
     undo = []
-    fake_cuda.run_as_one(["_fused_rms_norm"], undo)
+    fake_cuda_devices.run_as_one(["_fused_rms_norm"], undo)
     try:
         assert ops()[0] == "aten._fused_rms_norm.default"
     finally:
@@ -137,17 +137,17 @@ def test_an_operator_run_as_one_keeps_autograds_formula():
 def test_the_order_of_attention_kernels_is_the_one_that_is_compared_with():
     from lazyviz.record.fake_cuda.sdpa_backend_selection import _DEFAULT_ORDER
 
-    assert tuple(fake_cuda.attention_order())[:4] == _DEFAULT_ORDER
+    assert tuple(fake_cuda_devices.attention_order())[:4] == _DEFAULT_ORDER
 
 
 @pytest.mark.parametrize(
     "place",
     [
-        fake_cuda.GROUP_TENSORS,
-        fake_cuda.COMPATIBLE_TENSORS,
-        fake_cuda.PARSE_TO,
-        fake_cuda.TRUNC_NORMAL,
-        fake_cuda.CHECK_BALANCE,
+        fake_cuda_devices.GROUP_TENSORS,
+        fake_cuda_devices.COMPATIBLE_TENSORS,
+        fake_cuda_devices.PARSE_TO,
+        fake_cuda_devices.TRUNC_NORMAL,
+        fake_cuda_devices.CHECK_BALANCE,
     ],
     ids=lambda place: place[1],
 )
@@ -157,18 +157,18 @@ def test_what_is_replaced_is_there(place):
 
 
 def test_optimizers_ask_in_their_own_module_which_form_to_take():
-    owners = {owner.__name__ for owner, _ in fake_cuda.foreach_choices()}
+    owners = {owner.__name__ for owner, _ in fake_cuda_devices.foreach_choices()}
     assert {"torch.optim.adam", "torch.optim.sgd", "torch.optim.rmsprop"} <= owners
-    module, name = fake_cuda.FOREACH_ADAM
+    module, name = fake_cuda_devices.FOREACH_ADAM
     assert callable(getattr(module, name))
 
 
 def test_adam_adds_epsilon_to_lists_in_place():
     ones = [torch.ones(2), torch.ones(3)]
-    added = fake_cuda.foreach_add(ones, 1.5)
-    getattr(torch, fake_cuda.FOREACH_ADD_IN_PLACE)(ones, 1.5)
+    added = fake_cuda_devices.foreach_add(ones, 1.5)
+    getattr(torch, fake_cuda_devices.FOREACH_ADD_IN_PLACE)(ones, 1.5)
     assert [each.tolist() for each in added] == [each.tolist() for each in ones] == [[2.5] * 2, [2.5] * 3]
-    module, name = fake_cuda.FOREACH_ADAM
-    assert f"torch.{fake_cuda.FOREACH_ADD_IN_PLACE}(exp_avg_sq_sqrt, eps)" in inspect.getsource(
+    module, name = fake_cuda_devices.FOREACH_ADAM
+    assert f"torch.{fake_cuda_devices.FOREACH_ADD_IN_PLACE}(exp_avg_sq_sqrt, eps)" in inspect.getsource(
         getattr(module, name)
     )

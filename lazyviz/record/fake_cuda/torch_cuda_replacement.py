@@ -2,9 +2,10 @@
 
 While a cell is recorded for such a GPU, ``torch.cuda`` answers for it, and tensors sent there are pending
 tensors whose device is ``cuda:N``.  For C++, they are on another device (see
-:mod:`lazyviz.torch_internals.fake_cuda`), which this module maps back when an op reaches the recorder.
-:mod:`lazyviz.record.fake_cuda.device_dependent_composites` and :mod:`lazyviz.record.fake_cuda.autocast`
-choose the kernels that a GPU would use.  Nothing here is active if CUDA is present.
+:mod:`lazyviz.torch_internals.fake_cuda_devices`), which this module maps back when an op reaches the
+recorder.  :mod:`lazyviz.record.fake_cuda.device_dependent_composites` and
+:mod:`lazyviz.record.fake_cuda.autocast` choose the kernels that a GPU would use.  Nothing here is active if
+CUDA is present.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...torch_internals import dispatch_level, fake_cuda, private_api
+from ...torch_internals import dispatch_level, fake_cuda_devices, private_api
 from ..interception.attribute_patches import Patches
 from ..ops_outside_blocks import nodes_before_access
 from ..sync_points import AbsentDeviceError, needs_absent
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 def is_absent(device: torch.device) -> bool:
     """Whether tensors on ``device`` are only planned."""
-    return device in fake_cuda.STAND_INS
+    return device in fake_cuda_devices.STAND_INS
 
 
 _Generator = torch.Generator
@@ -99,8 +100,8 @@ class AbsentGpus:
         self._generation = Generation(self)
 
     def install(self) -> None:
-        fake_cuda.stand_in()
-        fake_cuda.make_on_cpu_first(True)
+        fake_cuda_devices.stand_in()
+        fake_cuda_devices.make_on_cpu_first(True)
         self._patch_functions()
         memory_stats.install(self)
         self._patch_randomness()
@@ -124,8 +125,8 @@ class AbsentGpus:
         self._autocast.remove()
         self._kernels.remove()
         self.patches.restore()
-        fake_cuda.make_on_cpu_first(False)
-        fake_cuda.require_init()
+        fake_cuda_devices.make_on_cpu_first(False)
+        fake_cuda_devices.require_init()
 
     # --- devices --------------------------------------------------------------------
 
@@ -140,21 +141,21 @@ class AbsentGpus:
             if found.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {found}")
             number = self.current if found.index is None else found.index
-        if number >= fake_cuda.MOST_DEVICES:
+        if number >= fake_cuda_devices.MOST_DEVICES:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return number
 
     def device(self, device: torch.device) -> torch.device:
         """The device that an op is recorded for: ``cuda`` is the current one."""
         if device.type == "meta":
-            return fake_cuda.stands_for(device)
+            return fake_cuda_devices.stands_for(device)
         return torch.device("cuda", self.index(device)) if device.type == "cuda" else device
 
     def below(self, device: torch.device) -> torch.device:
         """The C++ device for this device; torch's own shape rules keep device names as they are."""
         if self.tape.shapes.inferring:
             return device
-        return fake_cuda.STAND_INS.get(self.device(device), device)
+        return fake_cuda_devices.STAND_INS.get(self.device(device), device)
 
     def record(
         self,
@@ -168,10 +169,12 @@ class AbsentGpus:
         In inference mode, and if a subclass calls them below autograd, composite functions arrive as one op,
         but the choice of kernels is made in their parts.
         """
-        if op in self._kernels.of or (torch.is_inference_mode_enabled() and fake_cuda.is_made_of_others(op)):
+        if op in self._kernels.of or (
+            torch.is_inference_mode_enabled() and fake_cuda_devices.is_made_of_others(op)
+        ):
             with mode:
                 return self._kernels.of.get(op, op.decompose)(*args, **kwargs)
-        is_sparse = op is fake_cuda.EMBEDDING_BAG_BACKWARD and args[9]
+        is_sparse = op is fake_cuda_devices.EMBEDDING_BAG_BACKWARD and args[9]
         if is_sparse and is_absent(args[0].device):
             with mode:
                 return sparse_gradients.bag_backward(self.tape, *args, **kwargs)
@@ -180,8 +183,8 @@ class AbsentGpus:
         device = kwargs.get("device")
         if device is not None:
             place = self.device(torch.device(device))
-            if op is fake_cuda.EFFICIENT_ZEROS:  # C++ creates them
-                place = fake_cuda.STAND_INS.get(place, place)
+            if op is fake_cuda_devices.EFFICIENT_ZEROS:  # C++ creates them
+                place = fake_cuda_devices.STAND_INS.get(place, place)
             kwargs = {**kwargs, "device": place}
             if place.type == "cuda" and args and not _is_strided(args[0]):
                 raise refusal(f"{op} of a sparse or nested tensor")
@@ -262,10 +265,10 @@ class AbsentGpus:
         replace(accelerator, "is_available", lambda: not tape.shapes.inferring)
         replace(accelerator, "device_count", lambda: gpu.count)
         replace(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-        replace(*fake_cuda.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
+        replace(*fake_cuda_devices.GET_ACCELERATOR, lambda check=False: torch.device("cuda"))
         replace(accelerator, "current_device_index", lambda: self.current)
         replace(accelerator, "current_device_idx", lambda: self.current)
-        for owner, name in fake_cuda.EXCHANGE_ACCELERATOR:
+        for owner, name in fake_cuda_devices.EXCHANGE_ACCELERATOR:
             replace(owner, name, self._exchange_device)
         replace(accelerator, "set_device_index", self._set_device)
         replace(accelerator, "set_device_idx", self._set_device)
@@ -274,13 +277,13 @@ class AbsentGpus:
         replace(accelerator, "set_stream", lambda stream: None)
         replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
         # its GPUs are all of one kind; and cuDNN, which orders an RNN's weights, is part of every CUDA build
-        replace(*fake_cuda.CHECK_BALANCE, lambda device_ids: None)
+        replace(*fake_cuda_devices.CHECK_BALANCE, lambda device_ids: None)
         replace(torch.backends.cudnn, "is_available", lambda: True)
         meshgrid: Any = getattr(private_api.VF, "meshgrid")  # noqa: B009
         replace(private_api.VF, "meshgrid", value_read_errors.meshgrid(meshgrid))
         replace(torch.Tensor, "__setitem__", value_read_errors.with_cuda_messages(torch.Tensor.__setitem__))
-        replace(*fake_cuda.COMPATIBLE_TENSORS, _compatible_tensors)
-        replace(*fake_cuda.GROUP_TENSORS, _group_tensors)
+        replace(*fake_cuda_devices.COMPATIBLE_TENSORS, _compatible_tensors)
+        replace(*fake_cuda_devices.GROUP_TENSORS, _group_tensors)
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
         original = getattr(owner, name, None)
@@ -331,7 +334,7 @@ class AbsentGpus:
             replace(owner, "set_rng_state", lambda new_state, device="cuda": None)
             replace(owner, "set_rng_state_all", lambda new_states: None)
             replace(owner, "initial_seed", _unknown("torch.cuda.initial_seed()"))
-        draw = getattr(*fake_cuda.TRUNC_NORMAL)
+        draw = getattr(*fake_cuda_devices.TRUNC_NORMAL)
 
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
@@ -350,7 +353,7 @@ class AbsentGpus:
                 result = torch.where(outside, again, result)
                 return tensor.copy_(result)
 
-        replace(*fake_cuda.TRUNC_NORMAL, trunc_normal)
+        replace(*fake_cuda_devices.TRUNC_NORMAL, trunc_normal)
         gpus = self
 
         class Generator(_Generator, metaclass=_GeneratorType):
@@ -465,10 +468,10 @@ def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """A tensor's memory may be exchanged for GPU memory, as on a machine with a GPU."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
-    return bool(fake_cuda.compatible_tensors(tensor, other))
+    return bool(fake_cuda_devices.compatible_tensors(tensor, other))
 
 
 def _group_tensors(*args: Any) -> dict[Any, Any]:
     """C++ groups tensors by the devices that it sees."""
-    groups = fake_cuda.group_tensors(*args)
-    return {(fake_cuda.stands_for(device), dtype): group for (device, dtype), group in groups.items()}
+    groups = fake_cuda_devices.group_tensors(*args)
+    return {(fake_cuda_devices.stands_for(device), dtype): group for (device, dtype), group in groups.items()}

@@ -44,7 +44,7 @@ from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, 
 from .liveness.live_set_and_categories import CATEGORIES, by_category, moment
 from .liveness.run_order import RunsInside
 from .plan import Plan
-from .remat.selection import NOTHING_AGAIN, RecomputePlan, recomputed
+from .remat.recompute_selection import NOTHING_AGAIN, RecomputePlan, recomputed
 from .remedies.remedy import Remedies, Remedy
 from .remedies.remedy_search import remedies
 from .runtime.bytes_and_launches import total

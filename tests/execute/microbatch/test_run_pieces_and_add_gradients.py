@@ -380,7 +380,7 @@ def test_a_value_read_in_the_midst_of_an_interrupted_run_ends_it():
 
 
 def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
-    from lazyviz.execute.microbatch import split_run
+    from lazyviz.execute.microbatch import run_pieces_and_add_gradients
 
     x, y, _ = data(torch.float32)
     model, whole = perceptron(), perceptron()
@@ -389,14 +389,14 @@ def test_a_piece_for_which_memory_does_not_suffice_is_halved(monkeypatch):
     torch.manual_seed(8)
     with lazyviz.lazy(batch=[x, y], split=2) as graph:
         F.cross_entropy(F.dropout(model(x), 0.4), y).backward()
-    run = split_run._PieceHere.run
+    run = run_pieces_and_add_gradients._PieceHere.run
 
     def short(self, number, step):
         if self.piece.samples > 4 and "mm" in str(step.op):  # some sums have been made by then
             raise torch.OutOfMemoryError("CUDA out of memory")
         run(self, number, step)
 
-    monkeypatch.setattr(split_run._PieceHere, "run", short)
+    monkeypatch.setattr(run_pieces_and_add_gradients._PieceHere, "run", short)
     report = graph.evaluate()
     assert report.pieces == 4
     for one, other in zip(model.parameters(), whole.parameters()):

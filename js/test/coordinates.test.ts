@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { describe, expect, it } from "vitest";
-import { curve, place, type Placed, type Size } from "../src/model/layout";
+import { curve, place, type Placed, type Size } from "../src/model/coordinates-from-layers";
 import { Scene } from "../src/model/scene";
 import type { GroupData } from "../src/model/types";
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ...process.deferred_signals import Deferred
-from ...record.rng import state_of
-from ...record.tracked_storages import DrawSequence, TrackedValue
-from . import node_passes
-from .instructions import Code, Stopped
-from .program_key import Subgraph
+from ..process.deferred_signals import Deferred
+from ..record.random_draw_order import state_of
+from ..record.tracked_storages import DrawSequence, TrackedValue
+from .replay import node_passes
+from .replay.node_instructions import Code, Stopped
+from .replay.program_key import Subgraph
 
 
 @dataclass
