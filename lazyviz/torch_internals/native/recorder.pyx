@@ -1018,8 +1018,8 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
     graph, last_change = get(recording_state, RS_graph), get(recording_state, RS_last_change)
     if not op.ordinary:
         return number_of(args[0]) if op.reads_number and len(args) == 1 and not kwargs else MISS
-    if get(recording_state, RS_absent) is not None and is_of_cards(func, op, kwargs):
-        if (kwargs := made_on_card(op, args, kwargs)) is None:
+    if get(recording_state, RS_absent) is not None and concerns_absent_gpu(func, op, kwargs):
+        if (kwargs := made_on_absent_gpu(op, args, kwargs)) is None:
             return MISS
     if args:
         cls = type(args[0])
@@ -1100,7 +1100,7 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
         return AGAIN
     place = place_of(PyThreadState_GetFrame(PyThreadState_Get()), not get(scopes, C_root))
     generator = drawn = None
-    if op.draws and not is_on_absent_card(inferred):  # where nothing is drawn
+    if op.draws and not is_on_absent_gpu(inferred):  # where nothing is drawn
         if not deferring:
             return AGAIN
         if op.draws_by_default and len(args) <= op.generator and not kwargs and is_on_cpu(inferred):
@@ -1196,15 +1196,15 @@ cdef int draw(object node, tuple drawn) except -1:
     return 0
 
 
-cdef bint is_of_cards(object func, Op op, object kwargs) except -1:
+cdef bint concerns_absent_gpu(object func, Op op, object kwargs) except -1:
     """Whether an absent GPU affects the call: its device, or the kernels that it consists of."""
     if op.made_of_others < 0:
         op.made_of_others = is_made_of_others(func)
     return op.made_of_others or (bool(kwargs) and ("device" in kwargs or "pin_memory" in kwargs))
 
 
-cdef object made_on_card(Op op, tuple args, dict kwargs):
-    """The keyword arguments of a call that only makes a tensor, with the number of its card, as in
+cdef object made_on_absent_gpu(Op op, tuple args, dict kwargs):
+    """The keyword arguments of a call that only makes a tensor, with the number of its GPU, as in
     ``AbsentGpus.record``; None for other calls.
     """
     if op.made_of_others or kwargs.get("pin_memory"):
@@ -1403,7 +1403,7 @@ cdef bint is_on_cpu(object inferred) except -1:
     return False
 
 
-cdef bint is_on_absent_card(object inferred) except -1:
+cdef bint is_on_absent_gpu(object inferred) except -1:
     """Whether the first result is one."""
     for spec in get(inferred, I_outputs):
         if type(spec) is OutputSpec:
@@ -2336,9 +2336,9 @@ cdef bint enter_known_root(object scopes, object module, tuple led) except -1:
 
 def before_step(steps, optimizer, args, kwargs):
     """``OptimizerSteps.before_step``, with signals deferred only if it has to call Python code."""
-    running = scopes.steps
     if steps.scopes is not scopes or not is_known(optimizer.state):
         return slow_before_step(steps, optimizer, args, kwargs)
+    running = scopes.steps
     for other in <list> running:
         if other is optimizer:
             return slow_before_step(steps, optimizer, args, kwargs)
@@ -2349,14 +2349,9 @@ def before_step(steps, optimizer, args, kwargs):
 
 def after_step(steps, optimizer, args, kwargs):
     """``OptimizerSteps.after_step``, with signals deferred only if it has to call Python code."""
+    known = steps.scopes is scopes and is_known(optimizer.state)  # first: a finalizer may reset all
     running, phases = scopes.steps, steps._phases
-    if (
-        steps.scopes is not scopes
-        or recording_state.immediate_step is not None
-        or not running
-        or not phases
-        or not is_known(optimizer.state)
-    ):
+    if not known or recording_state.immediate_step is not None or not running or not phases:
         return slow_after_step(steps, optimizer, args, kwargs)
     put(scopes, C_phase, (<list> phases).pop())
     (<list> running).pop()
