@@ -100,12 +100,25 @@ def has_autocast(name: str) -> bool:
 
 
 def override(kernels: Mapping[str, Callable[..., Any]], key: str, undo: list[Callable[[], object]]) -> None:
-    """Replace ATen's kernels for a dispatch key; the first entry in ``undo`` restores them."""
+    """Replace ATen's kernels for a dispatch key; the entries in ``undo``, from the last on, restore them.
+
+    PyTorch's table of Python kernels (``python_registrations_``, python_dispatch.cpp) keeps the last function
+    of each operator forever.  Therefore it gets functions that look up the kernels, which may refer to a
+    recorded graph.
+    """
     library = torch.library.Library("aten", "IMPL")
-    undo.append(library._destroy)
+    found = dict(kernels)
+    undo += [found.clear, library._destroy]
     with no_warnings():  # "overriding a previously registered kernel" is intended
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, key)
+        for name in kernels:
+            library.impl(name, _by_name(found, name), key)
+
+
+def _by_name(kernels: Mapping[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return kernels[name](*args, **kwargs)
+
+    return kernel
 
 
 def operator_named(name: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections import Counter
 
 import pytest
@@ -712,3 +714,18 @@ def test_autocast_casts_for_rms_norm_where_this_torch_does():
     with lazyviz.lazy(device="A100-40GB"), torch.autocast("cuda"):
         half = torch.ones(2, 4, device="cuda", dtype=torch.float16)
         assert F.rms_norm(half, (4,)).dtype == (torch.float32 if casts else torch.float16)
+
+
+@pytest.mark.parametrize("options", [{}, {"torch_version": "2.1"}, {"assume": {"*": True}}])
+def test_a_planned_graph_is_freed_with_the_last_reference_to_it(options):
+    def planned():
+        with lazyviz.lazy(device="RTX-4090", **options) as graph, torch.autocast("cuda"):
+            x = torch.ones(4, 8, device="cuda")
+            y = nn.LSTM(8, 8, device="cuda")(nn.Linear(8, 8, device="cuda")(x).softmax(-1))[0]
+            y.sum().backward()
+        assert graph.plan().peak_bytes
+        return weakref.ref(graph.ir)
+
+    reference = planned()
+    gc.collect()
+    assert reference() is None
