@@ -1,4 +1,4 @@
-"""Background thread: kernels of a cached subgraph run on it while Python continues.
+"""Background run: kernels of a cached subgraph run on another thread while Python continues.
 
 That thread only runs kernels: it never holds the interpreter lock, makes no tensor of the user real, and does
 no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their

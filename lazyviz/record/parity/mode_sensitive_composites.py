@@ -269,10 +269,10 @@ def _folded_product(
 ) -> torch.Tensor:
     larger, other = (left, right) if left.dim() >= right.dim() else (right.mT, left)
     columns = other.shape[1:]
-    shape = [*larger.shape[:-1], *columns]
+    shape, rows = [*larger.shape[:-1], *columns], math.prod(larger.shape[:-1])
     if list(out.shape) != shape:
-        return _clone.out(torch.matmul(left, right), out=out)  # resizes it, with PyTorch's own warning
-    rows = math.prod(larger.shape[:-1])
+        made = _folded_product(original, left, right, out.new_empty(shape))
+        return _clone.out(made, out=out)  # resizes it, with PyTorch's own warning
     try:
         folded = out.view(rows, *columns)
     except RuntimeError:

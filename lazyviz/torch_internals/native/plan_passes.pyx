@@ -1,9 +1,9 @@
 # cython: language_level=3, binding=True, boundscheck=False, wraparound=False
 """Compiled passes of planning over all nodes and storages of a graph, which may be millions.
 
-Each function does the same as the Python code that calls it (``lifetimes.py``, ``live_set.py`` and
-``reserved_memory.py`` of :mod:`lazyviz.plan`), on the same objects, whose slots are read at the offsets of
-their member descriptors. Sizes are 64-bit integers here, so functions that add sizes return ``None`` for those
+Each function does the same as the Python code that calls it (``liveness/lifetimes.py``,
+``liveness/live_set_and_categories.py`` and ``allocator/event_replay.py`` of :mod:`lazyviz.plan`), on the same
+objects, whose slots are read at the offsets of their member descriptors. Sizes are 64-bit integers here, so functions that add sizes return ``None`` for those
 that might overflow, and for anything else that is not ordinary; Python takes over then.
 """
 
@@ -244,7 +244,7 @@ def alive(spans, int64_t position):
 
 
 def alike(spans):
-    """Lists of ``spans`` that agree in everything that ``live_set.categorize`` reads."""
+    """Lists of ``spans`` that agree in everything that ``live_set_and_categories.categorize`` reads."""
     cdef dict found = {}
     cdef PyObject *group
     for span in spans:

@@ -155,6 +155,15 @@ def test_products_of_a_folded_batch_are_written_to_out(left, right, out_of, prod
         assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (0,)])
+def test_products_written_to_out_ignore_autocast_as_in_eager(shape):
+    def program():
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.matmul(numbers(2, 3, 4, 5), numbers(5, 6), out=torch.zeros(shape))
+
+    check_parity(program)
+
+
 def test_quantiles_out_of_range_are_an_error_as_in_eager():
     values, wrong = numbers(5), torch.tensor([0.5, 1.5])
     with pytest.raises(RuntimeError) as eager:
