@@ -35,8 +35,6 @@ PIPELINES, TRACE_PIPELINE = "torch.distributed.pipelining._IR", "_trace_with_exp
 COMPILED_BACKWARD, ENABLE_COMPILED_BACKWARD = "torch._dynamo.compiled_autograd", "_enable"
 # What AOTAutograd checks at a compiled function's first call, for tensors of these types.
 AOT_WRAPPERS, HANDLED_TYPES = "torch._functorch._aot_autograd.runtime_wrappers", "HANDLED_TYPES"
-# Imports what only a build for CUDA has, if there seems to be one.
-IMPORTS_CUDA = "torch._inductor.cudagraph_trees"
 # Flex attention's operator, and the function that calls it, by its name there.
 FLEX_OPERATOR, FLEX_FUNCTION = "torch._higher_order_ops.flex_attention", "torch.nn.attention.flex_attention"
 FLEX_CALLED = "flex_attention_hop"

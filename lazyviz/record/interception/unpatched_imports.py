@@ -1,10 +1,11 @@
-"""Unpatched imports: modules that copy parts of PyTorch on import must get them unpatched.
+"""Unpatched imports: modules of PyTorch that are first imported in a block must get the others unpatched.
 
 Importing Dynamo takes most of a second, so lazyviz imports it only on first use: by an optimizer, a shape
-rule, or a compiler. That can happen inside a block, and Dynamo stores functions of PyTorch in tables, and
-replaces others. Therefore everything of lazyviz is removed during the import: patches, and the mode of the
-importing thread. If another thread reads pending tensors during that time, it reads them as an operator
-would.
+rule, or a compiler. That can happen inside a block, and modules of Dynamo and Inductor store functions of
+PyTorch in tables, which would keep lazyviz's replacements, replace others, or import what only a build for
+CUDA has if there seems to be one. Therefore everything of lazyviz is removed during the import: patches, and
+the mode of the importing thread. If another thread reads pending tensors during that time, it reads them as
+an operator would.
 
 This module also calls registered functions after a block has imported a library.
 """
@@ -12,6 +13,7 @@ This module also calls registered functions after a block has imported a library
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
@@ -19,10 +21,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from ...torch_internals import private_api
-from ...torch_internals.dynamo import IMPORTS_CUDA, KEEPS_WHAT_IT_FINDS
 from .attribute_patches import out_of_place
 
-_UNPATCHED = (KEEPS_WHAT_IT_FINDS, IMPORTS_CUDA)
+_importing = threading.local()  # `unpatched`: this thread is in such an import, which imports others
 ACTIONS: dict[str, Callable[[ModuleType], None]] = {}
 """By module name: called with the module when a block has imported it."""
 
@@ -62,11 +63,12 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _UNPATCHED and name not in ACTIONS:
+        unpatched = name.startswith("torch.") and not getattr(_importing, "unpatched", False)
+        if not unpatched and name not in ACTIONS:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            if name in _UNPATCHED:
+            if unpatched:
                 spec.loader = _UnpatchedLoader(spec.loader, self._mode)
             if name in ACTIONS:
                 spec.loader = _NotifyingLoader(spec.loader, ACTIONS[name])
@@ -97,8 +99,12 @@ class _UnpatchedLoader(_LoaderWrapper):
         self._mode = mode
 
     def exec_module(self, module: ModuleType) -> None:
-        with _without(self._mode), out_of_place():
-            super().exec_module(module)
+        _importing.unpatched = True
+        try:
+            with _without(self._mode), out_of_place():
+                super().exec_module(module)
+        finally:
+            _importing.unpatched = False
 
 
 class _NotifyingLoader(_LoaderWrapper):

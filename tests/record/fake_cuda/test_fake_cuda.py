@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -729,3 +731,19 @@ def test_a_planned_graph_is_freed_with_the_last_reference_to_it(options):
     reference = planned()
     gc.collect()
     assert reference() is None
+
+
+IN_A_BLOCK = """
+import torch, lazyviz
+with lazyviz.lazy(device="RTX-4090"):
+    x = torch.ones(4, device="cuda")
+    import torch._inductor.lowering as lowering, torch._inductor.compile_fx
+    assert torch.cuda.is_available() and lazyviz.is_lazy(x + torch.zeros_like(x))
+kept = [key for key in lowering.lowerings if "Replacement" in type(key).__name__]
+assert not kept and torch.tensor in lowering.lowerings, kept
+"""
+
+
+def test_modules_of_pytorch_that_a_block_imports_keep_no_replacement():
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", IN_A_BLOCK], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
