@@ -289,16 +289,16 @@ def test_run_strategies_do_not_know_each_other():
         siblings = {
             name
             for name in imports_of_any_kind(path, modules)
-            if name.startswith("lazyviz.session.strategies")
+            if name.startswith("lazyviz.session.run_strategies")
         }
-        assert siblings == {"lazyviz.session.strategies.base"}, path.name
+        assert siblings == {"lazyviz.session.run_strategies.base"}, path.name
 
 
 WIDGET = PACKAGE.parent / "js" / "src"
 SCRIPTS = sorted(WIDGET.rglob("*.ts"))
 # What a folder of the widget may import from the others; those that are not listed put the widget together.
 MAY_IMPORT_IN_THE_PAGE = {
-    "page": {"model", "on-demand-bundle"},
+    "page": {"model", "on-demand-entry"},
     "model": {"page"},
     "memory": {"model", "page"},
     "graph": {"model", "page"},

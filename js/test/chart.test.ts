@@ -3,7 +3,7 @@ import { area, edge, Plot, pointAt, steps, totals } from "../src/memory/chart-ge
 import { MemoryChart } from "../src/memory/memory-chart";
 import { slice } from "../src/memory/chart-slice";
 import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-bundle";
+import * as deferred from "../src/on-demand-entry";
 import { charWidth } from "../src/page/dom";
 import type { Memory, Points, Range } from "../src/model/types";
 

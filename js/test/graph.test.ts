@@ -5,7 +5,7 @@ import { Breadcrumbs } from "../src/graph/breadcrumbs";
 import { keptBands } from "../src/graph/saved-activations";
 import { Camera } from "../src/graph/camera";
 import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-bundle";
+import * as deferred from "../src/on-demand-entry";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/arrow-keys";
 import { relationLines } from "../src/graph/relation-lines";

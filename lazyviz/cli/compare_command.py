@@ -16,7 +16,7 @@ from ..plan.units import format_bytes, format_change
 from ..view.printable_text import visible_in
 from .plan_command import FINE, UsageError
 from .plan_data import FORMAT, Data, is_incomplete, place_of
-from .plan_output import console, steps_taken, table, verdict_of
+from .plan_tables import console, steps_taken, table, verdict_of
 
 _MOST_LINES = 10
 _LARGEST = 1 << 63  # more bytes than there can be

@@ -21,7 +21,7 @@ from ..session.doctor import Diagnosis, doctor
 from ..torch_internals import native_build
 from .doctor_gpu_check import check
 from .plan_command import FAILED, FINE
-from .plan_output import console, table
+from .plan_tables import console, table
 
 _WIDGET_FILES = ("widget.js", "deferred.js", "widget.css", "page.js")
 _OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")

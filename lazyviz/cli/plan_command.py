@@ -18,8 +18,9 @@ from ..session.lazy_graph import LazyGraph
 from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
+from .github_annotations import github_lines
 from .plan_data import HERE, PICTURES, Data, described, relative
-from .plan_output import console, github_lines, show_plan, steps_taken, table
+from .plan_tables import console, show_plan, steps_taken, table
 from .record_script_up_to_step import Recorded, UnknownDevice, record
 from .run_script_as_main import NoScript, Script, show
 

@@ -23,7 +23,7 @@ from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, UsageError, is_silent, loaded
-from .plan_output import steps_taken
+from .plan_tables import steps_taken
 from .record_script_up_to_step import StepCount
 from .run_script_as_main import Script, exit_code, show
 

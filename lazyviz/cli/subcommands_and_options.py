@@ -16,7 +16,7 @@ import click
 
 from .. import __version__
 from ..plan.units import parse_bytes
-from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
+from ..record.fake_cuda.generate_until_max_length import UNTIL_MAX_NEW_TOKENS
 from . import compare_command, compile_command, doctor_command, plan_command, run_command
 from .plan_command import PlanOptions
 from .run_script_as_main import Script

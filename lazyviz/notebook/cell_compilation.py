@@ -16,7 +16,7 @@ from IPython.core.error import UsageError
 from ..process.tracebacks import frames, without_ours
 from ..record.provenance.notebook_cells import CellText, cell_number
 from ..record.tape import tape
-from .loop_iteration_hooks import pass_rounds_through
+from .rewrite_training_loops import pass_rounds_through
 
 _NO_AWAIT = (
     "%%lazy does not record top-level `await` (line {line} of the cell): "

@@ -12,9 +12,9 @@ from IPython.core.error import UsageError
 
 from ..execute.backend_registry import backend_names, find_backend
 from ..plan.devices.device_lookup import PROFILES, cuda_devices
-from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
+from ..record.fake_cuda.generate_until_max_length import UNTIL_MAX_NEW_TOKENS
 from ..session import device_options
-from ..session.named_batch import bound_names, dimension, parse_names, unknown_names
+from ..session.batch_specification import bound_names, dimension, parse_names, unknown_names
 from ..session.options import options as defaults
 from ..session.run_options import recompute_option
 

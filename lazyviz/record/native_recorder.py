@@ -29,12 +29,12 @@ from .constant_folding import is_given
 from .interception import attribute_patches
 from .interception.memory_holders import Unexamined
 from .interception.optimizer_hooks import OptimizerSteps
+from .item_and_bool_reads import evaluate_number, number_in
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
 from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_calls_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
-from .scalar_reads import evaluate_number, number_in
 from .shapes.kernel_probes import sharing
 from .shapes.scalar_operands import extent
 from .shapes.shape_inference_cache import Inferred, OutputSpec

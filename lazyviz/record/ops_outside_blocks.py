@@ -15,7 +15,7 @@ import torch
 from ..torch_internals import composite_ops, dispatcher_bypasses, fake_cuda_devices, private_api
 from ..torch_internals.private_api import OpOverload
 from .dependency_closure import closure
-from .fake_cuda.values_known_on_host import on_host, reads_host
+from .fake_cuda.gpu_copies_of_host_values import on_host, reads_host
 from .lazy_tensor import is_lazy, is_pending, refusal
 from .parity.inplace_gradient_sums import is_taken_over, sharing_memory
 from .partially_written_memory import OVERWRITES, is_all_of, is_partial_write, mark_overwritten

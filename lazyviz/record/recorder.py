@@ -54,7 +54,7 @@ from .random_draw_order import Generators
 from .shapes import kernel_probes, scalar_operands
 from .shapes.scalar_operands import LARGEST_COMMON
 from .shapes.shape_inference_cache import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
-from .sparse import recording as sparse_recording
+from .sparse import record_on_components as sparse_recording
 from .sparse.components import parts_of
 from .tape import Tape, tape
 from .tensor_table import release

@@ -40,8 +40,8 @@ from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue,
 from ..torch_internals import op_stream, private_api
 from . import device_options, evaluation
 from .argument_type_checks import check_texts, check_type
+from .batch_specification import BatchLike, NamedBatch, bound_names, unknown_names
 from .error_that_ended_block import note_raised
-from .named_batch import BatchLike, NamedBatch, bound_names, unknown_names
 from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
 

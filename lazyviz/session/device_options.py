@@ -17,8 +17,8 @@ from ..record import partially_written_memory
 from ..record.dependency_closure import closure
 from ..record.distributed.planned_rank import OneOfMany, local_world_size
 from ..record.fake_cuda import older_releases
+from ..record.fake_cuda.gpu_copies_of_host_values import give_back
 from ..record.fake_cuda.torch_cuda_replacement import AbsentGpus, Gpu
-from ..record.fake_cuda.values_known_on_host import give_back
 from ..record.sync_points import AbsentDeviceError, needs_absent, without_absent
 from ..record.tape import Tape, tape
 from ..record.tracked_storages import TrackedNode

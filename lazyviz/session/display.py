@@ -94,7 +94,7 @@ class Pictures:
                 shown |= {"drawn": self._drawn, "pictured": graph}
                 save(graph.ir, plan, path, format, eager=eager, **shown)
                 return
-            from ..view.export.path_redaction import WithoutPaths, without_paths
+            from ..view.export.redact_code_and_paths import WithoutPaths, without_paths
 
             with without_paths(graph.ir) as redactions:
                 pictured: Any = WithoutPaths(graph, redactions)

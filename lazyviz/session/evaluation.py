@@ -43,8 +43,8 @@ from .metrics import Metrics
 from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .run_options import RunOptions
-from .strategies.base import Strategy
-from .strategies.strategy_selection import choose
+from .run_strategies.base import Strategy
+from .run_strategies.strategy_selection import choose
 
 if TYPE_CHECKING:
     from ..execute.microbatch.run_pieces_and_add_gradients import SplitRun

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from ..execute.backend_registry import EXTRAS, backend_names, find_backend, is_loaded, missing, offered
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
-from .named_batch import NamedBatch
+from .batch_specification import NamedBatch
 from .run_options import CLUSTER_NEEDS_BATCH, Recompute, RunOptions
 
 

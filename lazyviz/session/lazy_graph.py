@@ -32,7 +32,7 @@ from ..process.tracebacks import shortened
 from ..process.unpicklable import Unpicklable
 from ..record import partially_written_memory
 from ..record.dependency_closure import closure
-from ..record.fake_cuda.values_known_on_host import give_back
+from ..record.fake_cuda.gpu_copies_of_host_values import give_back
 from ..record.graph_release import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
@@ -44,11 +44,11 @@ from ..torch_internals import op_stream
 from . import evaluation
 from .argument_type_checks import check_evaluate, check_save, check_tensors, check_texts, check_type
 from .asynchronous.run_handle import Run as AsyncRun
+from .batch_specification import BatchLike, NamedBatch
 from .block import LazyBlock, Options, close_all, open_blocks
 from .display import Pictures
 from .evaluate_all_pending import evaluate_everything, merged
 from .graph_options import GraphOptions
-from .named_batch import BatchLike, NamedBatch
 from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import split_and_recompute

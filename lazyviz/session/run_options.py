@@ -11,7 +11,7 @@ from ..execute.backend_registry import find_backend
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..plan.batch.split_plan import BATCH_NEEDED, check_split
 from ..plan.units import parse_bytes
-from ..record.fake_cuda.text_generation import UNTIL_MAX_NEW_TOKENS
+from ..record.fake_cuda.generate_until_max_length import UNTIL_MAX_NEW_TOKENS
 from .argument_type_checks import check_type
 
 Recompute = int | str

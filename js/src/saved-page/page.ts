@@ -6,7 +6,7 @@ import { finder, type SearchData } from "./offline-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/anywidget-model";
 import { provideDeferredPart } from "../page/on-demand-loading";
-import * as deferred from "../on-demand-bundle";
+import * as deferred from "../on-demand-entry";
 import widget from "../anywidget-entry";
 
 type Callback = (message: FromPython) => void;

@@ -1,11 +1,11 @@
 // The batch: a slider that plans for other sizes, and the menu of pieces in which Evaluate will run it.
 //
-// Python computes the plan of another size, because it simulates the allocator; plan-requests.ts requests it.
+// Python computes the plan of another size, because it simulates the allocator; throttled-plan-requests.ts requests it.
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
 import { whenLoaded } from "../page/on-demand-loading";
-import type { Planning } from "../model/plan-requests";
+import type { Planning } from "../model/throttled-plan-requests";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
 const EVERY = 160; // sizes up to which each one is a step of the slider

@@ -1,7 +1,7 @@
 // The device menu: devices of this machine and known GPUs to plan for. Nothing runs on the device chosen here.
 
 import { html, on } from "../page/dom";
-import type { Planning } from "../model/plan-requests";
+import type { Planning } from "../model/throttled-plan-requests";
 import type { Batch, Devices, Memory } from "../model/types";
 
 const OWN = "given"; // the device of the block

@@ -3,7 +3,7 @@
 import { BatchControls } from "./batch-controls";
 import { DeviceMenu } from "./device-menu";
 import { group, html } from "../page/dom";
-import { Planning } from "../model/plan-requests";
+import { Planning } from "../model/throttled-plan-requests";
 import type { Batch, Devices, LargestMessage, Memory, PlanMessage, Send, State } from "../model/types";
 
 export interface PlanEvents {

@@ -22,8 +22,9 @@ from ...process.deferred_signals import Deferred
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ..eager_backend import check_interrupts
 from ..kernel_errors import name_line
-from . import wire_protocol
+from . import message_framing
 from . import worker as remote
+from .message_types import Done, Drawing, Failed, PassWork, PieceWork, Prepared
 from .piece_program import Part, PassProgram, Step, Whole
 from .random_draws_of_pieces import Draws
 from .ray_and_ipyparallel import Cluster as Cluster
@@ -32,7 +33,6 @@ from .ray_and_ipyparallel import LostWorkerError as LostWorkerError
 from .ray_and_ipyparallel import NoWorkersError as NoWorkersError
 from .ray_and_ipyparallel import RayBackend as RayBackend
 from .tensor_serialization import pack, unpack
-from .worker_messages import Done, Drawing, Failed, PassWork, PieceWork, Prepared
 
 POLL_SECONDS = 0.05
 """How often a run that waits for workers checks for an interrupt."""
@@ -147,11 +147,11 @@ class _PassElsewhere:
                 state = self.owner.draws.state(node)
                 draws[number] = Drawing(cuda, bytes(state.tolist()))
         work = PassWork(remote.portable(program.steps), whole, draws, remote.settings())
-        return wire_protocol.dumps(work)
+        return message_framing.dumps(work)
 
     def _piece(self, piece: Piece) -> bytes:
         parts = {part: part.of(self._real(part.key), piece) for part in self.parts}
-        return wire_protocol.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
+        return message_framing.dumps(PieceWork(piece, pack(parts), self.program.changes(piece)))
 
     def _real(self, key: int) -> torch.Tensor:
         value = self.program.values[key]
@@ -193,23 +193,23 @@ class _PassElsewhere:
             self._lost(worker, piece, error)
             return
         if piece is None:
-            begun = wire_protocol.answer(message, Prepared)
+            begun = message_framing.answer(message, Prepared)
             if isinstance(begun, Failed):
                 self._failed(worker, piece, begun)
             elif begun.token != self.token:
-                raise wire_protocol.MessageError(f"worker {worker} returned the answer to another message")
+                raise message_framing.MessageError(f"worker {worker} returned the answer to another message")
             else:
                 self.idle.append(worker)
             return
-        result = wire_protocol.answer(message, Done)
+        result = message_framing.answer(message, Done)
         if isinstance(result, Failed):
             self._failed(worker, piece, result)
             return
         if (result.token, result.start, result.stop) != (self.token, piece.start, piece.stop):
-            raise wire_protocol.MessageError(f"worker {worker} returned the answer to another message")
+            raise message_framing.MessageError(f"worker {worker} returned the answer to another message")
         due = {key for step in self.program.steps for key in step.collects}
         if result.collected.views.keys() != due:
-            raise wire_protocol.MessageError(f"worker {worker} returned other values than requested")
+            raise message_framing.MessageError(f"worker {worker} returned other values than requested")
         self.idle.append(worker)
         self.ended[piece.start] = result
 

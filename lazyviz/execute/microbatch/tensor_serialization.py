@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from .json_encoding import MessageError
+from .pickle_free_encoding import MessageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Worker process: stores the program of a pass with its shared tensors, and runs pieces.
 
-All communication is in bytes (:mod:`lazyviz.execute.microbatch.wire_protocol`), so that a cluster needs to
+All communication is in bytes (:mod:`lazyviz.execute.microbatch.message_framing`), so that a cluster needs to
 transport nothing else.  A worker needs lazyviz and PyTorch, but not the user's code.
 """
 
@@ -18,11 +18,11 @@ import torch
 from ...graph.ir import TensorMeta
 from ...record.random_draw_order import state_of
 from ...torch_internals import private_api
-from . import wire_protocol
+from . import message_framing
+from .message_types import Done, Drawing, Failed, OpName, PassWork, PieceWork, Prepared
 from .piece_program import ONEDNN_FAILED, Part, PieceRun, Step, out_of_memory
 from .random_draws_of_pieces import Draw
 from .tensor_serialization import Packed, pack, unpack
-from .worker_messages import Done, Drawing, Failed, OpName, PassWork, PieceWork, Prepared
 
 FORGOTTEN_AFTER = 86_400.0
 """Seconds without a message after which a pass is forgotten, because its sender may have ended."""
@@ -103,7 +103,7 @@ def _set(wanted: Mapping[str, Any]) -> None:
     now = settings()
     for path, value in wanted.items():
         if path not in now:
-            raise wire_protocol.MessageError(f"a message to a worker may not set {path[:100]!r}")
+            raise message_framing.MessageError(f"a message to a worker may not set {path[:100]!r}")
         if now[path] == value:
             continue
         if path == "dtype":
@@ -165,7 +165,7 @@ def prepare(token: str, device: str, work: bytes) -> bytes:
     for old in [old for old, each in _passes.items() if now - each.used > FORGOTTEN_AFTER]:
         del _passes[old]
     try:
-        own = wire_protocol.loads(work, PassWork)
+        own = message_framing.loads(work, PassWork)
         prepared = _Pass([], {}, own.draws, own.settings, torch.device(device), now)
         prepared.steps = _received(own.steps, prepared.place)
         with _as_sent(own.settings, prepared.device):
@@ -173,7 +173,7 @@ def prepare(token: str, device: str, work: bytes) -> bytes:
         _passes[token] = prepared
     except Exception as error:
         return _failed(None, error)
-    return wire_protocol.dumps(Prepared(token))
+    return message_framing.dumps(Prepared(token))
 
 
 def forget(token: str) -> None:
@@ -185,7 +185,7 @@ def run_piece(token: str, work: bytes) -> bytes:
     """Run a :class:`PieceWork` of pass ``token``; returns :class:`Done` or :class:`Failed`, as messages."""
     number: int | None = None
     try:
-        own = wire_protocol.loads(work, PieceWork)
+        own = message_framing.loads(work, PieceWork)
         if token not in _passes:
             raise LookupError("the worker does not know this run: it was restarted in the meantime")
         prepared = _passes[token]
@@ -205,7 +205,7 @@ def run_piece(token: str, work: bytes) -> bytes:
                 seconds.append(time.perf_counter() - start)
             run.env.clear()
         piece = own.piece
-        return wire_protocol.dumps(Done(token, piece.start, piece.stop, _joined(collected), seconds))
+        return message_framing.dumps(Done(token, piece.start, piece.stop, _joined(collected), seconds))
     except Exception as error:
         if ONEDNN_FAILED in str(error) and token in _passes:  # continue like a run in one process
             _passes[token].without_onednn = True
@@ -228,7 +228,7 @@ def _failed(step: int | None, error: Exception) -> bytes:
     memory = out_of_memory(error)
     if memory and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return wire_protocol.dumps(Failed(step, error, memory))
+    return message_framing.dumps(Failed(step, error, memory))
 
 
 class _PieceOnWorker(PieceRun):

@@ -3,8 +3,8 @@
 :mod:`lazyviz.plan.allocator.event_replay` runs its events on it.  It follows the native backend in
 ``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The source was
 read as of PyTorch 2.6.  Differences of the compiled libraries of 2.11, 2.13, and 2.15, compared step by step
-(``benchmarks/allocator_traces.py``), are included: a memory fraction of 1 neither limits memory nor enables
-garbage collection, and the size of shared segments is an option.
+(``benchmarks/cuda_allocator_reference_traces.py``), are included: a memory fraction of 1 neither limits
+memory nor enables garbage collection, and the size of shared segments is an option.
 
 Not simulated: the ``cudaMallocAsync`` backend, private pools (CUDA graphs, ``MemPool``: their memory in a
 snapshot counts as used), blocks that wait for another stream (``record_stream``), and the option

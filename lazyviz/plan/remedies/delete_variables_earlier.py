@@ -12,7 +12,7 @@ from ...graph.ir import Node, SourceLine
 from ..liveness.allocation_trace import Key, Program
 from ..node_formatting import line_text
 from .local_variable_names import Scope, Statements, chain, line_in, needed_after, scope_of
-from .program_edits import Changed
+from .what_if_edits import Changed
 
 MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched
 

@@ -10,7 +10,7 @@ from ...graph.ir import Node, Value
 from ...torch_internals.private_api import OpOverload
 from ..liveness.allocation_trace import Key, Program, Step
 from ..workspace.workspace_lookup import SCRATCH, Known, has_rule, in_lower_precision
-from .program_edits import Changed
+from .what_if_edits import Changed
 
 _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
 

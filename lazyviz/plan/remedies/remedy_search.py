@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..liveness.allocation_trace import Program, program_of
 from ..plan import Plan
-from . import delete_variables_earlier, precision, program_edits
+from . import delete_variables_earlier, precision, what_if_edits
 from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
@@ -56,14 +56,14 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
         return [remedy for remedy in planned if is_worthwhile(remedy.saves_bytes, peak)]
     host = plan.device == "cpu"
     device = "cpu" if host else "cuda"
-    candidates: dict[str, Callable[[], Iterable[program_edits.Changed]]] = {
+    candidates: dict[str, Callable[[], Iterable[what_if_edits.Changed]]] = {
         "variable": lambda: delete_variables_earlier.variables(program, at),
-        "no_grad": lambda: program_edits.no_grad(program),
+        "no_grad": lambda: what_if_edits.no_grad(program),
         "zero_grad": lambda: zero_grad(program, at),
-        "inplace": lambda: program_edits.in_place(program, at),
-        "foreach": lambda: program_edits.foreach(program),
-        "recompute": lambda: program_edits.recompute(program, at, plan._graph.calls),
-        "offload": lambda: () if host else program_edits.offload(program),
+        "inplace": lambda: what_if_edits.in_place(program, at),
+        "foreach": lambda: what_if_edits.foreach(program),
+        "recompute": lambda: what_if_edits.recompute(program, at, plan._graph.calls),
+        "offload": lambda: () if host else what_if_edits.offload(program),
         "autocast": lambda: precision.autocast(program, device),
         "bf16": lambda: precision.bf16(program, device),
     }

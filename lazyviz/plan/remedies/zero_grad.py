@@ -8,7 +8,7 @@ from ...graph.ir import Node, SourceLine
 from ...graph.modules import full_name
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..node_formatting import line_text
-from .program_edits import Changed
+from .what_if_edits import Changed
 
 _ZEROING = frozenset({"zero_", "_foreach_zero_"})
 

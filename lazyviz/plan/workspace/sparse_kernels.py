@@ -1,8 +1,8 @@
 """Scratch memory of the CPU kernels of sparse tensors.
 
 The nodes have lazyviz's operators, with components in place of sparse tensors
-(:mod:`lazyviz.record.sparse.operators`). From ATen's ``native/sparse``, and, for the conversions before MKL's
-and within ``to_dense``, from the allocator's events.
+(:mod:`lazyviz.record.sparse.custom_operators`). From ATen's ``native/sparse``, and, for the conversions
+before MKL's and within ``to_dense``, from the allocator's events.
 """
 
 from __future__ import annotations

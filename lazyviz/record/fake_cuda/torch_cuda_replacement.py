@@ -43,9 +43,9 @@ from .autocast import AutocastKernels
 from .device_dependent_composites import CudaKernels
 from .fake_gpu import Gpu as Gpu
 from .fake_gpus_protocol import Memory, Reserved
+from .generate_until_max_length import Generation
 from .refused_driver_calls import refusal
 from .streams_and_events import Event, Stream, planned_or
-from .text_generation import Generation
 
 if TYPE_CHECKING:
     from ..tape import Tape

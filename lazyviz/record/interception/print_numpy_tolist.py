@@ -24,7 +24,8 @@ from .. import constant_folding, eager_fallback, lazy_tensor
 from ..distributed.fsdp_storage_resize import planned_storage
 from ..fake_cuda import torch_cuda_replacement as fake_torch_cuda
 from ..fake_cuda import value_read_errors
-from ..fake_cuda.values_known_on_host import host_copy
+from ..fake_cuda.gpu_copies_of_host_values import host_copy
+from ..item_and_bool_reads import needed_by
 from ..lazy_tensor import (
     LazyTensor,
     is_lazy,
@@ -38,7 +39,6 @@ from ..lazy_tensor import (
 from ..lazy_tensors_of_user_classes import real_class
 from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..random_draw_order import READERS, WRITERS, rng_state
-from ..scalar_reads import needed_by
 from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
 from ..sync_points import AbsentDeviceError, may_need_absent

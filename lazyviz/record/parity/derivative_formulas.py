@@ -32,7 +32,7 @@ from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_i
 from ..tape import Tape
 from ..tracked_storages import TrackedNode
 from .backward_lock import BackwardLock
-from .subclass_detection import Original, is_plain
+from .other_modes_and_subclasses import Original, is_plain
 
 # By the names of their autograd nodes.
 GRADIENTS = frozenset(

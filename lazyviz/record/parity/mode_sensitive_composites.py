@@ -29,7 +29,7 @@ from ..ops_outside_blocks import tensors_in
 from ..sparse import constructors as sparse_constructors
 from ..tape import Tape
 from . import scattered_gradients
-from .subclass_detection import Original, is_plain
+from .other_modes_and_subclasses import Original, is_plain
 
 _bmm, _mm, _mv = torch.ops.aten.bmm, torch.ops.aten.mm, torch.ops.aten.mv
 _clone = torch.ops.aten.clone

@@ -18,7 +18,7 @@ import torch
 
 from ...torch_internals import private_api
 from ..tape import tape
-from .subclass_detection import Original, is_plain
+from .other_modes_and_subclasses import Original, is_plain
 
 _INDEX_GRADIENTS = ("IndexBackward0",)
 

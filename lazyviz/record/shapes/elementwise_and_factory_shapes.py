@@ -20,6 +20,7 @@ from ...graph.ir import works_by_element
 from ...torch_internals.private_api import OpOverload
 from . import convolution_and_layer_shapes, foreach
 from .kernel_probes import sharing
+from .pointwise_result_strides import output_stride
 from .shape_rule_call import (
     COMMON,
     FLOATS,
@@ -33,7 +34,6 @@ from .shape_rule_call import (
     new,
     one_dtype,
 )
-from .tensor_iterator import output_stride
 
 _CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from . import (
     cudnn_rnn_shapes,
     fast_shape_rules,
     kernel_probes,
-    stride_rules,
+    meta_kernel_corrections,
     unsupported_cuda_dtypes,
 )
 from .inferred_outputs import Inferred as Inferred
@@ -227,7 +227,7 @@ class ShapeCache:
             answered = kernel_probes.ask(op, info, args, kwargs, inputs, call.arguments, result)
             if answered is not None:
                 with private_api.same_dispatch_state(), self._fake_mode, private_api.no_function_modes():
-                    result = stride_rules.as_answered(result, answered, call.addresses)
+                    result = meta_kernel_corrections.as_answered(result, answered, call.addresses)
         kernel_probes.check_dimension(info.name, call.arguments.get("dim"), inputs, result)
         if info.name in _ASK_THE_KERNEL:
             result = self._ask_the_kernel(op, args, kwargs, inputs, result)
@@ -273,7 +273,7 @@ class ShapeCache:
             if own is not None:
                 return own(call.arguments)
             result = op(*call.args, **call.kwargs)
-            return stride_rules.corrected(op, info.name, call.arguments, call.inputs, result)
+            return meta_kernel_corrections.corrected(op, info.name, call.arguments, call.inputs, result)
 
     def _without_rule(
         self, info: OpInfo, made: list[_FakeCall], kwargs: dict[str, Any], inputs: list[Any]
@@ -287,7 +287,7 @@ class ShapeCache:
             self._fake_mode,
             private_api.no_function_modes(),
         ):
-            return stride_rules.without_rule(info.name, made[-1].arguments)
+            return meta_kernel_corrections.without_rule(info.name, made[-1].arguments)
 
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
         """The inputs, by position, whose metadata the op changes in place, and their new metadata.
@@ -329,7 +329,7 @@ class ShapeCache:
             error = RuntimeError(f"{op} reads or writes beyond its storage")
             self._raise_as_eager(op, *call.recorded, values, error)
         number = call.fresh.setdefault(address, len(call.fresh)) if source is None else -1
-        nbytes = stride_rules.storage_nbytes(info.name, call.arguments, at, item)
+        nbytes = meta_kernel_corrections.storage_nbytes(info.name, call.arguments, at, item)
         return OutputSpec(meta, source, itself, number, nbytes)
 
     def describe(self, info: OpInfo, result: Any, device: torch.device | None = None) -> Inferred | None:
@@ -356,7 +356,7 @@ class ShapeCache:
         with private_api.kernels_only():
             actual = kernel_probes.answer(op, args, kwargs, inputs)
         with private_api.same_dispatch_state(), self._fake_mode, private_api.no_function_modes():
-            return [stride_rules.like_answered(fake, real) for fake, real in zip(inferred, actual)]
+            return [meta_kernel_corrections.like_answered(fake, real) for fake, real in zip(inferred, actual)]
 
     def _grown(
         self,

@@ -16,9 +16,9 @@ import torch
 from ...torch_internals import sparse_tensors
 from ..eager_fallback import note_region
 from ..ops_outside_blocks import tensors_in
-from ..parity.subclass_detection import Original
+from ..parity.other_modes_and_subclasses import Original
 from ..tape import Tape
-from .recording import evaluate, stand_in
+from .record_on_components import evaluate, stand_in
 
 _COMPRESSED = {"csr": "crow_col", "csc": "ccol_row", "bsr": "crow_col", "bsc": "ccol_row"}
 CONSTRUCTORS = (

@@ -24,7 +24,7 @@ from ..scene.scene import Scene
 from ..widget.page_state import Controller
 from .atomic_write import write_whole
 from .html_page import interactive_page
-from .memory_snapshot import memory_snapshot
+from .memory_viz_snapshot import memory_snapshot
 from .model_explorer import model_explorer
 from .trace_events import trace_events
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.ir import Graph, Node, RejectedOp, Value
 from ...graph.modules import facts_of, full_name, module_path, root_parts
-from ...graph.rejected_op import clashes
+from ...graph.rejected_op_and_mismatched_sizes import clashes
 from .boxes import Box, op_name, rejected_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card

@@ -14,11 +14,11 @@ from lazyviz.execute import backend_registry
 from lazyviz.execute.cuda_graphs import backend as cuda_graphs_backend
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 from lazyviz.execute.replay import program_cache
-from lazyviz.session.strategies import base as strategies
+from lazyviz.session.run_strategies import base as strategies
 from lazyviz.testing import PROGRAMS, check_backend
 from lazyviz.torch_internals import fake_cuda_devices
 
-from .captures import Captures, UseAfterFree
+from .fake_stream_capture import Captures, UseAfterFree
 
 NAME = "captures"
 

@@ -13,7 +13,7 @@ from lazyviz.execute import backend_registry
 from lazyviz.execute.cuda_graphs import partition
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 
-from .captures import Captures
+from .fake_stream_capture import Captures
 
 PROGRAMS = 48
 RUNS = 5

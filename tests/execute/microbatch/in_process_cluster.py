@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lazyviz.execute.microbatch import wire_protocol, worker
+from lazyviz.execute.microbatch import message_framing, worker
+from lazyviz.execute.microbatch.message_types import PieceWork
 from lazyviz.execute.microbatch.ray_and_ipyparallel import LostWorkerError, NoWorkersError
-from lazyviz.execute.microbatch.worker_messages import PieceWork
 
 
 class Here:
@@ -39,7 +39,7 @@ class Here:
         self.calls.append((name, function.__name__, size))
         job = len(self.calls)
         if function is worker.run_piece:
-            self.pieces.append((name, wire_protocol.loads(arguments[1], PieceWork).piece))
+            self.pieces.append((name, message_framing.loads(arguments[1], PieceWork).piece))
             if len(self.pieces) - 1 in self.losing:
                 self.there.remove(name)
                 self.results[job] = LostWorkerError(f"worker {name} died")

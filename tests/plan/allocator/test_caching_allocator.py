@@ -20,7 +20,8 @@ DATA = Path(__file__).parent / "data"
 Event = tuple[int, int]
 
 
-# What PyTorch's library did, byte for byte: benchmarks/allocator_traces.py made the data and describes it.
+# What PyTorch's library did, byte for byte: benchmarks/cuda_allocator_reference_traces.py made the data and
+# describes it.
 
 
 def load(name: str) -> list[dict[str, Any]]:

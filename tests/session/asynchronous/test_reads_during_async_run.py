@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import lazyviz
 from lazyviz.execute.replay import node_passes
 from lazyviz.record.tape import tape
-from lazyviz.session.strategies.replay import ReplayRun
+from lazyviz.session.run_strategies.replay import ReplayRun
 
 from .runs_in_flight import SIZE, products, started
 

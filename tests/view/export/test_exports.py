@@ -12,7 +12,7 @@ from torch.cuda import _memory_viz
 
 import lazyviz
 from lazyviz.plan.units import format_bytes
-from lazyviz.view.export.memory_snapshot import memory_snapshot
+from lazyviz.view.export.memory_viz_snapshot import memory_snapshot
 from lazyviz.view.scene.boxes import LANE_TITLES
 from lazyviz.view.scene.scene import Scene
 

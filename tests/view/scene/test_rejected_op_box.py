@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.rejected_op import clashes
+from lazyviz.graph.rejected_op_and_mismatched_sizes import clashes
 from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe

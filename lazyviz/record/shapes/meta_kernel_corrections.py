@@ -17,7 +17,7 @@ import torch
 from ...graph.ir import is_dense, works_by_element
 from ...torch_internals import fake_cuda_devices, private_api
 from ...torch_internals.private_api import OpOverload
-from .tensor_iterator import Operand, output_stride
+from .pointwise_result_strides import Operand, output_stride
 
 Result = Any  # the result of an operator: a tensor, or a tuple or list of tensors and None
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record.sparse import recording, rules
+from lazyviz.record.sparse import record_on_components, result_metadata_rules
 from lazyviz.record.sparse.components import parts_of
 
 from ...lazy_equals_eager import both
@@ -114,7 +114,10 @@ def like(tensor, *shape):
 CALLS = {
     **{
         name: lambda s, name=name: getattr(torch, name)(s)
-        for name in (each.removeprefix("aten::") for each in (f"aten::{one}" for one in rules._ELEMENTWISE))
+        for name in (
+            each.removeprefix("aten::")
+            for each in (f"aten::{one}" for one in result_metadata_rules._ELEMENTWISE)
+        )
     },
     "neg": torch.neg,
     "mul by a number": lambda s: s * 2,
@@ -257,8 +260,8 @@ def test_a_rule_foretells_what_the_kernel_returns(name, kind, monkeypatch):
             foretold.append((op, [a.made() if hasattr(a, "made") else a for a in arguments], outcome))
         return outcome
 
-    recording_rule = recording.apply_rule
-    monkeypatch.setattr(recording, "apply_rule", applied)
+    recording_rule = record_on_components.apply_rule
+    monkeypatch.setattr(record_on_components, "apply_rule", applied)
     with lazyviz.lazy() as graph:
         try:
             CALLS[name]((KINDS | ODD_KINDS)[kind]())
@@ -275,16 +278,16 @@ def test_a_rule_foretells_what_the_kernel_returns(name, kind, monkeypatch):
             assert [tuple(each.shape) for each in result] == [each.shape for each in outcome]
             continue
         assert tuple(result.shape) == getattr(outcome, "shape", tuple(result.shape))
-        if isinstance(outcome, rules.Made):
+        if isinstance(outcome, result_metadata_rules.Made):
             assert result.layout == outcome.layout
             if result.layout == torch.sparse_coo:
                 assert result.is_coalesced() == outcome.is_coalesced or result._nnz() < 2
             for part, expected in zip(parts_of(result), outcome.parts, strict=True):
                 is_new = part.untyped_storage().data_ptr() not in shared
-                assert is_new == isinstance(expected, rules.New)
-                if not isinstance(expected, rules.Row):
+                assert is_new == isinstance(expected, result_metadata_rules.New)
+                if not isinstance(expected, result_metadata_rules.Row):
                     assert (tuple(part.shape), part.dtype) == (tuple(expected.shape), expected.dtype)
-                if isinstance(expected, rules.New):
+                if isinstance(expected, result_metadata_rules.New):
                     assert part.stride() == expected.empty().stride()
 
 
@@ -340,7 +343,17 @@ def test_gradients_of_values_and_of_operands(name, kind):
 
 @pytest.mark.parametrize("kind", ["coalesced", "csr"])
 @pytest.mark.parametrize(
-    "name", [*rules._ELEMENTWISE, "neg", "mm", "to_dense", "clone", "t", "strided add", "mul by a number"]
+    "name",
+    [
+        *result_metadata_rules._ELEMENTWISE,
+        "neg",
+        "mm",
+        "to_dense",
+        "clone",
+        "t",
+        "strided add",
+        "mul by a number",
+    ],
 )
 def test_these_calls_need_no_sync_point(name, kind):
     if (name, kind) in {("strided add", "csr")}:

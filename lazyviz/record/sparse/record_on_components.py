@@ -14,8 +14,8 @@ from ..lazy_tensor import detached, is_lazy
 from ..ops_outside_blocks import nodes_before_access
 from ..tape import Tape
 from .components import COMPONENTS, Form, is_sparse, parts_of
-from .operators import Signature, apply_rule, flat, new_parts, operator_for
-from .rules import RULES, Made, New, Row
+from .custom_operators import Signature, apply_rule, flat, new_parts, operator_for
+from .result_metadata_rules import RULES, Made, New, Row
 
 Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 

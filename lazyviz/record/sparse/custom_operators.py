@@ -17,7 +17,7 @@ import torch
 from ...torch_internals import operator_registration
 from ...torch_internals.private_api import OpOverload
 from .components import Form, parts_of
-from .rules import RULES, Made, New, Outcome, Written
+from .result_metadata_rules import RULES, Made, New, Outcome, Written
 
 _SHORT = {
     torch.sparse_coo: "coo", torch.sparse_csr: "csr", torch.sparse_csc: "csc",

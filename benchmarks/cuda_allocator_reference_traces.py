@@ -2,16 +2,17 @@
 
 The allocator is C++ that needs a GPU only for ``cudaMalloc`` and its kin.  Here it is the compiled
 library of a CUDA build of PyTorch, on a CUDA runtime of our own that only counts
-(``allocator/fake_cudart.cpp``), fed by ``allocator/allocation_player.cpp``.  Played are training steps
-recorded with lazyviz and random events, in many configurations, with memory enough, scarce and too little.
-Written is, for each event, what was allocated and reserved after it.
+(``allocator/fake_cudart.cpp``), driven by ``allocator/drive_cuda_caching_allocator.cpp``.  Replayed are
+training steps recorded with lazyviz and random events, in many configurations, with enough, scarce and too
+little memory.  Written is, for each event, what was allocated and reserved after it.
 
 To run it again, on Linux with g++ and no GPU (the wheel is half a gigabyte)::
 
     pip download --no-deps --index-url https://pypi.org/simple -d wheels \\
         torch==2.13.0 "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*"
     for wheel in wheels/*.whl; do unzip -q -o $wheel -d unpacked; done
-    python benchmarks/allocator_traces.py --torch unpacked/torch --cuda unpacked/nvidia/cu13/include
+    python benchmarks/cuda_allocator_reference_traces.py --torch unpacked/torch \\
+        --cuda unpacked/nvidia/cu13/include
 
 ``--check N`` compares the simulator with the library on N more random runs instead of writing data.
 """
@@ -86,7 +87,7 @@ class Library:
             [
                 *(*compiler, "-std=c++20", f"-I{torch_directory / 'include'}", "-w"),
                 *(
-                    HERE / "allocator" / "allocation_player.cpp",
+                    HERE / "allocator" / "drive_cuda_caching_allocator.cpp",
                     f"-L{libraries}",
                     "-lc10_cuda",
                     "-lc10",

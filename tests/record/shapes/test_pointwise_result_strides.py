@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from lazyviz.record.shapes.tensor_iterator import output_stride
+from lazyviz.record.shapes.pointwise_result_strides import output_stride
 
 SIZES = (1, 1, 2, 3, 0)
 

@@ -1,4 +1,4 @@
-"""Output of plans: aligned tables for terminals, and GitHub Actions annotations."""
+"""Tables of plans: aligned text for terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..plan.runtime.bottlenecks import MOSTLY
 from ..plan.runtime.gpu_timeline import duration
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.stdio import StandardStreams, is_terminal
-from .plan_data import HERE, Data, is_incomplete, place_of
+from .plan_data import Data, is_incomplete, place_of
 
 _MOST_LINES, _MOST_TENSORS, _MOST_REMEDIES, _MOST_READS = 8, 5, 3, 8
 _WIDE = 120
@@ -180,39 +180,3 @@ def _share(size: int, total: int) -> str:
 
 def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(sizes.items(), key=lambda item: -item[1])
-
-
-# --- annotations ------------------------------------------------------------------------
-
-
-def github_lines(data: Data, budget: int | None) -> list[str]:
-    """GitHub Actions annotations for lines of code: the peak, and what would lower it."""
-    above = budget is not None and data["needed_bytes"] > budget
-    text = f"{format_bytes(data['needed_bytes'])} needed on {data['device']}"
-    if budget is not None:
-        text += f", {'above' if above else 'within'} the budget of {format_bytes(budget)}"
-    found = [_annotation("error" if above else "notice", data["peak_line"], "Projected peak", text)]
-    for remedy in cheapest_of_kinds(data["remedies"]) if above else ():
-        text = f"{remedy['text']}: saves {format_bytes(remedy['saves_bytes'])}; costs {remedy['costs']}"
-        found.append(_annotation("notice", remedy["line"], "Would lower the peak", text))
-    return found
-
-
-def _annotation(kind: str, line: Mapping[str, Any] | None, title: str, text: str) -> str:
-    properties = {"title": f"lazyviz: {title}"}
-    if line is not None:
-        properties = {"file": _in_workspace(line["file"]), "line": str(line["line"]), **properties}
-    inside = ",".join(f"{name}={_escaped(item, ':,')}" for name, item in properties.items())
-    return f"::{kind} {inside}::{_escaped(text)}"
-
-
-def _escaped(text: str, more: str = "") -> str:
-    for sign in "%\r\n" + more:
-        text = text.replace(sign, f"%{ord(sign):02X}")
-    return text
-
-
-def _in_workspace(file: str) -> str:
-    root = os.environ.get("GITHUB_WORKSPACE") or HERE
-    path = os.path.relpath(file, root)
-    return file if path.startswith(os.pardir) else path

@@ -3,7 +3,7 @@
 Each rule gets the call's arguments by their names, with a :class:`Form` for each sparse tensor, and returns
 what the kernel will return, or ``None`` where that depends on data (how many indices differ, for example) or
 PyTorch rejects the call. The facts are those of ATen's kernels in ``aten/src/ATen/native/sparse``;
-``tests/record/sparse/test_rules.py`` compares each with what the kernels do.
+``tests/record/sparse/test_result_metadata_rules.py`` compares each with what the kernels do.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from ...graph.ir import TensorMeta
 from ...plan.batch.batch_placement import Piece, Shard
 from ...torch_internals import private_api
-from .json_encoding import Codec
+from .pickle_free_encoding import Codec
 from .piece_program import Changes, Own, Part, Step, Whole, weight_alone
 from .random_draws_of_pieces import Draw
 from .tensor_serialization import Packed, View

@@ -1,7 +1,7 @@
 """Wire protocol between this process and workers: a versioned header, followed by data without code.
 
 A message is a line of text with the sender's versions, followed by chunks, each preceded by its length in
-eight bytes: JSON (:mod:`lazyviz.execute.microbatch.json_encoding`), and the bytes that it refers to.
+eight bytes: JSON (:mod:`lazyviz.execute.microbatch.pickle_free_encoding`), and the bytes that it refers to.
 Operators are given by name, tensors as bytes with dtype, shape, and strides.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from .json_encoding import MessageError as MessageError
-from .worker_messages import CODEC, Failed
+from .message_types import CODEC, Failed
+from .pickle_free_encoding import MessageError as MessageError
 
 PROTOCOL = 3
 MOST_BYTES = 2**40

@@ -1,6 +1,7 @@
 """Base class of run strategies: projects the peak, executes, and has what the report needs.
 
-A strategy is created by :mod:`lazyviz.session.strategies.strategy_selection`.  None of them knows the others.
+A strategy is created by :mod:`lazyviz.session.run_strategies.strategy_selection`.  None of them knows the
+others.
 """
 
 from __future__ import annotations

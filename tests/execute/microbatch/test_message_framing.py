@@ -19,10 +19,10 @@ from torch import nn
 
 import lazyviz
 from lazyviz.execute import backend_registry
-from lazyviz.execute.microbatch import json_encoding, wire_protocol, worker, worker_messages
-from lazyviz.execute.microbatch.json_encoding import Codec, MessageError
+from lazyviz.execute.microbatch import message_framing, message_types, pickle_free_encoding, worker
+from lazyviz.execute.microbatch.message_types import Done, Drawing, Failed, OpName, PassWork, PieceWork
+from lazyviz.execute.microbatch.pickle_free_encoding import Codec, MessageError
 from lazyviz.execute.microbatch.tensor_serialization import Packed, View, pack, unpack
-from lazyviz.execute.microbatch.worker_messages import Done, Drawing, Failed, OpName, PassWork, PieceWork
 from lazyviz.plan.batch.batch_placement import Piece
 
 from .in_process_cluster import Here
@@ -30,8 +30,8 @@ from .in_process_cluster import Here
 
 def back(item):
     """``item`` after a journey."""
-    settings = wire_protocol.loads(
-        wire_protocol.dumps(PassWork([], Packed([], {}), {}, {"x": item})), PassWork
+    settings = message_framing.loads(
+        message_framing.dumps(PassWork([], Packed([], {}), {}, {"x": item})), PassWork
     ).settings
     return settings["x"]
 
@@ -60,10 +60,12 @@ def test_floats_keep_their_bits(number):
 
 def test_tensors_travel_as_bytes():
     x = torch.randn(3, 4)
-    done = wire_protocol.loads(wire_protocol.dumps(Done("", 0, 1, pack({1: x, 2: x[1:, ::2]}), [0.5])), Done)
+    done = message_framing.loads(
+        message_framing.dumps(Done("", 0, 1, pack({1: x, 2: x[1:, ::2]}), [0.5])), Done
+    )
     received = unpack(done.collected, lambda device: device)
     assert torch.equal(received[1], x) and received[2].stride() == x[1:, ::2].stride()
-    assert x.numpy().tobytes() in wire_protocol.dumps(Done("", 0, 1, pack({1: x}), []))
+    assert x.numpy().tobytes() in message_framing.dumps(Done("", 0, 1, pack({1: x}), []))
 
 
 class OwnError(ValueError):
@@ -81,7 +83,7 @@ class OwnError(ValueError):
      (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), None)],
 )  # fmt: skip
 def test_errors_travel_as_the_nearest_class_that_everybody_has(error, expected):
-    received = wire_protocol.loads(wire_protocol.dumps(Failed(3, error, False)), Failed).error
+    received = message_framing.loads(message_framing.dumps(Failed(3, error, False)), Failed).error
     if expected is None:
         assert isinstance(received, ValueError) and str(error) in str(received)
     else:
@@ -100,12 +102,12 @@ def test_what_is_no_plain_data_is_not_sent(item):
 def message(text, *buffers):
     """A message of this version that says ``text``."""
     chunks = [text if isinstance(text, bytes) else json.dumps(text).encode(), *buffers]
-    return wire_protocol._head() + b"".join(len(chunk).to_bytes(8, "little") + chunk for chunk in chunks)
+    return message_framing._head() + b"".join(len(chunk).to_bytes(8, "little") + chunk for chunk in chunks)
 
 
 def refused(data, match, kind=PassWork):
     with pytest.raises(MessageError, match=match) as caught:
-        wire_protocol.loads(data, kind)
+        message_framing.loads(data, kind)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
@@ -140,45 +142,45 @@ def test_bytes_are_referred_to_once():
 
 
 def test_a_message_of_another_kind_than_expected_is_refused():
-    data = wire_protocol.dumps(Failed(None, ValueError("x"), False))
+    data = message_framing.dumps(Failed(None, ValueError("x"), False))
     refused(data, "unexpected contents: expected PassWork, got Failed")
-    assert isinstance(wire_protocol.answer(data, Done), Failed)
+    assert isinstance(message_framing.answer(data, Done), Failed)
 
 
 def test_a_message_that_is_cut_off_or_goes_on_is_refused():
-    data = wire_protocol.dumps(Done("", 0, 1, pack({1: torch.ones(3)}), [1.0]))
+    data = message_framing.dumps(Done("", 0, 1, pack({1: torch.ones(3)}), [1.0]))
     for length in range(len(data)):
         refused(data[:length], "not a message|truncated|damaged", Done)
     refused(data + b"x", "truncated", Done)
     refused(data + bytes(8), "unreferenced bytes", Done)
-    refused(wire_protocol._head() + b"\xff" * 8, "truncated", Done)
+    refused(message_framing._head() + b"\xff" * 8, "truncated", Done)
 
 
 @pytest.mark.parametrize("bound", ["MOST_BYTES", "MOST_TEXT"])
 def test_a_message_that_is_too_long_is_neither_read_nor_written(bound, monkeypatch):
-    data = wire_protocol.dumps(Drawing(False))
-    monkeypatch.setattr(wire_protocol, bound, 10)
+    data = message_framing.dumps(Drawing(False))
+    monkeypatch.setattr(message_framing, bound, 10)
     refused(data, "longer than 10", Drawing)
     with pytest.raises(MessageError, match="longer than 10"):
-        wire_protocol.dumps(Drawing(False))
+        message_framing.dumps(Drawing(False))
 
 
 @pytest.mark.parametrize("what", ["torch", "protocol", "lazyviz", "byte order"])
 def test_another_version_is_one_sentence(what, monkeypatch):
-    data = wire_protocol.dumps(Drawing(False))
+    data = message_framing.dumps(Drawing(False))
     if what == "torch":
         monkeypatch.setattr(torch, "__version__", "2.0.0")
     elif what == "protocol":
-        monkeypatch.setattr(wire_protocol, "PROTOCOL", 1)
+        monkeypatch.setattr(message_framing, "PROTOCOL", 1)
     elif what == "lazyviz":
-        monkeypatch.setattr(wire_protocol, "_own_version", lambda: "9.9")
+        monkeypatch.setattr(message_framing, "_own_version", lambda: "9.9")
     else:
-        monkeypatch.setattr(wire_protocol.sys, "byteorder", "big")
+        monkeypatch.setattr(message_framing.sys, "byteorder", "big")
     with pytest.raises(
-        wire_protocol.MismatchError,
+        message_framing.MismatchError,
         match=r"^sender and worker have different versions: .*PyTorch.*expected .*$",
     ):
-        wire_protocol.loads(data, Drawing)
+        message_framing.loads(data, Drawing)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_every_registered_operator_is_found_again():
     ops += [op for op in operators("aten") if op.name() in names]
     assert len(ops) > len(names)
     assert all(OpName.of(op).find() is op for op in ops)
-    assert OpName.of(worker_messages.weight_alone).find() is worker_messages.weight_alone
+    assert OpName.of(message_types.weight_alone).find() is message_types.weight_alone
 
 
 def operators(namespace):
@@ -223,8 +225,8 @@ def test_a_view_beyond_its_buffer_is_rejected(view):
 
 
 def test_a_setting_that_is_none_is_refused():
-    work = wire_protocol.dumps(PassWork([], Packed([], {}), {}, {"serialization.load": "x"}))
-    failed = wire_protocol.loads(worker.prepare("token", "cpu", work), Failed)
+    work = message_framing.dumps(PassWork([], Packed([], {}), {}, {"serialization.load": "x"}))
+    failed = message_framing.loads(worker.prepare("token", "cpu", work), Failed)
     assert isinstance(failed.error, MessageError) and "may not set" in str(failed.error)
     assert "token" not in worker._passes
 
@@ -306,7 +308,7 @@ def damaged(data, rng):
         for _ in range(rng.randint(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         return bytes(changed)
-    text, *buffers = wire_protocol._chunks(memoryview(data)[len(wire_protocol._head()) :])
+    text, *buffers = message_framing._chunks(memoryview(data)[len(message_framing._head()) :])
     parsed = json.loads(bytes(text))
     for _ in range(rng.randint(1, 3)):
         where, key = rng.choice(list(places(parsed)))
@@ -321,7 +323,7 @@ def kind_of(data):
     """What a whole message is, if it is one of a run's."""
     for kind in (PassWork, PieceWork, Done):
         with contextlib.suppress(MessageError):
-            return type(wire_protocol.loads(data, kind))
+            return type(message_framing.loads(data, kind))
     return None
 
 
@@ -337,12 +339,12 @@ def test_damaged_messages_are_refused_in_one_sentence_or_read(heard):
         asked = rng.choice([PassWork, PieceWork, Done])
         kind = kinds.get(message, asked) if rng.random() < 0.5 else asked
         changed = damaged(message, rng)
-        with contextlib.suppress(MessageError, wire_protocol.MismatchError):
-            assert type(wire_protocol.loads(changed, kind)) is kind
+        with contextlib.suppress(MessageError, message_framing.MismatchError):
+            assert type(message_framing.loads(changed, kind)) is kind
             outcomes[kind] += 1
             continue
-        with pytest.raises((MessageError, wire_protocol.MismatchError)) as caught:
-            wire_protocol.loads(changed, kind)
+        with pytest.raises((MessageError, message_framing.MismatchError)) as caught:
+            message_framing.loads(changed, kind)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
         outcomes[caught.type] += 1
     assert {MessageError, PassWork, PieceWork, Done} <= outcomes.keys(), outcomes
@@ -358,13 +360,13 @@ def test_a_worker_answers_damaged_work_with_its_failure(heard, seed):
     for _ in range(150):
         # What the steps themselves say stays: they compute what they are told.
         assert isinstance(
-            wire_protocol.answer(worker.prepare("whole", "cpu", work), worker_messages.Prepared),
-            worker_messages.Prepared,
+            message_framing.answer(worker.prepare("whole", "cpu", work), message_types.Prepared),
+            message_types.Prepared,
         )
-        answer = wire_protocol.answer(worker.run_piece("whole", damaged(rng.choice(pieces), rng)), Done)
+        answer = message_framing.answer(worker.run_piece("whole", damaged(rng.choice(pieces), rng)), Done)
         failures += isinstance(answer, Failed)
-        answer = wire_protocol.answer(
-            worker.prepare("other", "cpu", damaged(work, rng)), worker_messages.Prepared
+        answer = message_framing.answer(
+            worker.prepare("other", "cpu", damaged(work, rng)), message_types.Prepared
         )
         failures += isinstance(answer, Failed)
         worker.forget("whole")
@@ -390,23 +392,23 @@ def test_after_a_damaged_answer_the_run_goes_on_elsewhere(seed, monkeypatch):
 def test_an_answer_with_other_values_is_refused(monkeypatch):
     def changed(data):
         try:
-            done = wire_protocol.loads(data, Done)
+            done = message_framing.loads(data, Done)
         except MessageError:
             return data
-        return wire_protocol.dumps(dataclasses.replace(done, collected=Packed([], {})))
+        return message_framing.dumps(dataclasses.replace(done, collected=Packed([], {})))
 
     with pytest.raises(MessageError, match="returned other values than"):
         evaluated(Listening(changed), monkeypatch)
 
 
 def kind_of_answer(data):
-    return type(wire_protocol.answer(data, object))
+    return type(message_framing.answer(data, object))
 
 
 @pytest.mark.parametrize("whose", ["an earlier piece's", "an earlier pass's", "an earlier program's"])
 def test_an_answer_to_another_message_is_refused(whose, monkeypatch):
     """One that comes late, twice, or to the wrong job."""
-    kind = worker_messages.Prepared if whose == "an earlier program's" else Done
+    kind = message_types.Prepared if whose == "an earlier program's" else Done
     earlier = Listening()
     if whose != "an earlier piece's":
         evaluated(earlier, monkeypatch)
@@ -423,8 +425,8 @@ def test_an_answer_to_another_message_is_refused(whose, monkeypatch):
 
 
 def test_a_pass_that_a_worker_does_not_know_is_one_sentence():
-    work = wire_protocol.dumps(PieceWork(Piece(0, 0, 1, 1), Packed([], {}), {}))
-    failed = wire_protocol.loads(worker.run_piece("unknown", work), Failed)
+    work = message_framing.dumps(PieceWork(Piece(0, 0, 1, 1), Packed([], {}), {}))
+    failed = message_framing.loads(worker.run_piece("unknown", work), Failed)
     assert isinstance(failed.error, LookupError) and "does not know this run" in str(failed.error)
 
 
@@ -448,7 +450,7 @@ def test_records_are_of_the_types_that_they_declare():
     ):
         with pytest.raises(MessageError):
             codec.decode(wrong, [])
-    assert json_encoding.MessageError is wire_protocol.MessageError
+    assert pickle_free_encoding.MessageError is message_framing.MessageError
 
 
 # --- workers that do not answer -------------------------------------------------------------------
