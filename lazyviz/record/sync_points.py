@@ -21,7 +21,7 @@ from ..graph.collective_info import NAMESPACES
 from ..graph.ir import Graph, RunInside, SourceLine, SyncPoint, at
 from ..process.global_state_transaction import Transaction
 from ..torch_internals import dynamo, fake_cuda_devices
-from .dependency_closure import Search
+from .dependency_closure import Search, sequence_of
 from .provenance.module_calls_and_phases import Scopes
 from .recording_state import RecordingState
 from .tracked_storages import TrackedNode
@@ -43,6 +43,57 @@ TRACE_ELSEWHERE = (
 
 FEW = 4  # nodes: a read that needs no more makes hardly any activations
 _MUCH = 2**20  # bytes of activations
+
+
+# They never fail, for elements of any type, and draw no numbers.
+_SMALL_UPDATES = frozenset(
+    getattr(packet, part)
+    for name in (
+        *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "_foreach_add_", "_foreach_mul_"),
+        *("zeros", "ones", "full", "zeros_like", "ones_like", "zero_", "fill_", "detach"),
+    )
+    for packet in [getattr(torch.ops.aten, name)]
+    for part in {"default", "Tensor", "Scalar", "List", "ScalarList"}.intersection(packet.overloads())
+)
+_SMALL = 16  # bytes: one element of any type
+
+
+def is_small_update(node: TrackedNode) -> bool:
+    """Whether it computes a step counter, a running total, or the like: numbers on the CPU."""
+    if node.op is torch.ops.aten.empty.memory_format:  # batch norm makes one without elements
+        return not any(value.storage.nbytes for value in node.outputs)
+    return node.op in _SMALL_UPDATES and all(
+        value.storage.nbytes <= _SMALL and value.meta.device.type == "cpu" for value in node.outputs
+    )
+
+
+def with_small_updates(nodes: list[TrackedNode], graph: Graph) -> list[TrackedNode]:
+    """The nodes that a read needs, and the pending step counters and running totals between them.
+
+    No loss depends on the step counters of AdamW.  If each loss is read, all their updates would be pending
+    at the end of the block, and running them alone takes longer than running each with its step.
+    """
+    if len(nodes) <= FEW or nodes[0].graph is not graph or nodes[-1].graph is not graph:
+        return nodes
+    start, last = graph.considered_by_reads[0], nodes[-1].index
+    if last - start + 1 <= len(nodes):
+        return nodes
+    chosen = set(nodes)
+    more = []
+    node: Any
+    for node in graph.nodes[start:last]:
+        if (
+            node.state == "pending"
+            and node not in chosen
+            and is_small_update(node)
+            and all(
+                other is None or other.state == "done" or other in chosen
+                for other in (*(value.node for value in node.inputs), *node.after)
+            )
+        ):
+            more.append(node)
+            chosen.add(node)
+    return sorted([*nodes, *more], key=sequence_of) if more else nodes
 
 
 def with_earlier_backward(nodes: list[TrackedNode], graph: Graph) -> list[TrackedNode]:
@@ -257,9 +308,10 @@ class PendingRuns:
                     f"{cause} needs {len(nodes)} pending ops to run{where}; sync points are forbidden here"
                 )
             if noted and recording.graph is not None:
-                more = with_earlier_backward(nodes, recording.graph)
-                if more is not nodes and not needs_absent(more):
-                    nodes = more
+                for extended in (with_small_updates, with_earlier_backward):
+                    more = extended(nodes, recording.graph)
+                    if more is not nodes and not needs_absent(more):
+                        nodes = more
             start = time.perf_counter()
             if nodes:
                 assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"

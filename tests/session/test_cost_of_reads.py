@@ -321,3 +321,53 @@ def test_a_read_that_fails_is_the_ops_error_and_names_its_line(either_way):
         with pytest.raises(IndexError, match=r"out of range.*\n.*aten.take.*test_cost_of_reads.py"):
             y.item()
     lazyviz.reset()
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_step_counters_run_with_the_step_that_a_read_needs(optimizer_class, foreach, either_way):
+    def train(graph=None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = optimizer_class(net.parameters(), foreach=foreach)
+        x, total, losses, pending = torch.randn(6, 4), torch.zeros(()), [], []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+            losses.append(loss.item())
+            if graph is not None:
+                pending.append(sum(node.state == "pending" for node in graph.nodes))
+        return losses, total, optimizer, net, pending
+
+    with lazyviz.lazy() as graph:
+        losses, total, optimizer, net, pending = train(graph)
+    expected = train()
+    # Only the last step's backward pass and update, which no loss needs yet.
+    assert len(set(pending[2:])) == 1
+    assert losses == expected[0] and total.item() == expected[1].item()
+    for ours, theirs in zip(
+        optimizer.state_dict()["state"].values(), expected[2].state_dict()["state"].values(), strict=True
+    ):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(torch.equal(a, b) for a, b in zip(net.buffers(), expected[3].buffers(), strict=True))
+
+
+def test_a_read_runs_no_large_op_and_no_number_that_needs_one(either_way):
+    x = torch.randn(64, 64)
+    with lazyviz.lazy():
+        y = x * 2
+        large = x @ x
+        of_large = large.sum()
+        total = of_large * 2
+        quotient = torch.tensor(6).div(torch.tensor(0), rounding_mode="floor")  # it fails when it runs
+        y.sum().sqrt().exp().neg().item()
+        for tensor in (large, of_large, total, quotient):
+            assert tensor._lazyviz.node.state == "pending"
+        x.sum().item()
+    assert torch.equal(total, (x @ x).sum() * 2)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        quotient.item()
+    lazyviz.reset()

@@ -267,7 +267,7 @@ cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
-cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward
+cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, is_small_update, sequence_of
 cdef object slow_before_step, slow_after_step
 cdef Py_ssize_t few
 cdef int MOST_FRAMES
@@ -306,7 +306,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few
+    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, is_small_update, sequence_of
     global slow_before_step, slow_after_step
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
@@ -319,6 +319,7 @@ def connect(**parts):
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
     SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
     with_earlier_backward, few = sync_points.with_earlier_backward, sync_points.FEW
+    is_small_update, sequence_of = sync_points.is_small_update, sync_points.sequence_of
     slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
@@ -1825,8 +1826,10 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
         line, reader = read_at(None, calling_frame())
         graph = get(recording_state, RS_graph)
         noted = graph is not None
-        if noted and len(<list> nodes) > few and may_leave_backward(nodes, graph):
-            nodes = with_earlier_backward(nodes, graph)
+        if noted and len(<list> nodes) > few:
+            nodes = with_small_updates(nodes, graph)
+            if may_leave_backward(nodes, graph):
+                nodes = with_earlier_backward(nodes, graph)
         start = perf_counter()
         if nodes:
             known = runs._causes.get((cause, id(line), id(reader)))
@@ -1836,6 +1839,47 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
             seconds, index = perf_counter() - start, len(<list> get(graph, G_nodes))
             note_run(None, nodes, graph)
             graph.sync_points.append(SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader))
+
+
+cdef list with_small_updates(list nodes, object graph):
+    """``lazyviz.record.sync_points.with_small_updates``; ``nodes`` are more than `few`."""
+    cdef Py_ssize_t count = len(nodes), at, place = 0
+    cdef list more, recorded = get(graph, G_nodes)
+    first, last = nodes[0], nodes[count - 1]
+    if get(first, N_graph) is not graph or get(last, N_graph) is not graph:
+        return nodes
+    cdef Py_ssize_t start = graph.considered_by_reads[0], end = get(last, N_index)
+    if end - start + 1 <= count:
+        return nodes
+    more = None
+    for at in range(start, min(end, len(recorded))):
+        node = recorded[at]
+        while place < count and get(nodes[place], N_index) < at:  # both are in program order
+            place += 1
+        if place < count and nodes[place] is node:
+            continue
+        if get(node, N_state) == "pending" and is_small_update(node):
+            if more is None:
+                more = []
+            more.append(node)
+    if more is None:
+        return nodes
+    chosen = set(nodes)
+    found = [node for node in more if depends_only_on(node, chosen)]
+    return sorted(chosen, key=sequence_of) if found else nodes
+
+
+cdef bint depends_only_on(object node, set chosen) except -1:
+    """Whether what ``node`` needs has run or is chosen; if so, it is chosen too."""
+    for value in <list> get(node, N_inputs):
+        other = get(value, V_node)
+        if other is not None and get(other, N_state) != "done" and other not in chosen:
+            return False
+    for other in get(node, N_after):
+        if get(other, N_state) != "done" and other not in chosen:
+            return False
+    chosen.add(node)
+    return True
 
 
 cdef bint may_leave_backward(list ran, object graph) except -1:
