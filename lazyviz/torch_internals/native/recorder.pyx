@@ -18,6 +18,7 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcmp, memcpy, memmove, memset
+from operator import attrgetter
 from time import perf_counter
 
 
@@ -267,9 +268,10 @@ cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
 cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
-cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, is_small_update, sequence_of
+cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, is_small_update
 cdef object slow_before_step, slow_after_step
 cdef Py_ssize_t few
+cdef object sequence_number_of = attrgetter("sequence")
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
 cdef uint64_t snapshot_key, autocast_keys
@@ -306,7 +308,7 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, is_small_update, sequence_of
+    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, is_small_update
     global slow_before_step, slow_after_step
     global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
@@ -317,9 +319,8 @@ def connect(**parts):
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
-    SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
-    with_earlier_backward, few = sync_points.with_earlier_backward, sync_points.FEW
-    is_small_update, sequence_of = sync_points.is_small_update, sync_points.sequence_of
+    SyncPoint, OtherRanks, ADDRESSES, few = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES, sync_points.FEW
+    with_earlier_backward, is_small_update = sync_points.with_earlier_backward, sync_points.is_small_update
     slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
@@ -1866,7 +1867,7 @@ cdef list with_small_updates(list nodes, object graph):
         return nodes
     chosen = set(nodes)
     found = [node for node in more if depends_only_on(node, chosen)]
-    return sorted(chosen, key=sequence_of) if found else nodes
+    return sorted(chosen, key=sequence_number_of) if found else nodes
 
 
 cdef bint depends_only_on(object node, set chosen) except -1:
