@@ -10,7 +10,7 @@ from typing import Any
 from ...graph.ir import Value
 from ..layout.text_width import width
 from .boxes import Box, module_facts
-from .small_ops import is_small_ops
+from .small_ops import is_dropout, is_small_ops
 
 SMALL = 0.01  # of the peak, below which a module's card has no bar
 FEW_GRADIENTS = 2  # a weight and a bias; the gradient of the weight is shown
@@ -35,7 +35,7 @@ def layer_kind(box: Box) -> str:
     if box.phase == "optimizer":
         return "optimizer"
     facts = module_facts(box)
-    name = facts.kind if facts is not None else ""
+    name = facts.kind if facts is not None else "Dropout" if is_dropout(box) else ""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), "block")
 
 
