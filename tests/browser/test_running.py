@@ -88,7 +88,7 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
         assert [node.name.rpartition("_")[0] for node in done] == ["t", "addmm", "relu"]
         assert graph.state == "pending" and lazyviz.is_lazy(loss)
         state = page.locator(".lz-state").inner_text().replace("\xa0", " ")
-        assert state.startswith("partly evaluated · ran 3 ops")
+        assert state.startswith("partly run · ran 3 ops")
         selected = page.locator('[data-node][data-name="net.1"][data-phase="forward"]')
         assert selected.get_attribute("data-state") == "done"
         assert page.locator(UP_TO).is_disabled()
