@@ -207,6 +207,16 @@ describe("the memory chart", () => {
     expect(chart.element.textContent).toContain("lazyviz.calibrate() first");
   });
 
+  it("names the layer of the peak's op by as much of its path as fits", () => {
+    const named = (peakName: string): string | null | undefined => {
+      chart.show({ ...memory, peakName });
+      return svg().querySelector(".lz-flag-op")?.textContent;
+    };
+    expect(named("net.layers.1: mm")).toBe("net.layers.1: mm");
+    expect(named("detector.transformer.decoder.layers.1.multihead_attn: mul")).toMatch(/^(\w+\.)*multihead_attn: mul$/);
+    expect(named(`${"x".repeat(90)}.${"y".repeat(90)}: mul`)).toBe("mul");
+  });
+
   it("names each phase once, with the time of all its sections, if not each has room below its own", () => {
     const phases = Array.from({ length: 80 }, (_, n): ["forward" | "backward", number] => [n % 2 ? "backward" : "forward", n * 10]);
     chart.show({ ...memory, phases });

@@ -388,8 +388,9 @@ def test_nothing_moves_when_a_run_starts_goes_on_and_ends(page, width, ending, m
             cut = "(span) => span.scrollWidth > span.clientWidth"
             assert not page.locator(".lz-state span").first.evaluate(cut), "no word is cut"
         strip = page.locator(".lz-failed-at text")
+        op = ": nll_loss_forward" if width > 900 else ""  # below, it would hide the curves
         assert strip.all_text_contents() == [
-            f"op {node.index + 1} failed: nll_loss_forward" for node in graph.nodes if node.state == "failed"
+            f"op {node.index + 1} failed{op}" for node in graph.nodes if node.state == "failed"
         ]
     del keep
 

@@ -427,8 +427,9 @@ function phaseName(plot: Plot, phase: Phase, titles: Memory["titles"], x: number
 function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGElement[]] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  // The full name if it fits, otherwise only the op.
-  const name = [memory.peakName, memory.peakName.replace(/^.*: /, "")].find((each) => each.length * charWidth(11, "mono") <= Math.min(room, 300)) ?? "";
+  // As much of the layer's path as fits, from its end, and the op.
+  let name = memory.peakName;
+  while (name && name.length * charWidth(11, "mono") > Math.min(room, 300)) name = name.replace(/^([^.:]*\.|[^:]*: |.*)/, "");
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
   return [
