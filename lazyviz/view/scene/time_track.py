@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +91,7 @@ def known_text(time: Projection) -> str:
 
 def _sums(scene: Scene, seconds: Sequence[float]) -> dict[str, str]:
     """The time of all sections of each phase together."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = defaultdict(float)
     for (phase, _), each in zip(stretches(scene), seconds):
         sums[phase] += each
     return {phase: duration(each) for phase, each in sums.items() if each}

@@ -77,9 +77,9 @@ class Code:
                 self._syncs[key].append(f"{replace(site, source=None)}: ran {plural(site.ops, 'op')}")
         self._raised: dict[Key, str] = {}
         if graph.raised is not None and graph.raised.source is not None:
-            own = graph.place.file if graph.place is not None else ""
+            here = graph.place.file if graph.place is not None else ""
             for stop in (graph.raised.source, *graph.raised.callers):
-                if stop is graph.raised.source or stop.file == own or (stop.file, stop.line) in sources:
+                if stop is graph.raised.source or stop.file == here or (stop.file, stop.line) in sources:
                     sources.setdefault((stop.file, stop.line), stop)
                     self._raised[stop.file, stop.line] = graph.raised.message.strip().split("\n")[0]
         self._sources = sources = {
