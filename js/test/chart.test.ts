@@ -35,6 +35,7 @@ const memory = {
   capacityText: "1.95 KiB",
   device: "small",
   phases: [["forward", 0], ["backward", 400]],
+  titles: { forward: "Forward", backward: "Backward" },
   pieces: [],
   measured: "",
 } as unknown as Memory;
@@ -192,7 +193,7 @@ describe("the memory chart", () => {
     expect(svg().querySelector(".lz-time-bars")).toBeNull();
     const seconds = memory.points.at.map((_, n) => (n % 2 ? 0.001 : 0.004));
     const bounds = memory.points.at.map((_, n) => (n % 2 ? "m" : "c")).join("");
-    const track = { text: "600 ms", words: "600 ms projected, ±30%", title: "460 ms to 780 ms", seconds, bounds, phases: ["200 ms", "400 ms"], keys: ["compute", "memory"] };
+    const track = { text: "600 ms", words: "600 ms projected, ±30%", title: "460 ms to 780 ms", seconds, bounds, phases: ["200 ms", "400 ms"], sums: {}, keys: ["compute", "memory"] };
     chart.showTrack(track);
     expect([...svg().querySelectorAll(".lz-time-bars")].map((each) => each.textContent)).toEqual(["compute-bound", "memory-bound"]);
     expect(chart.element.textContent).toContain("600 ms projected, ±30%");
@@ -201,9 +202,30 @@ describe("the memory chart", () => {
     slider().focus();
     press("Home");
     expect(says()).toContain("4.00 ms projected, compute-bound");
-    chart.showTrack({ ...track, words: "time: lazyviz.calibrate() first", seconds: [], bounds: "", phases: [], keys: [] });
+    chart.showTrack({ ...track, words: "time: lazyviz.calibrate() first", seconds: [], bounds: "", phases: [], sums: {}, keys: [] });
     expect(svg().querySelector(".lz-time-bars")).toBeNull();
     expect(chart.element.textContent).toContain("lazyviz.calibrate() first");
+  });
+
+  it("names the layer of the peak's op by as much of its path as fits", () => {
+    const named = (peakName: string): string | null | undefined => {
+      chart.show({ ...memory, peakName });
+      return svg().querySelector(".lz-flag-op")?.textContent;
+    };
+    expect(named("net.layers.1: mm")).toBe("net.layers.1: mm");
+    expect(named("detector.transformer.decoder.layers.1.multihead_attn: mul")).toMatch(/^(\w+\.)*multihead_attn: mul$/);
+    expect(named(`${"x".repeat(90)}.${"y".repeat(90)}: mul`)).toBe("mul");
+  });
+
+  it("names each phase once, with the time of all its sections, if not each has room below its own", () => {
+    const phases = Array.from({ length: 80 }, (_, n): ["forward" | "backward", number] => [n % 2 ? "backward" : "forward", n * 10]);
+    chart.show({ ...memory, phases });
+    const names = (): (string | null)[] => [...svg().querySelectorAll(".lz-phase-name")].map((each) => each.textContent);
+    expect(svg().querySelectorAll(".lz-phase-strip").length).toBe(80);
+    expect(names()).toEqual(["Forward", "Backward"]);
+    const times = phases.map(() => "5 ms");
+    chart.showTrack({ text: "", words: "", title: "", seconds: [], bounds: "", phases: times, sums: { forward: "200 ms", backward: "400 ms" }, keys: [] });
+    expect(names()).toEqual(["Forward200 ms", "Backward400 ms"]);
   });
 
   it("names the categories in the order in which they are stacked", () => {

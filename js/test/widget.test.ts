@@ -42,6 +42,7 @@ const memory: Memory = {
     ["forward", 0],
     ["backward", 2],
   ],
+  titles: { forward: "Forward", backward: "Backward" },
   pieces: [],
   measured: "",
 };

@@ -510,11 +510,15 @@ class RejectedOp:
 
 @dataclass(slots=True)
 class RaisedError:
-    """The error that ended a block, the user's line that raised it, and the rejected op, if any."""
+    """The error that ended a block, the user's line that raised it, and the rejected op, if any.
+
+    ``callers`` are the user's lines that led to that line, the innermost first.
+    """
 
     message: str
     source: SourceLine | None
     rejected: RejectedOp | None
+    callers: tuple[SourceLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

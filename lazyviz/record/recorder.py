@@ -105,7 +105,9 @@ class RecorderMode(private_api.TorchDispatchMode):
                         return call_kernel(self, kernel, args, kwargs or {})
                 return eager_fallback.dispatch_opaque(tape, func, args, kwargs or {})
             if torch.is_inference_mode_enabled() and (
-                tape.shapes.info(func).of_views or sparse_recording.is_composite(func, args)
+                (info := tape.shapes.info(func)).of_views
+                or info.of_ops
+                or sparse_recording.is_composite(func, args)
             ):
                 return call_decomposed(self, func, args, kwargs or {})
             args = _operands(self, func, args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph.ir import Graph, RaisedError
+from ..graph.ir import Graph, RaisedError, SourceLine
 from ..record.tape import tape
 
 
@@ -11,10 +11,16 @@ def note_raised(graph: Graph, error: BaseException) -> None:
     if not isinstance(error, Exception):
         return
     rejected = graph.rejected if graph.rejected is not None and graph.rejected.error == id(error) else None
-    source = rejected.source if rejected is not None else None
+    lines: list[SourceLine] = []  # the user's, the outermost first
     traceback = error.__traceback__
-    while source is None and traceback is not None and traceback.tb_next is not None:
+    while traceback is not None:
+        line = tape.scopes.sources.raised_at(traceback)
+        lines += [line] if line is not None else []
         traceback = traceback.tb_next
-    if source is None and traceback is not None:
-        source = tape.scopes.sources.find(traceback.tb_frame)[0]
-    graph.raised = RaisedError(f"{type(error).__name__}: {error}".rstrip(": "), source, rejected)
+    source = rejected.source if rejected is not None else None
+    if source is None and lines:
+        source = lines[-1]
+    callers = dict.fromkeys(line for line in reversed(lines) if line != source)
+    graph.raised = RaisedError(
+        f"{type(error).__name__}: {error}".rstrip(": "), source, rejected, tuple(callers)
+    )

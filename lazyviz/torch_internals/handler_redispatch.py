@@ -34,13 +34,16 @@ from .private_api import _LAZY_TENSORS, OpOverload
 past_torch_function = torch._C.DisableTorchFunctionSubclass
 """Context: ``__torch_function__`` of subclasses is not called."""
 _HIDDEN = _LAZY_TENSORS | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_SNAPSHOT = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)  # where kernels of ours come first
 
 
 def _seeing_views() -> Any:
     """Context: ops skip the layer that tracks views, and see conjugate and negative bits, like kernels in
     eager mode.
     """
-    excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _HIDDEN - _SNAPSHOT
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
@@ -135,6 +138,17 @@ def ask_subclasses(
     return NotImplemented
 
 
+def consists_of_ops(op: OpOverload) -> bool:
+    """Whether ``op`` is a function made of other ops on every device, as ``matmul`` is.
+
+    A mode would see other ops in ``max_pool1d`` than eager mode runs.
+    """
+    if op is torch.ops.aten.max_pool1d.default:
+        return False
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, op.name())
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not has_kernel("CUDA")
+
+
 def makes_views_by_decomposition(op: OpOverload) -> bool:
     """Whether ``op`` returns views of its arguments, or may, that are tracked only by the ops it
     consists of.
@@ -179,6 +193,9 @@ def call_kernel(
 def call_decomposed(
     mode: TorchDispatchMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call the ops that ``op`` decomposes into; ``mode`` sees them."""
+    """Call the ops that ``op`` consists of; ``mode`` sees them."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
     with _in_place(mode), _seeing_views():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite):
+            return op._op_dk(composite, *args, **kwargs)  # what eager mode calls, and not its likes in Python
         return op.decompose(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -267,6 +268,27 @@ def test_the_time_track_tells_each_phase_and_how_it_is_known(page, staged):
         page.mouse.move(*place(page, 0.2))
         stage.settle()  # with the deferred part, which tells the rest
         assert "-bound" in page.locator(".lz-chart-readout").get_attribute("title")
+
+
+def test_the_phases_of_many_steps_are_named_once_with_the_time_of_all(browser):
+    net = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = net(torch.ones(4, 16)).sum()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    page = browser.new_page(viewport={"width": 900, "height": 1000})
+    with same_speed(), Stage(page, graph, width=884):
+        assert page.locator(".lz-phase-strip").count() > 80
+        names = page.locator(".lz-phase-name").all_text_contents()
+        assert [re.match("[A-Z][a-z]+", name)[0] for name in names] == ["Forward", "Backward", "Optimizer"]
+        assert all(re.search(r"\d.* [µm]?s$", name) for name in names), names
+        places = [each.bounding_box() for each in page.locator(".lz-phase-name").all()]
+        assert all(a["x"] + a["width"] < b["x"] for a, b in itertools.pairwise(places))
+    page.close()
 
 
 def test_two_views_of_a_graph_stay_in_step(page, staged):

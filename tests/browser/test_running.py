@@ -88,7 +88,7 @@ def test_to_selected_runs_what_the_box_needs_and_nothing_else(page):
         assert [node.name.rpartition("_")[0] for node in done] == ["t", "addmm", "relu"]
         assert graph.state == "pending" and lazyviz.is_lazy(loss)
         state = page.locator(".lz-state").inner_text().replace("\xa0", " ")
-        assert state.startswith("partly evaluated · ran 3 ops")
+        assert state.startswith("partly run · ran 3 ops")
         selected = page.locator('[data-node][data-name="net.1"][data-phase="forward"]')
         assert selected.get_attribute("data-state") == "done"
         assert page.locator(UP_TO).is_disabled()
@@ -388,8 +388,9 @@ def test_nothing_moves_when_a_run_starts_goes_on_and_ends(page, width, ending, m
             cut = "(span) => span.scrollWidth > span.clientWidth"
             assert not page.locator(".lz-state span").first.evaluate(cut), "no word is cut"
         strip = page.locator(".lz-failed-at text")
+        op = ": nll_loss_forward" if width > 900 else ""  # below, it would hide the curves
         assert strip.all_text_contents() == [
-            f"op {node.index + 1} failed: nll_loss_forward" for node in graph.nodes if node.state == "failed"
+            f"op {node.index + 1} failed{op}" for node in graph.nodes if node.state == "failed"
         ]
     del keep
 

@@ -176,7 +176,7 @@ export class BoxDrawing {
   tell(): void {
     const { box } = this.#frame;
     const words = wordsOf(box);
-    this.#title.textContent = box.kind === "lane" ? words : `${box.kind} ${words}`;
+    this.#title.textContent = /lane|step/.test(box.kind) ? words : `${box.kind} ${words}`;
     if (box.kind === "lane" && this.#frame.open) return;
     this.element.dataset["state"] = box.state ?? "pending";
     this.#done?.setAttribute("width", String(this.#frame.width * (box.state === "done" ? 1 : (box.share ?? 0))));
@@ -246,7 +246,8 @@ export class BoxDrawing {
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
     const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
-    const taken = aside ? aside.length * charWidth(small) + 8 : 0;
+    const short = pill ? (aside.split(" · ")[0] ?? "") : aside;
+    const taken = short ? short.length * charWidth(small) + 8 : 0; // the name is whole before there is more beside it
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
@@ -256,7 +257,7 @@ export class BoxDrawing {
     const end = width - right;
     if (rows === 1) {
       const space = Math.max(end - left - used, 0);
-      this.#put(this.#sub, cut(fitting(space, small, aside, pill ? aside.split(" · ")[0] : aside.replace(/^.*(?=→)/, "")), space, small), end, lead, small);
+      this.#put(this.#sub, cut(fitting(space, small, aside, pill ? short : aside.replace(/^.*(?=→)/, "")), space, small), end, lead, small);
       this.#sub?.setAttribute("text-anchor", "end");
     } else {
       const second = box.given ? (box.through ?? "") : box.layer ? (rows === 2 && height < 60 ? this.#short(width - 8 - left, small) : (box.through ?? box.sub.split(" · ")[0] ?? "")) : box.sub;

@@ -8,7 +8,7 @@ import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, T
 import { charWidth, cut, focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText, grouped } from "../page/format";
 import { whenLoaded } from "../page/on-demand-loading";
-import type { Failure, Memory, Points, Range, Track } from "../model/types";
+import type { Failure, Memory, Phase, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // a line is drawn if it is below this multiple of the peak
 
@@ -130,7 +130,7 @@ export class MemoryChart implements Chart {
     const same = memory.count === this.memory.count;
     if (!same) this.#lifetime = [];
     // The time track is requested again.
-    memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], keys: [] };
+    memory.track ??= { text: "", words: "", title: "", seconds: [], bounds: "", phases: [], sums: {}, keys: [] };
     const view = same ? this.#views.at(-1)?.range : undefined;
     this.#views = [];
     this.memory = memory;
@@ -343,7 +343,7 @@ export class MemoryChart implements Chart {
     const { at, words } = this.#failure ?? {};
     if (at !== undefined && words && at >= start && at <= stop) {
       const x = Math.min(plot.x(at), right - 1);
-      parts.push(svg("g", "lz-failed-at", svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words)));
+      parts.push(svg("g", "lz-failed-at", svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words.length * 17 > right - plot.left ? words.replace(/:.*/, "") : words)));
     }
     this.svg.replaceChildren(...parts, this.#cursor.marks);
     this.#cursor.draw();
@@ -373,17 +373,27 @@ export class MemoryChart implements Chart {
         if (found) parts.push(svg("text", { class: "lz-piece-name", x: found[0] + 5, y: plot.top - 4 }, svg("title", {}, name), found[1]));
       },
     );
+    const names: SVGElement[] = [];
+    const named = new Set<Phase>();
+    const drawn = new Set<Phase>();
+    const { titles, track } = memory;
     spans(memory.phases, (phase, from, to, _, nth) => {
-      const title = phase === "other" ? "Initialization" : `${phase.charAt(0).toUpperCase()}${phase.slice(1)}`;
-      const strip = { x: from, y: plot.bottom + TRACK + 6, width: Math.max(to - from - 1, 1), height: 3, rx: 1 };
-      parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, ...strip }));
-      const room = to - from - 6 - title.length * charWidth(11, "bold");
-      if (room < 0) return;
-      const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 21 }, title);
-      const time = memory.track?.phases[nth] ?? "";
-      if (time && room > time.length * charWidth(11) + 6) name.append(svg("tspan", { class: "lz-class", dx: 6 }, time));
-      parts.push(name);
+      parts.push(svg("rect", { class: `lz-phase-strip lz-phase-${phase}`, x: from, y: plot.bottom + TRACK + 6, width: Math.max(to - from - 1, 1), height: 3, rx: 1 }));
+      const [name, wide] = phaseName(plot, phase, titles, from, to - from, track?.phases[nth]);
+      drawn.add(phase);
+      if (wide > to - from) return;
+      named.add(phase);
+      names.push(name);
     });
+    if (named.size === drawn.size) return [...parts, ...names];
+    // One after the other, with the times of all their sections.
+    let x = plot.left;
+    const all = Object.keys(titles) as Phase[];
+    for (const phase of all) {
+      const [name, wide] = phaseName(plot, phase, titles, x, (plot.right - plot.left) / all.length, track?.sums[phase]);
+      parts.push(name);
+      x += wide + 8;
+    }
     return parts;
   }
 
@@ -402,12 +412,24 @@ export class MemoryChart implements Chart {
   }
 }
 
+/** The name of a phase below the plot, with its time if there is room, and its width. */
+function phaseName(plot: Plot, phase: Phase, titles: Memory["titles"], x: number, room: number, time = ""): [SVGElement, number] {
+  const title = titles[phase] ?? "";
+  const name = svg("text", { class: `lz-phase-name lz-phase-${phase}`, x, y: plot.bottom + TRACK + 21 }, title);
+  const wide = title.length * charWidth(11, "bold") + 6;
+  const more = time && time.length * charWidth(11) + 6;
+  if (!more || wide + more > room) return [name, wide];
+  name.append(svg("tspan", { class: "lz-class", dx: 6 }, time));
+  return [name, wide + more];
+}
+
 /** The flag of the peak, with its bytes and, if it fits, its op; preceded by the x coordinates of its ends. */
 function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGElement[]] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  // The full name if it fits, otherwise only the op.
-  const name = [memory.peakName, memory.peakName.replace(/^.*: /, "")].find((each) => each.length * charWidth(11, "mono") <= Math.min(room, 300)) ?? "";
+  // As much of the layer's path as fits, from its end, and the op.
+  let name = memory.peakName;
+  while (name && name.length * charWidth(11, "mono") > Math.min(room, 300)) name = name.replace(/^([^.:]*\.|[^:]*: |.*)/, "");
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;
   const left = Math.max(plot.left, Math.min(x, plot.right - wide));
   return [

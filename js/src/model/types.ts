@@ -106,6 +106,7 @@ export interface Track {
   seconds: number[];
   bounds: string; // for each point, the first letter of its bound: compute, memory or launch
   phases: string[]; // time of each phase, in the order of Memory.phases
+  sums: Partial<Record<Phase, string>>; // time of all that are alike
   keys: string[]; // the bounds that occur
 }
 
@@ -135,6 +136,7 @@ export interface Memory {
   layers?: Layer[]; // the layers that hold most at the peak
   aliveCount: number;
   phases: [Phase, number][];
+  titles: Partial<Record<Phase, string>>; // of the phases, in the order of their first sections
   pieces: [position: number, name: string][]; // where the pieces of a split run begin
   measured: string; // the measured peak beside the projected one
 }

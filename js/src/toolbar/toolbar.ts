@@ -102,7 +102,7 @@ export class Toolbar {
   words = "";
 
   showState(state: State, report: string, ops: number, empty = false, begun = false): void {
-    const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly evaluated" : STATES[state];
+    const words = empty ? "nothing to run" : state === "pending" && (report || begun) ? "partly run" : STATES[state];
     const more = report && state !== "running" ? report : ops && state === "pending" ? `${grouped(ops)} ops` : "";
     this.#told = [words, more];
     this.#tellState();

@@ -16,7 +16,7 @@ from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
 from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
 from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue
-from .module_variable_names import name_roots, name_weights
+from .module_variable_names import name_by_caller, name_modules, name_weights
 from .source_lines import SourceFinder
 
 CLONE = torch.ops.aten.clone.default
@@ -39,7 +39,7 @@ class Scopes:
     # The compiled recorder reads these at every op, or at every call of a module.
     __slots__ = (
         "__dict__", "__weakref__", "_callers", "_entered", "_learnt", "_parameters", "_paths", "_roots",
-        "by_sequence", "met", "module", "phase", "root", "roots",
+        "by_sequence", "called", "met", "module", "phase", "root", "roots",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,6 +54,7 @@ class Scopes:
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
         self.met: set[int] = set()  # the outermost modules that were called in this block, by identity
+        self.called: list[ModuleRoot] = []  # of these, also of those that no longer exist
         self.note_module_call: Callable[[torch.nn.Module], None] = lambda module: (
             None
         )  # called at the first call
@@ -149,13 +150,17 @@ class Scopes:
     def enter_root(self, module: torch.nn.Module, callers: tuple[SourceLine, ...]) -> None:
         """The outermost module is called, from the line that ``callers`` lead to."""
         root = self.roots.get(id(module))
-        if root is None or root.module is None or root.module() is not module:
+        is_new = root is None or root.module is None or root.module() is not module
+        if root is None or is_new:
             root = self._root_of(module)
         self.root = root
         self._paths = self._learn(module)
-        if id(module) not in self.met:
+        if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
+            taken = {each.variable for each in self.called if each is not root}
+            name_by_caller(root, module, sys._getframe(1), self.sources, taken)
+            self.called.append(root)
         self._callers = callers
 
     def _root_of(self, module: torch.nn.Module) -> ModuleRoot:
@@ -166,7 +171,7 @@ class Scopes:
 
     def name_modules(self, variables: Mapping[str, Any]) -> None:
         """Name the outermost modules of the ending block like the user's variables."""
-        name_roots([self.roots[key] for key in self.met if key in self.roots], variables)
+        name_modules(self.called, variables)
 
     def name_weights(self, values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:
         """Name the weights and optimizer states among ``values`` that have no name yet.
@@ -371,6 +376,7 @@ class ScopePatches:
     def install(self) -> None:
         scopes, way = self.scopes, ScopePatches.module_call_of
         scopes.met.clear()
+        scopes.called.clear()
         if self._announced is None or self._way is not way:
             self._way, self._announced = way, lambda original: _by(way(scopes, original))
         if not self._call:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +14,8 @@ import torch
 from ...graph.ir import Role
 from ...graph.modules import ModuleFacts, ModuleRoot, OwnedName
 from ..tracked_storages import TrackedStorage
+from .source_lines import SourceFinder
+from .variable_names import variables_of
 
 MAX_ITEMS = 1000  # total items of lists, dictionaries, and objects searched for modules
 MAX_DEPTH = 3  # trainer.models["G"]
@@ -18,7 +23,28 @@ _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PYTORCH_S = "torch.nn."  # their ``extra_repr`` runs no user code
 
 
-def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> None:
+def name_modules(called: Collection[ModuleRoot], variables: Mapping[str, Any]) -> None:
+    """Name the modules that a block called, when it ends, like the variables that refer to them.
+
+    A module that only a function's variable referred to gets a number if another module has that name now.
+    """
+    _name_roots(called, variables)
+    found = {
+        name: content for name, content in variables.items() if issubclass(type(content), torch.nn.Module)
+    }
+    for root in called:
+        other = found.get(root.variable)
+        if other is not None and not root.prefix and not (root.module and root.module() is other):
+            root.call(_numbered(root.variable, {*found, *(each.variable for each in called)}), "", root.facts)
+
+
+def _numbered(name: str, taken: Collection[str]) -> str:
+    """``name``, with a number if it is the name of another module."""
+    others = (f"{name} ({number})" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], others) if each not in taken)
+
+
+def _name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> None:
     """Name each root like the user's variable for it, or for the module that contains it.
 
     A root that no variable leads to keeps its name.
@@ -53,6 +79,33 @@ def name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> Non
         if prefix and key not in within:  # the module that contained it has another name now
             facts = root.facts
         root.call(variable, prefix, facts)
+
+
+def name_by_caller(
+    root: ModuleRoot, module: torch.nn.Module, frame: FrameType, sources: SourceFinder, taken: Collection[str]
+) -> None:
+    """Name ``root`` like the variable for ``module`` in a function of the user's that is running.
+
+    When the block ends, the function's variables no longer exist, and maybe the module does not either. Of
+    functions that pass the module to each other, the outermost one counts; a parameter's name says nothing. A
+    name that is ``taken`` by another module is numbered.
+    """
+    root.call(root.variable, root.prefix, root.facts or facts_below(module))
+    if root.variable:
+        return
+    name = ""
+    found = sources.users(frame)
+    while found is not None:
+        frame = found[0]
+        if frame.f_code is sources.block or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            break  # the variables there are known when the block ends
+        code = frame.f_code
+        passed = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        expressions = (expression for expression, each, _ in _modules(variables_of(frame)) if each is module)
+        name = next((each for each in expressions if each not in passed), name)
+        found = sources.users(frame.f_back)
+    if name:
+        root.call(_numbered(name, taken), "", root.facts)
 
 
 def name_weights(nameless: dict[int, TrackedStorage], variables: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 from dataclasses import replace
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -229,11 +229,19 @@ class SourceFinder:
         self._codes.append(code)
         return kind
 
-    def _line(self, frame: FrameType, code: CodeType) -> SourceLine | None:
-        key = (id(code), frame.f_lasti)
+    def raised_at(self, traceback: TracebackType) -> SourceLine | None:
+        """The line of the user's frame in which an error passed; the frame may be at another line by now."""
+        frame = traceback.tb_frame
+        code, at = frame.f_code, (traceback.tb_lasti, traceback.tb_lineno)
+        kind = self._kinds.get(id(code))
+        return self._line(frame, code, at) if (self._learn(code) if kind is None else kind) is True else None
+
+    def _line(self, frame: FrameType, code: CodeType, at: tuple[int, int] | None = None) -> SourceLine | None:
+        instruction, number = at or (frame.f_lasti, 0)
+        key = (id(code), instruction)
         line = self._lines.get(key)
         if line is None and code.co_name != AT_USERS_LINE:
-            file, number, cell = code.co_filename, frame.f_lineno, self._of_magics.get(id(code))
+            file, number, cell = code.co_filename, number or frame.f_lineno, self._of_magics.get(id(code))
             if cell is not None:
                 number += cell.shift
                 if number <= cell.above:  # code of a line magic also has its own lines (`%timeit`)

@@ -9,7 +9,7 @@ import torch
 from ...graph.collective_info import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import operator_registration, private_api, sparse_tensors
-from ...torch_internals.handler_redispatch import makes_views_by_decomposition
+from ...torch_internals.handler_redispatch import consists_of_ops, makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
 from . import kernel_argument_checks
 
@@ -64,7 +64,8 @@ class OpInfo:
         "copies",
         "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
         "hidden_writes", "is_view", "op", "lifts", "makes_sparse", "metadata_only", "metadata_write",
-        "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage", "of_parts", "of_views",
+        "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage",
+        "of_ops", "of_parts", "of_views",
         "profiles", "resizes", "returned",
         "returns_numbers",
         "returns_tensors",
@@ -169,6 +170,7 @@ class OpInfo:
         self.shows_bits = self.name == "_new_zeros_with_same_feature_meta"
         self.needs_storage = "as_strided" in self.name or self.shows_bits
         self.profiles = op.namespace == "profiler"  # marks in a profiler's trace
+        self.of_ops = op.namespace == "aten" and consists_of_ops(op)  # modes see them, but in inference mode
         self.of_views = makes_views_by_decomposition(op)  # its result is a view that PyTorch does not track
         self.of_parts = (
             op.namespace != operator_registration.NAMESPACE and private_api.leaves_autograd_to_its_parts(op)

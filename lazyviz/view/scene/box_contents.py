@@ -10,12 +10,13 @@ from typing import Any
 from ...graph.ir import Value
 from ..layout.text_width import width
 from .boxes import Box, module_facts
-from .small_ops import is_small_ops
+from .small_ops import is_dropout, is_small_ops
 
 SMALL = 0.01  # of the peak, below which a module's card has no bar
 FEW_GRADIENTS = 2  # a weight and a bias; the gradient of the weight is shown
 CARD = (190.0, 296.0)  # least and most width
 ROW = (150.0, 344.0)  # of an op: room for "max_pool2d_with_indices_backward" and its bytes
+PILL = 420.0  # the greatest width of a tensor's pill
 CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
 
 # Layer kinds by class name; the first match counts.
@@ -35,7 +36,7 @@ def layer_kind(box: Box) -> str:
     if box.phase == "optimizer":
         return "optimizer"
     facts = module_facts(box)
-    name = facts.kind if facts is not None else ""
+    name = facts.kind if facts is not None else "Dropout" if is_dropout(box) else ""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), "block")
 
 
@@ -143,5 +144,7 @@ def row(box: Box, bytes_text: str) -> dict[str, Any]:
         name = width(box.label) * 7.3 + 34
         wide = min(max(name + max(width(sizes), 8) * 6.4, ROW[0]), CARD[1])  # room for other batch sizes
         return {"size": [round(min(max(wide, name + width(sizes) * 6.4), ROW[1])), 28]}
-    wide = width(box.label) * 8.6 + width(bytes_text) * 6.4 + 54
-    return {"size": [round(min(max(wide, 110), ROW[1])), 28]}
+    name = width(box.label) * 8.6 + 54
+    wide = max(name + width(bytes_text) * 6.4, 110)
+    most = min(max(name + width(bytes_text.partition(" · ")[0]) * 6.4 + 12, ROW[1]), PILL)  # a whole name
+    return {"size": [round(min(wide, most)), 28]}

@@ -38,6 +38,8 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
     ranked = sorted(rows.values(), key=lambda row: -sum(size for _, size in row))[:MOST]
     labels = [_together([box.name for box, _ in row]) for row in ranked]
     shared = _shared(labels)
+    if len({label.removeprefix(shared) for label in labels}) < len(set(labels)):
+        shared = ""  # a part is called like its model
     return [
         _row(scene, label.removeprefix(shared), row, forward, own)
         for label, row in zip(labels, ranked, strict=True)

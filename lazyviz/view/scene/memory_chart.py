@@ -14,12 +14,12 @@ from ...graph.modules import full_name, known_path
 from ...plan.batch.split_plan import SHOWN, SplitPlan
 from ...plan.node_formatting import category_text, line_text
 from ...plan.units import format_bytes, format_range, format_share, looks_exact
-from .boxes import chain, op_name
+from .boxes import LANE_TITLES, chain, op_name
 from .plan_protocol import AllocationLike, PlanLike
 from .scene import Scene
 
 CHART_POINTS = 240
-MOST_PHASES = 64  # sections of one phase that are distinguished on the axis
+MOST_PHASES = CHART_POINTS  # sections of one phase that are distinguished on the axis
 LISTED = 40  # allocations listed for one moment
 
 
@@ -125,7 +125,8 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
     hook, words = verdict(plan)
     alive = alive_json(scene, plan.alive_at_peak)
     peak = plan.peak_node
-    phases = [[phase, first] for phase, first in stretches(scene)]
+    phases = stretches(scene)
+    phases = phases if len(phases) <= MOST_PHASES else []
     needed = plan.needed_bytes if plan.needed_bytes > plan.peak_bytes else None
     held = align(plan, measured)
     return {
@@ -152,7 +153,8 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
         "verdictTitle": "\n".join(filter(None, (words, needed_for(plan), _borrowed(plan)))),
         "alive": alive,
         "aliveCount": len(plan.alive_at_peak),
-        "phases": phases if len(phases) <= MOST_PHASES else [],
+        "phases": phases,
+        "titles": {phase: LANE_TITLES[phase] for phase, _ in phases},
         "pieces": _pieces(plan.split),
         "measured": comparison(plan, measured, held, in_parts=bool(scene.graph.sync_points)),
     }

@@ -280,7 +280,7 @@ class Scene:
             return {}
         if box.kind == "sync":
             words = max(text_width(box.label) * 8.6, text_width(self.subtitle(box)) * 6.4)
-            return {"size": [round(min(max(words + 28, 236), 296)), 44]}
+            return {"size": [round(min(max(words + 28, 236), box_contents.ROW[1])), 44]}
         if box.kind == "error":
             return {"size": [296, 64]}
         if box.kind in ("module", "step"):

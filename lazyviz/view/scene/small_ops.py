@@ -1,7 +1,8 @@
-"""Small ops: runs of ops with small results are drawn as one box."""
+"""Small ops: runs of ops with small results, and the ops of a dropout, are drawn as one box."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ...graph.ir import Graph, Node, SourceLine
@@ -11,11 +12,17 @@ from .repeat_folding import count
 LEAST = 4  # ops in a row that are folded
 SMALL = 1 / 500  # share of the largest tensor that the graph creates
 KEY = "small"
+_DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # as ``F.dropout`` calls them
 
 
 def is_small_ops(box: Box) -> bool:
     """Whether the box stands for a run of small ops."""
     return isinstance(box.key, tuple) and box.key[0] == KEY
+
+
+def is_dropout(box: Box) -> bool:
+    """Whether the box stands for the ops of a dropout that no module called."""
+    return isinstance(box.key, tuple) and box.key[0] == "dropout"
 
 
 def fold_small_ops(root: Box, graph: Graph) -> None:
@@ -32,6 +39,7 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
         if box.kind == "lane" and box.phase == "optimizer":
             _put_counters_away(box)
         if box.kind in ("lane", "module") and box.repeats == 1 and len(box.children) > LEAST:
+            box.children = _with_dropouts(box)
             box.children = _folded(box, largest * SMALL)
 
 
@@ -55,6 +63,28 @@ def _put_counters_away(lane: Box) -> None:
                 del lane.children[at]
                 continue
         at += 1
+
+
+def _with_dropouts(parent: Box) -> list[Box]:
+    """The children of ``parent``, the ops of each dropout as one: its mask is drawn, scaled and applied."""
+    children: list[Box] = []
+    rest = list(parent.children)
+    while rest:
+        ops = [child.node for child in rest[:4] if child.node is not None]
+        if len(ops) == 4 and _DROPOUT.fullmatch(" ".join(map(op_name, ops))) and _is_dropout(ops):
+            box = _group(parent, "dropout", "dropout", rest[:4])
+            children.append(box)
+            del rest[:4]
+        else:
+            children.append(rest.pop(0))
+    return children
+
+
+def _is_dropout(ops: list[Node]) -> bool:
+    """Whether the last of ``ops`` applies the mask that the others make, and none failed or has a name."""
+    masks = {storage for node in ops[:3] for storage in (*node.made, *node.writes)}
+    masked = len(masks) == 1 and any(value.storage in masks for value in ops[3].inputs)
+    return masked and not any(node.state == "failed" or any(v.name for v in node.outputs) for node in ops)
 
 
 def _nodes(box: Box) -> Iterator[Node]:
@@ -108,8 +138,12 @@ def _is_small(node: Node, limit: float) -> bool:
 
 
 def _fold(parent: Box, members: list[Box]) -> Box:
-    box = Box("module", f"{len(members)} small ops", parent.phase, parent)
-    box.key = (KEY, members[0].first)
+    return _group(parent, f"{len(members)} small ops", KEY, members)
+
+
+def _group(parent: Box, label: str, key: str, members: list[Box]) -> Box:
+    box = Box("module", label, parent.phase, parent)
+    box.key = (key, members[0].first)
     box.children = members
     for member in members:
         member.parent = box

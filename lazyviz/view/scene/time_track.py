@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from ...graph.ir import Bound
@@ -23,7 +25,7 @@ _HOW = {
 }
 
 
-_NOTHING = {"text": "", "title": "", "seconds": [], "bounds": "", "phases": [], "keys": []}
+_NOTHING = {"text": "", "title": "", "seconds": [], "bounds": "", "phases": [], "sums": {}, "keys": []}
 
 
 def why_unknown(plan: PlanLike) -> str:
@@ -52,6 +54,7 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
         return {**_NOTHING, "words": why_unknown(plan)}
     stop = len(plan.timeline) if stop is None else stop
     known = {each.node.index: each for each in time.ops}
+    phases = _phases(scene, time)
     seconds: list[float] = []
     bounds: list[str] = []
     for span in spans(start, stop):
@@ -70,7 +73,8 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
         "title": f"Projected for {time.device}: {low} to {high}, {known_text(time)}",
         "seconds": [float(f"{each:.3g}") for each in seconds],
         "bounds": "".join(bounds),
-        "phases": _phases(scene, time),
+        "phases": [duration(each) if each else "" for each in phases],
+        "sums": _sums(scene, phases),
         "keys": [bound for bound, size in time.by_bound.items() if size > 0.005 * time.seconds],
     }
 
@@ -85,15 +89,22 @@ def known_text(time: Projection) -> str:
     return text
 
 
-def _phases(scene: Scene, time: Projection) -> list[str]:
-    """The time of each phase, in the order of the chart's axis: a phase that comes again is another one."""
+def _sums(scene: Scene, seconds: Sequence[float]) -> dict[str, str]:
+    """The time of all sections of each phase together."""
+    sums: dict[str, float] = defaultdict(float)
+    for (phase, _), each in zip(stretches(scene), seconds):
+        sums[phase] += each
+    return {phase: duration(each) for phase, each in sums.items() if each}
+
+
+def _phases(scene: Scene, time: Projection) -> list[float]:
+    """The seconds of each phase, in the order of the chart's axis: one that comes again is another one."""
     found = stretches(scene)
     if len(found) > MOST_PHASES:
         return []
     known = {each.node.index: each.seconds for each in time.ops}
     ends = [first for _, first in found[1:]] + [len(scene.plan.timeline)]
-    sums = [
+    return [
         sum(known.get(index, 0.0) for index, _ in scene.plan.timeline[first:end])
         for (_, first), end in zip(found, ends, strict=True)
     ]
-    return [duration(each) if each else "" for each in sums]

@@ -35,6 +35,13 @@ def bundle(name: str) -> str:
         ) from None
 
 
+SHOWN = (
+    "failed",
+    "pending",
+    "done",
+)  # states in which an error is shown; that of a recording also after a run
+
+
 def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
     """The traits that describe runs and run options, by name."""
     running = running_of(controller)
@@ -44,7 +51,7 @@ def run_traits(controller: Controller, scene: Scene) -> dict[str, Any]:
         "report": report_text(controller, running),
         "choices": choices_json(controller),
         "findings": findings_json(controller.nonfinite, scene),
-        "error": failure_json(running, scene) if running.state in ("failed", "pending") else None,
+        "error": failure_json(running, scene) if running.state in SHOWN else None,
     }
 
 

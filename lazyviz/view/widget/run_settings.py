@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ...graph.ir import Graph, Node
+from ...graph.ir import Graph, Node, RaisedError
 from ...graph.modules import module_path
 from ...plan.units import format_bytes
 from ..scene.boxes import chain, op_name
@@ -104,7 +104,7 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
     """The error of the last run, with the user's line and the box."""
     error = running.exception
     if error is None:
-        return _raised_json(scene)
+        return _raised_json(running, scene)
     node = running.failed_node
     box = scene.near(node) if node is not None else None
     notes = [str(note) for note in getattr(error, "__notes__", ())]
@@ -122,7 +122,16 @@ def _where(scene: Scene, position: int, op: str, module: str) -> dict[str, Any]:
     return {"at": position, "words": f"op {position + 1:,} failed: {op}{place}"}
 
 
-def _raised_json(scene: Scene) -> dict[str, Any] | None:
+def _stopped(raised: RaisedError, scene: Scene) -> str:
+    """``"stopped at line 3"``, of the lines that led to the error the one in the graph's own cell, if any."""
+    place, source = scene.graph.place, raised.source
+    if source is None:
+        return ""
+    led = (line for line in (source, *raised.callers) if place is not None and line.file == place.file)
+    return f"stopped at {scene.line_text(next(led, source))}"
+
+
+def _raised_json(running: Running, scene: Scene) -> dict[str, Any] | None:
     """The error that ended the recording."""
     raised = scene.graph.raised
     if raised is None:
@@ -133,7 +142,7 @@ def _raised_json(scene: Scene) -> dict[str, Any] | None:
         "source": source_json(raised.source),
         "chain": chain(box) if box is not None else [],
         "recording": True,
-        "stopped": f"stopped at {scene.line_text(raised.source)}" if raised.source is not None else "",
+        "stopped": _stopped(raised, scene) if running.state == "pending" else "",
         "sizes": clash_words(scene.graph, raised.rejected) if raised.rejected is not None else [],
         **(
             _where(scene, len(scene.plan.timeline), rejected.name, module_path(rejected))

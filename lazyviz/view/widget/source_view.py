@@ -76,9 +76,12 @@ class Code:
                 sources.setdefault(key, site.source)
                 self._syncs[key].append(f"{replace(site, source=None)}: ran {plural(site.ops, 'op')}")
         self._raised: dict[Key, str] = {}
-        if graph.raised is not None and (stop := graph.raised.source) is not None:
-            sources.setdefault((stop.file, stop.line), stop)
-            self._raised[stop.file, stop.line] = graph.raised.message.strip().split("\n")[0]
+        if graph.raised is not None and graph.raised.source is not None:
+            here = graph.place.file if graph.place is not None else ""
+            for stop in (graph.raised.source, *graph.raised.callers):
+                if stop is graph.raised.source or stop.file == here or (stop.file, stop.line) in sources:
+                    sources.setdefault((stop.file, stop.line), stop)
+                    self._raised[stop.file, stop.line] = graph.raised.message.strip().split("\n")[0]
         self._sources = sources = {
             key: source
             for key, source in sources.items()

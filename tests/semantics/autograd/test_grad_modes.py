@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
@@ -249,3 +250,46 @@ def test_a_tangent_has_as_much_memory_as_its_primal():
             return fwAD.unpack_dual(fwAD.make_dual(x[:4], x[1:]).as_strided((5,), (1,), 0)).primal
 
     both(program, lambda: torch.ones(5))
+
+
+PARTS = {
+    "convolution and norm": nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)),
+    "attention": nn.TransformerEncoderLayer(12, 2, batch_first=True, norm_first=True),
+    "gru": nn.GRU(12, 6, batch_first=True),
+    "pooling": nn.MaxPool1d(2),
+    "resizing": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "prelu": nn.PReLU(),
+    "masked attention": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(5, 5).bool()) @ x.mT,
+    "loss": lambda x: F.cross_entropy(x.flatten(1), torch.arange(4), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_functions_made_of_ops_are_recorded_by_their_ops_in_inference_mode_too(name):
+    torch.manual_seed(0)
+    function = PARTS[name]
+    if isinstance(function, nn.Module):
+        function.eval()
+    x = torch.randn(4, 3, 10, 10) if name in ("convolution and norm", "resizing") else torch.randn(4, 5, 12)
+    seen = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with lazyviz.lazy(batch=[x]) as graph, mode():
+            result = function(x)
+        plan = graph.plan()
+        seen.append(
+            (
+                [(str(node.op), node.flops) for node in graph.nodes],
+                plan.peak_bytes,
+                plan.split.reasons,
+                [list(value.shape) for node in graph.nodes for value in node.outputs],
+            )
+        )
+        with mode():
+            expected = function(x)
+        for found, right in zip(tensors_of(result), tensors_of(expected), strict=True):
+            assert torch.equal(found, right)
+    assert seen[0] == seen[1]
+
+
+def tensors_of(result):
+    return result if isinstance(result, tuple) else (result,)

@@ -264,3 +264,21 @@ def test_a_module_whose_own_ops_hold_the_most_is_the_largest_though_it_has_layer
     assert first["bytes"] == format_bytes(sum(alive))
     assert all(row["share"] < first["share"] for row in others)
     del y
+
+
+def test_a_layer_that_is_called_like_its_model_is_told_from_it_among_the_largest():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = nn.Linear(64, 64), nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.out(self.rnn(x).tanh())
+
+    rnn, x = Tagger(), torch.randn(512, 64)
+    with lazyviz.lazy() as graph:
+        loss = rnn(x).sum()
+        loss.backward()
+    labels = [row["label"] for row in largest_layers(Scene(graph.ir, graph.plan()))]
+    assert sorted(labels) == ["rnn", "rnn.out", "rnn.rnn"]
+    del loss

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.graph.modules import module_path
+from lazyviz.graph.modules import full_name, module_path
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.memory_chart import memory_json
@@ -106,6 +106,65 @@ def test_modules_without_a_variable_go_by_their_class():
     with lazyviz.lazy() as graph:
         y = through(nn.Linear(4, 4), x) + through(nn.Linear(4, 4), x)
     assert modules(scene_of(graph)) == [("Linear", "Linear", 1)] * 3  # one stands for both until it is opened
+    del y
+
+
+def trained_in_a_function(x):
+    def through(module, batch):
+        return module(batch)
+
+    student = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    teacher = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    loss = F.mse_loss(student(x), through(teacher, x).detach())
+    loss.backward()
+    for _ in range(2):
+        net = nn.Linear(6, 4)
+        loss = loss.detach() + net(x).sum()
+    return loss
+
+
+def test_modules_that_only_a_function_had_go_by_its_variables_with_their_facts():
+    x = torch.randn(5, 6)
+    with lazyviz.lazy() as graph:
+        loss = trained_in_a_function(x)
+    scene = scene_of(graph)
+    assert {each[:2] for each in modules(scene)} == {
+        ("student", "Sequential"), ("student.0", "Linear"), ("student.1", "ReLU"), ("student.2", "Linear"),
+        ("teacher", "Sequential"), ("teacher.0", "Linear"), ("teacher.1", "Tanh"),
+        ("net", "Linear"), ("net (2)", "Linear"),
+    }  # fmt: skip
+    assert ("student.0", "Linear", 1) in modules(scene, "backward")
+    assert {"student.0.weight", "teacher.0.bias"} <= {each.name for each in graph.plan().alive_at_peak} | {
+        full_name(storage.name) for storage in graph.ir.storages
+    }
+    del loss
+
+
+def test_a_function_s_module_is_numbered_if_another_has_that_name_when_the_block_ends():
+    def first(x):
+        net = nn.Linear(6, 4)
+        return net(x)
+
+    net, x = nn.Linear(4, 2), torch.randn(5, 6)
+    with lazyviz.lazy() as graph:
+        y = net(first(x))
+    assert [each[:2] for each in modules(scene_of(graph))] == [("net (2)", "Linear"), ("net", "Linear")]
+    del y
+
+
+def test_a_function_that_names_its_modules_keeps_no_tensor_alive():
+    def step(x):
+        net = nn.Linear(6, 4)
+        large = x * 2
+        small = net(large)
+        del large
+        return small.sum()
+
+    x = torch.randn(5, 6)
+    with lazyviz.lazy() as graph, torch.no_grad():
+        y = step(x)
+    made = next(node for node in graph.nodes if "mul" in str(node.op))
+    assert made.outputs[0].storage.dropped is not None
     del y
 
 

@@ -16,7 +16,9 @@ from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.scene import Scene
 from lazyviz.view.widget.graph_runs import running_of
+from lazyviz.view.widget.page_state import run_traits
 from lazyviz.view.widget.run_settings import failure_json
+from lazyviz.view.widget.source_view import Code
 
 
 def refused(program):
@@ -151,6 +153,31 @@ def test_the_op_that_failed_is_drawn_in_its_module_with_lines_from_what_it_was_g
     assert failure_json(running_of(graph), scene)["stopped"].startswith("stopped at cell [7], line ")
 
 
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.outer(self.inner(x))
+
+
+def test_the_line_that_called_the_failing_one_is_marked_and_the_error_stays_after_a_run():
+    net, x = Wrong(), torch.randn(4, 8)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        y = x * 2
+        net(y)
+    raised = graph.graph.raised
+    assert "self.outer" in raised.source.text and [line.text for line in raised.callers] == ["net(y)"]
+    facts = Code(graph.graph).facts_json(graph.plan())["lines"]
+    assert len([fact for fact in facts.values() if fact.get("failed")]) == 2
+    graph.evaluate()
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    told = run_traits(graph, scene)
+    assert told["state"] == "done" and "cannot be multiplied" in told["error"]["message"]
+    assert not told["error"]["stopped"], "what ran is told in its place"
+
+
 def test_an_error_that_the_program_catches_is_none():
     with lazyviz.lazy() as graph:
         try:
@@ -167,6 +194,14 @@ def test_any_other_error_has_its_message_and_its_line():
     raised = graph.graph.raised
     assert raised.message == "KeyError: 'missing'" and raised.rejected is None
     assert "missing" in raised.source.text
+
+
+def test_an_error_in_the_block_itself_is_at_its_own_line():
+    with pytest.raises(KeyError), lazyviz.lazy() as graph:
+        x = torch.ones(2) + 1
+        {}["missing"] = x[{}["key"]]
+    assert graph.graph.raised.source.text.startswith('{}["missing"]')
+    del x
 
 
 def test_a_layer_before_hidden_views_has_its_own_shape_where_the_next_op_was_refused():

@@ -10,7 +10,7 @@ import lazyviz
 from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.scene import Scene
-from lazyviz.view.scene.small_ops import is_small_ops
+from lazyviz.view.scene.small_ops import is_dropout, is_small_ops
 
 
 def recorded(program):
@@ -89,4 +89,26 @@ def test_a_graph_of_small_ops_alone_is_drawn_op_by_op():
 def test_the_static_picture_draws_them():
     graph, keep = recorded(step_with_small_ops)
     assert "small ops" in render_svg(graph, make_plan(graph))
+    del keep
+
+
+def test_the_ops_of_a_dropout_outside_of_modules_are_one_box_that_opens():
+    net = nn.Conv2d(3, 8, 3)
+
+    def program():
+        x = F.dropout(F.relu(net(torch.randn(4, 3, 16, 16))), 0.3)
+        noise = torch.empty_like(x).bernoulli_(0.5).div_(2)
+        return F.dropout2d(x, 0.2).sum() + (x * x).sum() + noise.sum()
+
+    graph, keep = recorded(program)
+    scene = Scene(graph, make_plan(graph))
+    forward = next(lane for lane in scene.hierarchy.lanes() if lane.phase == "forward")
+    found = [box for box in forward.children if is_dropout(box)]
+    assert [(box.label, [child.label for child in box.children]) for box in found] == [
+        ("dropout", ["empty_like", "bernoulli_", "div_", "mul"]),
+        ("dropout", ["new_empty", "bernoulli_", "div_", "mul"]),
+    ]
+    told = scene.box(found[0])
+    assert told["layer"] == "dropout" and told["through"] == "4×8×14×14 → 4×8×14×14"
+    assert "bernoulli_" in [box.label for box in forward.children], "of the noise, which masks nothing"
     del keep
