@@ -275,12 +275,12 @@ def sharding_propagator() -> Any:
 
 
 def random_state() -> tuple[Any, Any]:
-    """The module in which DTensor asks whether draws follow a generator's state, and the owner of
-    that state.
+    """The module in which DTensor asks whether draws follow a generator's state, and the class of what
+    tracks that state: on creation it may compare the ranks' states, and each draw reads and sets them.
     """
     from torch.distributed.tensor import _dispatch, _random
 
-    return _dispatch, _random._RNGStateTracker
+    return _dispatch, _random.OffsetBasedRNGTracker
 
 
 def wrapper_classes() -> tuple[type[torch.Tensor], ...]:
