@@ -30,6 +30,7 @@ from . import (
     fused_transformer_layers,
     gloo,
     image_kernels,
+    kernel_measurement,
     matrix_decompositions,
     matrix_product_workspace,
     sorting_kernels,
@@ -86,6 +87,8 @@ def scratch(
         else:
             assert rule is not None
             need = rule(node, threads)
+            if kind == "cpu":
+                need = kernel_measurement.refined(node, threads, need)
         if kind == "cuda" and graph.cudnn_benchmark:
             need = benchmarked(node.op._schema.name, need)
         if need.high:
