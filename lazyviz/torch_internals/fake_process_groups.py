@@ -150,15 +150,19 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 
 
+_INTEGERS = (torch.int32, torch.int64)
+
+
 class _WithHostMemory(TorchDispatchMode):
-    """Allocates tensors on the CPU at once; other ops go on to the modes below."""
+    """Allocates integers on the CPU at once; other ops, such as those of buckets, go on to modes below."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if func is torch.ops.aten.empty.memory_format and (device is None or device.type == "cpu"):
+        on_host = device is None or device.type == "cpu"
+        if func is torch.ops.aten.empty.memory_format and on_host and kwargs.get("dtype") in _INTEGERS:
             with kernels_only():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)

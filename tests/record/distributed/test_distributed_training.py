@@ -346,3 +346,16 @@ def test_dtensors_are_filled_with_random_numbers(seeded):
         dropped = nn.functional.dropout(drawn.normal_(), 0.5)
         assert dropped.shape == (8, 16) and dropped.to_local().shape == (2, 16)
     assert graph.plan().devices["cuda:0"].peak_bytes >= 2 * 2 * 16 * 4
+
+
+def test_buckets_that_are_built_again_exist_only_from_then_on():
+    with lazyviz.lazy(mesh=(2,)) as graph:
+        model = DistributedDataParallel(nn.Linear(256, 256))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.randn(4, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    buckets = [each for each in graph.ir.storages if each.nbytes >= nbytes]
+    assert len(buckets) >= 2 and not any(bucket.external for bucket in buckets)
