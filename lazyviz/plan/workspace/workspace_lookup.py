@@ -142,12 +142,17 @@ def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int |
         return None
     entry = getattr(node, "entry", None)
     if entry is None:
-        return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+        return _in_lower_precision(rule, node, lower)
     key = id(entry), tuple([value.id in lower for value in (*node.inputs, *node.outputs)])
     found = known.get(key)
     if found is None:
-        found = known[key] = rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+        found = known[key] = _in_lower_precision(rule, node, lower)
     return found
+
+
+def _in_lower_precision(rule: Rule, node: Node, lower: Container[int]) -> int:
+    other, threads = _retyped(node, lower), torch.get_num_threads()
+    return kernel_measurement.refined(other, threads, rule(other, threads)).nbytes
 
 
 def _retyped(node: Node, lower: Container[int]) -> Node:
