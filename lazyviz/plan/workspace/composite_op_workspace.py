@@ -111,6 +111,8 @@ def _indexed(node: Node, threads: int) -> Need:
     if node.op._schema.name == "aten::index":
         return exactly(math.prod(node.outputs[0].shape) // max(rest, 1) * of_each)
     values = node.args[2].meta
+    if math.prod(values.shape) == 1 and not argument(node, 3, "accumulate", False):
+        return NOTHING  # filled (``canDispatchToMaskedFill``, TensorAdvancedIndexing.cpp)
     if len(values.shape) > node.args[1].index(indices[0]) and math.prod(values.shape) > rest:
         return exactly(math.prod(values.shape) // max(rest, 1) * of_each)
     most = math.prod(mask.shape) * of_each  # a value for all, however many they are

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Node, TensorMeta, Value
-from ...torch_internals.dispatcher_bypasses import measured
-from ...torch_internals.private_api import kernels_only
+from ...torch_internals.cpu_kernel_selection import scratch_of_call
 from ..runtime.flop_count import executed_flops_of
 from .workspace_rule import exactly
 from .workspace_size import Need
@@ -52,7 +51,7 @@ def refined(node: Node, threads: int, need: Need) -> Need:
     key = (node.op, call, threads, torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled)
     found = _known.get(key)
     if found is None:
-        found = _measure(node.op, *call)
+        found = scratch_of_call(node.op, lambda: _arguments(*call))
         if found is None:
             return need
         if len(_known) >= _MOST:
@@ -90,23 +89,8 @@ def _hashable(item: Any) -> Any:
     return item
 
 
-def _measure(op: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> int | None:
-    """Bytes that a call holds at most besides its results; ``None``: a profiler notes them, or there is no
-    such kernel, or no compiled module.
-    """
-    with kernels_only():
-        try:
-            given = tuple(map(_created, args)), {name: _created(item) for name, item in kwargs}
-            op(*given[0], **given[1])  # the first call may also fill caches that outlive it
-            results, held = measured(op, *given)
-        except (RuntimeError, NotImplementedError):  # no such kernel; the run will say so
-            return None
-    if held is None:
-        return None
-    parts = results if isinstance(results, (list, tuple)) else (results,)
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return max(held - sum(made.values()), 0)
+def _arguments(args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(map(_created, args)), {name: _created(item) for name, item in kwargs}
 
 
 def _created(item: Any) -> Any:

@@ -62,6 +62,7 @@ ANY_DTYPE: dict[str, Callable[[Operand], Any]] = {
     "masked_scatter in place": lambda x: torch.zeros_like(x).masked_scatter_(MASK, x),
     "masked_scatter_backward": lambda x: aten.masked_scatter_backward(x, x == x, [ROWS, COLUMNS]),
     "values put by a mask": lambda x: torch.index_put(x, (MASK,), VALUES.to(x.dtype)),
+    "a number put by a mask": lambda x: torch.index_put(x, (MASK,), SCALAR.to(x.dtype)),
     "rows put by a mask": lambda x: torch.index_put(x, (MASK[:, 0],), x[:ROWS_OF_MASK]),
     "safe_softmax": lambda x: aten._safe_softmax(x, 1),
     "ldexp": lambda x: torch.ldexp(x, LINE[:COLUMNS]),
