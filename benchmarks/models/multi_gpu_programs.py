@@ -91,6 +91,18 @@ def ddp_accumulating(device: torch.device, ranks: int) -> Any:
     return model, optimizer
 
 
+def ddp_without_state(device: torch.device, ranks: int) -> Any:
+    """The peak is in the second backward pass, after the buckets have been built again."""
+    model = DistributedDataParallel(gpt2(device), static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = tokens(device)
+    for _ in range(3):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
 def ddp_convolutions(device: torch.device, ranks: int) -> Any:
     """Strided convolutions, and batch normalization, whose buffers are broadcast."""
     layers: list[nn.Module] = []
@@ -301,6 +313,7 @@ PROGRAMS: dict[str, Program] = {
     "DDP GPT-2, gradients as views": Program(ddp(gradient_as_bucket_view=True)),
     "DDP GPT-2, small buckets": Program(ddp(bucket_cap_mb=0.05)),
     "DDP GPT-2, no_sync": Program(ddp_accumulating),
+    "DDP GPT-2, static graph, SGD": Program(ddp_without_state),
     "DDP of convolutions": Program(ddp_convolutions),
     "FSDP2 Llama": Program(fsdp()),
     "FSDP2 Llama, kept after forward": Program(fsdp(reshard_after_forward=False)),

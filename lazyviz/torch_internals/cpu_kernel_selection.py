@@ -6,12 +6,14 @@ Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from . import dispatcher_bypasses
 from .private_api import kernels_only
 
 _ONE = torch.empty(1, device="cpu")
@@ -99,3 +101,26 @@ def multiplies_in_onednn(dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16:
         return bool(ops._is_mkldnn_bf16_supported())
     return dtype is torch.float16 and bool(ops._is_mkldnn_fp16_supported())
+
+
+def scratch_of_call(
+    op: Callable[..., Any], create: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+) -> int | None:
+    """Bytes that a kernel holds at most besides its results, called with the arguments that ``create``
+    returns.
+
+    ``None``: a profiler notes the allocations, or there is no such kernel, or no compiled module.
+    """
+    with kernels_only():
+        try:
+            args, kwargs = create()
+            op(*args, **kwargs)  # the first call may also fill caches that outlive it
+            results, held = dispatcher_bypasses.measured(op, args, kwargs)
+        except (RuntimeError, NotImplementedError):  # no such kernel; the run will say so
+            return None
+    if held is None:
+        return None
+    parts = results if isinstance(results, (list, tuple)) else (results,)
+    storages = [part.untyped_storage() for part in parts if isinstance(part, torch.Tensor)]
+    made = {storage._cdata: storage.nbytes() for storage in storages}
+    return max(int(held) - sum(made.values()), 0)

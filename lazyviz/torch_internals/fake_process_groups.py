@@ -150,15 +150,19 @@ def patches() -> Iterable[tuple[Any, str, Any]]:
         yield module, "default_pg_nccl_timeout", module.default_pg_timeout
 
 
+_INTEGERS = (torch.int32, torch.int64)
+
+
 class _WithHostMemory(TorchDispatchMode):
-    """Allocates tensors on the CPU at once; other ops go on to the modes below."""
+    """Allocates integers on the CPU at once; other ops, such as those of buckets, go on to modes below."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if func is torch.ops.aten.empty.memory_format and (device is None or device.type == "cpu"):
+        on_host = device is None or device.type == "cpu"
+        if func is torch.ops.aten.empty.memory_format and on_host and kwargs.get("dtype") in _INTEGERS:
             with kernels_only():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -275,12 +279,12 @@ def sharding_propagator() -> Any:
 
 
 def random_state() -> tuple[Any, Any]:
-    """The module in which DTensor asks whether draws follow a generator's state, and the owner of
-    that state.
+    """The module in which DTensor asks whether draws follow a generator's state, and the class of what
+    tracks that state: on creation it may compare the ranks' states, and each draw reads and sets them.
     """
     from torch.distributed.tensor import _dispatch, _random
 
-    return _dispatch, _random._RNGStateTracker
+    return _dispatch, _random.OffsetBasedRNGTracker
 
 
 def wrapper_classes() -> tuple[type[torch.Tensor], ...]:

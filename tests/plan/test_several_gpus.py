@@ -27,6 +27,7 @@ IMPORTS = (
     ("program", "ranks"),
     [
         ("DDP GPT-2, gradients as views", 2),
+        ("DDP GPT-2, static graph, SGD", 2),
         ("DDP of convolutions", 2),
         ("FSDP2 Llama, bfloat16", 2),
         ("tensor parallel", 2),

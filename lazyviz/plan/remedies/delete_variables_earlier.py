@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...graph.ir import Node, SourceLine
 from ..liveness.allocation_trace import Key, Program
 from ..node_formatting import line_text
-from .local_variable_names import Scope, Statements, chain, line_in, needed_after, scope_of
+from .local_variable_names import Binding, Scope, Statements, chain, line_in, needed_after, scope_of
 from .what_if_edits import Changed
 
 MAX_HELD = 50  # number of largest storages kept by functions' variables whose names are searched
@@ -87,7 +87,7 @@ def _deleted(
         else:
             then = f"if line {later.last.line}, which reads it later, can do without it"
     if source is not None:
-        text += f" after its last use at {line_text(source)}"
+        text += f" after {'its' if len(variable.names) == 1 else 'their'} last use at {line_text(source)}"
     return Changed("variable", f"{text} ({then})", changed, source, estimate=variable.scope is not None)
 
 
@@ -146,8 +146,21 @@ class _Functions:
         """
         for binding in self._statements.bindings(self._nodes[self._program.makers[key]]):
             if binding.scope in self._running and binding.stop < until and line_in(final, binding.scope):
-                return _Variable(binding.names, binding.scope) if len(binding.names) == 1 else None
+                if len(binding.names) != 1:
+                    return None
+                return _Variable(self._with_views(key, binding), binding.scope)
         return None
+
+    def _with_views(self, key: Key, binding: Binding) -> tuple[str, ...]:
+        """The variable, and those of the same function to which views of its storage were bound."""
+        names = dict.fromkeys(binding.names)
+        storage = self._program.storages[key]
+        for node in self._nodes[self._program.makers[key] + 1 :]:
+            if any(value.storage is storage for value in node.outputs) and not node.writes:
+                for other in self._statements.bindings(node):
+                    if other.scope == binding.scope and len(other.names) == 1:
+                        names.update(dict.fromkeys(other.names))
+        return tuple(names)
 
 
 def _held_at(program: Program, at: int) -> list[Key]:

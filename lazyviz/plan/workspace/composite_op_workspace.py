@@ -9,8 +9,9 @@ import math
 
 import torch
 
-from ...graph.ir import Node, Value
+from ...graph.ir import Node, TensorMeta, Value
 from .elementwise_casts import cast_bytes, common_dtype
+from .matrix_product_workspace import transposing
 from .workspace_rule import Rule, argument, contiguous, copied, exactly, on
 from .workspace_size import NOTHING, Events, Need
 
@@ -59,17 +60,45 @@ def _rolled(node: Node, threads: int) -> Need:
 
 @on(TABLE, "masked_select")
 def _selected(node: Node, threads: int) -> Need:
-    """The mask as integers, whose sum is the number of results (TensorAdvancedIndexing.cpp).
+    """The mask as integers, whose sum is the number of results (TensorAdvancedIndexing.cpp)."""
+    return exactly(_selecting(node.args[0].meta, node.args[1].meta, node.outputs[0].nbytes, threads))
 
-    Several threads need as many integers for the mask, and for its running sums.
+
+def _selecting(operand: TensorMeta, mask: TensorMeta, result: int, threads: int) -> int:
+    """Bytes of ``masked_select``, which the serial kernel needs only before the result is there.
+
+    Several threads, and operands that do not follow each other in memory, need as many integers for the mask,
+    and for its running sums.
     """
-    operand, mask = node.args[0].meta, node.args[1].meta
-    count, result = math.prod(torch.broadcast_shapes(operand.shape, mask.shape)), node.outputs[0].nbytes
-    counted = max(math.prod(mask.shape) * 8 + 8 - result, 0)
-    return Need(counted, counted, max(counted, 2 * count * 8 if threads > 1 else 0))
+    count = math.prod(torch.broadcast_shapes(operand.shape, mask.shape))
+    serial = threads == 1 or count < _GRAIN
+    serial = serial and all(math.prod(meta.shape) == count and contiguous(meta) for meta in (operand, mask))
+    return max(math.prod(mask.shape) * 8 + 8 - result, 0 if serial else 2 * count * 8)
 
 
-@on(TABLE, "index")
+_GRAIN = 32768  # elements that are not worth another thread: ``at::internal::GRAIN_SIZE``
+
+
+@on(TABLE, "masked_scatter", "masked_scatter_")
+def _scattered(node: Node, threads: int) -> Need:
+    """A contiguous source (TensorAdvancedIndexing.cpp); the result is a copy, which may go through a tile."""
+    operand, _, source = (value.meta for value in node.args)
+    tiles = [transposing(meta.shape, meta.stride, meta.dtype.itemsize) for meta in (operand, source)]
+    copy = copied(source)
+    return exactly(max(0 if node.writes else tiles[0], copy + tiles[1] if copy else 0))
+
+
+@on(TABLE, "masked_scatter_backward")
+def _scattered_back(node: Node, threads: int) -> Need:
+    """The selected elements; fewer than the source has are filled up with zeros, and copied together
+    (TensorAdvancedIndexing.cpp). Expected is a source of which every element was used.
+    """
+    operand, mask, result = node.args[0].meta, node.args[1].meta, node.outputs[0].nbytes
+    expected = _selecting(operand, mask, result, threads)
+    return Need(expected, max(expected - result, 0), max(expected, result))
+
+
+@on(TABLE, "index", "index_put", "index_put_", "_index_put_impl_")
 def _indexed(node: Node, threads: int) -> Need:
     """Positions of a mask's elements, one integer per dimension (``expandTensors``, IndexingUtils.h)."""
     indices = [each for each in node.args[1] if isinstance(each, Value)]
@@ -78,8 +107,29 @@ def _indexed(node: Node, threads: int) -> Need:
         return NOTHING
     (mask,), operand = masks, node.args[0].meta
     rest = math.prod(operand.shape) // max(math.prod(mask.shape), 1)
-    count = math.prod(node.outputs[0].shape) // max(rest, 1)
-    return exactly(count * len(mask.shape) * 8)
+    of_each = len(mask.shape) * 8
+    if node.op._schema.name == "aten::index":
+        return exactly(math.prod(node.outputs[0].shape) // max(rest, 1) * of_each)
+    values = node.args[2].meta
+    if math.prod(values.shape) == 1 and not argument(node, 3, "accumulate", False):
+        return NOTHING  # filled (``canDispatchToMaskedFill``, TensorAdvancedIndexing.cpp)
+    if len(values.shape) > node.args[1].index(indices[0]) and math.prod(values.shape) > rest:
+        return exactly(math.prod(values.shape) // max(rest, 1) * of_each)
+    most = math.prod(mask.shape) * of_each  # a value for all, however many they are
+    return Need(most // 2, 0, most)
+
+
+@on(TABLE, "unfold_backward")
+def _unfolded(node: Node, threads: int) -> Need:
+    """Positions along the dimension, if windows overlap (UnfoldBackward.h)."""
+    sizes, dim, size, step = node.args[1:5]
+    return exactly(sizes[dim] * 8 if step < size and sizes else 0)
+
+
+@on(TABLE, "fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def _contiguous_gradient(node: Node, threads: int) -> Need:
+    """A contiguous gradient (FractionalMaxPool2d.cpp, FractionalMaxPool3d.cpp)."""
+    return exactly(copied(node.args[0].meta))
 
 
 @on(TABLE, "_ctc_loss_backward")

@@ -7,6 +7,7 @@ precision.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...graph.ir import Node, TensorMeta, Value
 from ...torch_internals.cpu_kernel_selection import (
@@ -51,12 +52,30 @@ def _distances(node: Node, threads: int) -> Need:
 
 
 @on(TABLE, "_trilinear")
-def _bilinear(node: Node, threads: int) -> Need:
-    """``nn.Bilinear``: one output feature at a time, times one input, then the other (Linear.cpp)."""
-    left, weight, right, *expand, summed = node.args[:7]
-    if [list(dims) for dims in (*expand, summed)] != [[1, 3], [0], [1, 2], [2, 3]]:
-        return NOTHING
-    return exactly(left.meta.shape[0] * (right.meta.shape[-1] + 1) * weight.meta.dtype.itemsize)
+def _trilinear(node: Node, threads: int) -> Need:
+    """``nn.Bilinear`` and its gradients: for each position of one dimension, the product of the first two
+    operands, and that with the third; dimensions are summed as soon as possible (Linear.cpp).
+    """
+    summed = node.args[6]
+    unrolled = argument(node, 7, "unroll_dim", 1)
+    expanded = [
+        _with_ones(value.meta.shape, dims) for value, dims in zip(node.args[:3], node.args[3:6], strict=True)
+    ]
+    early = [dim for dim in summed if dim in node.args[5]]  # those that the third operand does not have
+    first = _product(expanded[0], expanded[1], (unrolled, *early))
+    second = _product(first, expanded[2], (unrolled, *summed))
+    return exactly((math.prod(first) + math.prod(second)) * node.outputs[0].dtype.itemsize)
+
+
+def _with_ones(shape: tuple[int, ...], dims: Sequence[int]) -> tuple[int, ...]:
+    sizes = list(shape)
+    for dim in dims:
+        sizes.insert(dim, 1)
+    return tuple(sizes)
+
+
+def _product(left: tuple[int, ...], right: tuple[int, ...], ones: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if dim in ones else max(sizes) for dim, sizes in enumerate(zip(left, right, strict=True)))
 
 
 @on(TABLE, "mm", "addmm", "bmm", "baddbmm", "mv", "addmv")

@@ -30,6 +30,7 @@ from . import (
     fused_transformer_layers,
     gloo,
     image_kernels,
+    kernel_measurement,
     matrix_decompositions,
     matrix_product_workspace,
     sorting_kernels,
@@ -86,6 +87,8 @@ def scratch(
         else:
             assert rule is not None
             need = rule(node, threads)
+            if kind == "cpu":
+                need = kernel_measurement.refined(node, threads, need)
         if kind == "cuda" and graph.cudnn_benchmark:
             need = benchmarked(node.op._schema.name, need)
         if need.high:
@@ -139,12 +142,17 @@ def in_lower_precision(node: Node, lower: Container[int], known: Known) -> int |
         return None
     entry = getattr(node, "entry", None)
     if entry is None:
-        return rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+        return _in_lower_precision(rule, node, lower)
     key = id(entry), tuple([value.id in lower for value in (*node.inputs, *node.outputs)])
     found = known.get(key)
     if found is None:
-        found = known[key] = rule(_retyped(node, lower), torch.get_num_threads()).nbytes
+        found = known[key] = _in_lower_precision(rule, node, lower)
     return found
+
+
+def _in_lower_precision(rule: Rule, node: Node, lower: Container[int]) -> int:
+    other, threads = _retyped(node, lower), torch.get_num_threads()
+    return kernel_measurement.refined(other, threads, rule(other, threads)).nbytes
 
 
 def _retyped(node: Node, lower: Container[int]) -> Node:

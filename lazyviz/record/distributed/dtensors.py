@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -51,7 +52,18 @@ def _install_draws(patches: Patches) -> None:
     """A planned generator has no state that ranks could share, and draws nothing."""
     dispatcher, tracker = fake_process_groups.random_state()
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
-    asked = tracker.distribute_region_enabled
+    original, asked = tracker.__init__, tracker.distribute_region_enabled
+
+    # `torch.distributed.tensor.randn` and `manual_seed` make one, whatever the mesh supports.
+    @functools.wraps(original)
+    def create(self: Any, mesh: Any, run_state_sync: bool = True) -> None:
+        original(self, mesh, run_state_sync=False)
+
+    def region(self: Any, spec: Any, generator: Any = None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    patches.set(tracker, "__init__", create)
+    patches.set(tracker, "_distribute_region", region)
     patches.set(tracker, "distribute_region_enabled", property(lambda self: False, asked.fset))
 
 

@@ -18,6 +18,8 @@ from ...torch_internals import fake_cuda_devices, private_api
 from ..interception.attribute_patches import Patches
 
 _device_below = private_api.TensorBase.device.__get__
+# (cls, size, strides, storage_offset, memory_format, dtype, layout, device, ...)
+_DEVICE_POSITION = 7
 _seen: WeakSet[type] = WeakSet()  # a later block may use existing tensors of these classes
 
 
@@ -27,14 +29,18 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(original)
     def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
-        place = kwargs.get("device")
+        by_position = len(args) > _DEVICE_POSITION
+        place = args[_DEVICE_POSITION] if by_position else kwargs.get("device")
         if place is not None:
             place = torch.device(place)
             if place.type == "cuda" and place.index is None:
                 place = torch.device("cuda", torch.cuda.current_device())
             below = fake_cuda_devices.STAND_INS.get(place)
             if below is not None:
-                kwargs["device"] = below
+                if by_position:
+                    args = (*args[:_DEVICE_POSITION], below, *args[_DEVICE_POSITION + 1 :])
+                else:
+                    kwargs["device"] = below
                 if args[0] not in reported:
                     reported.add(args[0])
                     report_planned_device(patches, args[0])

@@ -92,10 +92,32 @@ def indexed(
     return original(target, indices, values, accumulate)
 
 
+def put(
+    original: Original,
+    target: torch.Tensor,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    """``put``, if the formula of ``take`` calls it with its own zeros."""
+    node = private_api.current_autograd_node()
+    if (
+        accumulate
+        and tape.recording.batch is None
+        and node is not None
+        and node.name() == "TakeBackward0"
+        and private_api.is_engine_call(sys._getframe(1).f_back)
+        and is_plain(original, target, index, source)
+    ):
+        return torch.ops.aten.put_.default(target, index, source, True)
+    return original(target, index, source, accumulate)
+
+
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "cummaxmin_backward": cumulative,
     "gather_backward": gathered,
     "index_put": indexed,
+    "put": put,
     "index_select_backward": rows_selected,
     "value_selecting_reduction_backward": selected,
 }

@@ -96,6 +96,43 @@ def test_a_variable_that_is_gone_when_its_function_returns_is_named(device):
     lazyviz.reset()
 
 
+def views_it(model, x, labels):
+    logits = model(x)
+    flat = logits.flatten(0, 1).unflatten(0, (-1, 5000))
+    loss = loss_of(flat, labels)
+    loss.backward()
+    return loss
+
+
+def views_it_and_deletes_one(model, x, labels):
+    logits = model(x)
+    flat = logits.flatten(0, 1).unflatten(0, (-1, 5000))
+    loss = loss_of(flat, labels)
+    del logits
+    loss.backward()
+    return loss, flat.shape
+
+
+def views_it_and_deletes_both(model, x, labels):
+    logits = model(x)
+    flat = logits.flatten(0, 1).unflatten(0, (-1, 5000))
+    loss = loss_of(flat, labels)
+    del logits, flat
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_all_variables_that_share_the_memory_are_named(device):
+    plan = plan_of(views_it, device)
+    (remedy,) = variables(plan)
+    assert remedy.text.startswith("del logits, flat after their last use at test_local_variable_names.py:")
+    assert remedy.source.text == "loss = loss_of(flat, labels)"
+    assert remedy.peak_bytes == plan_of(views_it_and_deletes_both, device).peak_bytes
+    assert plan_of(views_it_and_deletes_one, device).peak_bytes == plan.peak_bytes
+    lazyviz.reset()
+
+
 def on_one_line(model, x, labels):
     logits = model(x); loss = loss_of(logits, labels)  # fmt: skip  # noqa: E702
     loss.backward()

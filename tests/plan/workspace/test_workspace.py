@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.workspace import kernel_measurement
 from lazyviz.plan.workspace.workspace_size import Need
 from lazyviz.session import lazy_graph
 from lazyviz.torch_internals.cpu_kernel_selection import Instructions, onednn_instructions
@@ -23,6 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the profiler
 # The rules for oneDNN's kernels were verified with registers of 16 floats; elsewhere there is a range.
 INSTRUCTIONS = onednn_instructions()
 VERIFIED = INSTRUCTIONS >= Instructions.AVX512
+
+
+@pytest.fixture(autouse=True)
+def rules_alone(monkeypatch):
+    monkeypatch.setattr(kernel_measurement, "LARGEST_NBYTES", -1)
 
 
 @pytest.fixture(autouse=True)

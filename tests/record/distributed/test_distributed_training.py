@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed import tensor as distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import _random as random
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -332,3 +334,28 @@ def test_counts_of_the_program_itself_are_not_assumed_equal():
         torch.distributed.all_reduce(count)
         with pytest.raises(lazyviz.AbsentDeviceError, match="depends on data of the other planned ranks"):
             count.sum().item()
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_dtensors_are_filled_with_random_numbers(seeded):
+    with lazyviz.lazy(device=GPU, mesh=(4,)) as graph:
+        mesh = init_device_mesh("cuda", (4,))
+        if seeded:
+            random.manual_seed(3, mesh)
+        drawn = distributed.randn(8, 16, device_mesh=mesh, placements=[Shard(0)])
+        dropped = nn.functional.dropout(drawn.normal_(), 0.5)
+        assert dropped.shape == (8, 16) and dropped.to_local().shape == (2, 16)
+    assert graph.plan().devices["cuda:0"].peak_bytes >= 2 * 2 * 16 * 4
+
+
+def test_buckets_that_are_built_again_exist_only_from_then_on():
+    with lazyviz.lazy(mesh=(2,)) as graph:
+        model = DistributedDataParallel(nn.Linear(256, 256))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.randn(4, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    buckets = [each for each in graph.ir.storages if each.nbytes >= nbytes]
+    assert len(buckets) >= 2 and not any(bucket.external for bucket in buckets)

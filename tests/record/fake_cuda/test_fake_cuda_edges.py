@@ -356,3 +356,16 @@ def test_pytorch_is_as_it_was_after_a_compiled_function_is_planned():
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     assert dict(vars(torch.Tensor)) == before
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
+
+
+def test_jagged_tensors_are_trained():
+    # PyTorch passes the device of these wrappers by position; autograd in C++ ends the process if it sees it.
+    with lazyviz.lazy(device="H100-80GB") as graph:
+        layer = nn.Linear(8, 8).cuda()
+        rows = [torch.randn(5, 8), torch.randn(3, 8)]
+        given = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda", requires_grad=True)
+        result = layer(given)
+        assert given.device == result.device == result.values().device == CUDA
+        (result * 2).values().sum().backward()
+        assert given.grad is not None and layer.weight.grad.device == CUDA
+    assert graph.plan().peak_bytes > layer.weight.nbytes

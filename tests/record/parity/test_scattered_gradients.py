@@ -17,6 +17,7 @@ TAKEN = {
     "scatter_add_": lambda x: x.cummax(0).values,
     "scatter_add_.default": lambda x: x.gather(0, PLACES),
     "index_add_": lambda x: x.index_select(0, ROWS),
+    "put_": lambda x: x.take(PLACES),
     "index_put_": lambda x: x[ROWS],
     "index_put_.default": lambda x: x[:, ROWS, None],
 }
