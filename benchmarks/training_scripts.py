@@ -191,17 +191,10 @@ def page(results: Mapping[str, Any]) -> str:
         versions |= row["versions"]
     known = ", ".join(f"{package} {number}" for package, number in versions.items())
     foot = f"\nBy `benchmarks/training_scripts.py`: one thread, {results['machine']}, {known}.\n"
-    notes = "".join(f"\n{NOTES[name]}\n" for name in results["scripts"] if name in NOTES)
     head = HEAD.format(rounds=results["rounds"])
     if results["rounds"] == 1:
         head = head.replace("medians over 1 rounds of processes that alternate", "one process each way")
-    return head + "".join(peaks) + notes + "\n" + "".join(times) + foot
-
-
-NOTES = {
-    "cnn_argparse": "`cnn_argparse` has a loader with a worker of its own: how many batches wait in memory "
-    "depends on how far ahead it is, in either process."
-}
+    return head + "".join(peaks) + "\n" + "".join(times) + foot
 
 
 def main() -> None:

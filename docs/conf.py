@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
+import embedded_graph_page  # noqa: E402
 import forked_jupyter_kernels  # noqa: E402
 import light_and_dark_pictures  # noqa: E402
 
@@ -108,8 +109,10 @@ def without_constructor(app, what, name, obj, options, signature, returns):
     return None
 
 
-def draw_dark(app, pagename, templatename, context, doctree):
-    """Let the pictures of a page follow its theme."""
+def draw(app, pagename, templatename, context, doctree):
+    """Show what the gallery's pages show in its list, and let the pictures of a page follow its theme."""
+    if pagename == "gallery/index":
+        context["body"] = embedded_graph_page.with_pictures(context["body"], Path(app.outdir) / "graphs")
     if "body" in context:
         context["body"] = light_and_dark_pictures.with_dark_ones(context["body"])
 
@@ -120,6 +123,6 @@ def setup(app):
     graphs.mkdir(parents=True, exist_ok=True)
     os.environ["LAZYVIZ_DOCS_GRAPHS"] = str(graphs)
     app.connect("source-read", read)
-    app.connect("html-page-context", draw_dark)
+    app.connect("html-page-context", draw)
     app.connect("autodoc-process-signature", without_constructor)
     return {"parallel_read_safe": True}

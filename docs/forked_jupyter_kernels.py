@@ -97,7 +97,9 @@ def serve(address: str) -> list[str] | None:
     os.environ.update(request["env"])
     os.environ.pop("JPY_PARENT_PID", None)  # its parent is the server
     os.chdir(request["cwd"])
-    return request["argv"]
+    # Without a parent, it would print how to end it; its TCP port, of which it warns, is a local one.
+    parent = f"--IPKernelApp.parent_handle={os.getppid()}"
+    return [*request["argv"], parent, "--IPKernelApp.log_level=ERROR"]
 
 
 def ask(address: str, arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
 from .github_annotations import github_lines
-from .plan_data import HERE, PICTURES, Data, described, relative
+from .plan_data import HERE, PICTURES, Data, described, relative, with_inner_blocks
 from .plan_tables import console, show_plan, steps_taken, table
 from .record_script_up_to_step import Recorded, UnknownDevice, record
 from .run_script_as_main import NoScript, Script, show
@@ -85,7 +85,8 @@ def on_each_gpu(script: Script, *, device: str, price: str | None, assume: Mappi
     streams = StandardStreams()
 
     def timed(graph: LazyGraph, *_: Any) -> GpuTable | None:
-        return compare_gpus(graph.plan(device=device), prices=prices) if graph.nodes else None
+        whole = with_inner_blocks(graph)
+        return compare_gpus(whole.plan(device=device), prices=prices) if whole.nodes else None
 
     try:
         recorded = record(script, 2, timed, device=device, assume=of_lines(script, assume))
@@ -265,10 +266,11 @@ def view(
     streams = StandardStreams()
 
     def draw(graph: LazyGraph) -> int:
-        if graph.nodes and not is_silent():
+        whole = with_inner_blocks(graph)
+        if whole.nodes and not is_silent():
             for path in outputs:
-                graph.save(Path(HERE, path), eager=True)  # the plan that `lazyviz plan` prints
-        return len(graph.nodes)
+                whole.save(Path(HERE, path), eager=True)  # the plan that `lazyviz plan` prints
+        return len(whole.nodes)
 
     try:
         lines = of_lines(script, assume)

@@ -27,6 +27,31 @@ MOST_LINES, MOST_TENSORS, MOST_REMEDIES = 20, 10, 20
 Data = dict[str, Any]
 
 
+class _Whole(LazyGraph):
+    """The ops of a script's blocks together: copies, which are planned and drawn, and never run."""
+
+    def __init__(self, graph: LazyGraph) -> None:
+        super().__init__(flattened(graph.ir), device=graph.device, code=graph.code)
+        self.title = graph.title
+        del self._owned.graph  # the recorder, which has not made the copies, is not to release them
+
+    @property
+    def has_pending(self) -> bool:
+        return self.pending > 0
+
+    @property
+    def state(self) -> str:
+        return "pending" if self.has_pending else "done"
+
+    def __del__(self, *_: object) -> None:
+        """No pending op needs the copies."""
+
+
+def with_inner_blocks(graph: LazyGraph) -> LazyGraph:
+    """``graph`` or, if the script opens lazy blocks itself, one with their ops, for plans and pictures."""
+    return _Whole(graph) if graph.ir.nested else graph
+
+
 def plan_of(graph: LazyGraph, device: DeviceLike | None = None) -> Plan:
     """The plan of a script's graph, including lazy blocks that the script opens itself.
 
@@ -38,6 +63,7 @@ def plan_of(graph: LazyGraph, device: DeviceLike | None = None) -> Plan:
 
 def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
     """The plan of ``graph`` (or ``plan``, another plan of it) as data without references to either."""
+    graph = with_inner_blocks(graph)
     plan = plan_of(graph) if plan is None else plan
     context = plan.needed_bytes - plan.reserved_bytes if plan.reserved_bytes is not None else 0
     held = plan.eager_reserved_bytes

@@ -23,6 +23,7 @@ from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
 from ..torch_internals.optimizer_steps import watched_steps
 from .plan_command import FAILED, UsageError, is_silent, loaded
+from .plan_data import with_inner_blocks
 from .plan_tables import steps_taken
 from .record_script_up_to_step import StepCount
 from .run_script_as_main import Script, exit_code, show
@@ -48,8 +49,9 @@ class RunCounts:
     def add(self, graph: LazyGraph, report: Report | None) -> None:
         """Count a closed block and its evaluation."""
         self.blocks += 1
-        self.ops += len(graph.nodes)
-        for site in sites(graph.sync_points):
+        whole = with_inner_blocks(graph)
+        self.ops += len(whole.nodes)
+        for site in sites(whole.sync_points):
             counted = self.reads.setdefault((site.cause, site.source, site.reader), [0, 0])
             counted[0] += site.count
             counted[1] += site.ops
@@ -83,7 +85,8 @@ class RunCounts:
             where = " of a recorded step" if self.eager else ""
             lines.append(f"  sync point{where}: {site}, {ran}{text}")
         if len(order) > _MOST_SITES:
-            lines.append(f"  and {len(order) - _MOST_SITES:,} other lines with sync points")
+            rest = len(order) - _MOST_SITES
+            lines.append(f"  and {rest:,} other line{'' if rest == 1 else 's'} with sync points")
         return lines
 
 
@@ -134,6 +137,8 @@ class StepBlocks:
                 self._known, self._nodes = known, graph.nodes
 
     def stepped(self, count: int) -> None:
+        if self._block is not None and not self._block.is_innermost:
+            return  # the script has a block of its own around several steps
         if self._known is None:
             self.end()
         else:

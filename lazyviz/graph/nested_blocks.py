@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .ir import Fetch, Graph, Node, Storage, Value
@@ -11,7 +12,7 @@ def flattened(graph: Graph) -> Graph:
     """A copy of ``graph`` that includes the nodes of nested blocks, in program order; ``graph`` itself if
     there are none.
 
-    The copy is for planning: its nodes and storages are new objects that are never evaluated.
+    The copy is for plans and pictures: its nodes and storages are new objects that are never evaluated.
     """
     return _Flat(graph).flat if graph.nested else graph
 
@@ -48,7 +49,11 @@ class _Flat:
             self.flat.elsewhere |= owner.elsewhere
             self.flat.as_eager |= owner.as_eager
             self.flat.assumed |= owner.assumed
+            self.flat.sync_points += [
+                replace(each, index=self._position(owner, each.index)) for each in owner.sync_points
+            ]
             self.flat.cudnn_benchmark |= owner.cudnn_benchmark
+        self.flat.sync_points.sort(key=lambda sync: sync.index)
 
     def _position(self, graph: Graph, index: int) -> int:
         """The merged position at which ``graph`` had recorded ``index`` nodes."""

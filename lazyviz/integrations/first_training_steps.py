@@ -9,7 +9,7 @@ from pathlib import Path
 from ..cli.plan_data import PICTURES, described, plan_of
 from ..execute.report import Report
 from ..plan.devices.device_lookup import DeviceLike, planned
-from ..plan.explain import essence
+from ..plan.explain import essence, other_kernels
 from ..plan.plan import Plan
 from ..plan.units import format_bytes, parse_bytes
 from ..session.block import LazyBlock
@@ -131,7 +131,7 @@ class FirstSteps:
             self._left = 0
             over = f"{format_bytes(need - self._budget)} above the limit of {format_bytes(self._budget)}"
             first = f"{plan.device} would need {format_bytes(need)}, {over}."
-            raise PeakExceeded("\n".join([first, *essence(plan)]), plan)
+            raise PeakExceeded("\n".join([first, *essence(plan), *other_kernels(plan)]), plan)
         if self._need is None or need > self._need[0]:
             self._need = need, plan
         measured = _measured(graph, graph.evaluate(), plan)
@@ -184,7 +184,9 @@ class FirstSteps:
         recorded = self._steps - self._left
         steps = "the first step" if recorded == 1 else f"the first {recorded:,} steps"
         numbers: dict[str, float] = {"lazyviz/needed_bytes": need}
-        text = f"{plan.device}: {format_bytes(need)} needed by {steps}. {plan.verdict()}"
+        text = " ".join(
+            [f"{plan.device}: {format_bytes(need)} needed by {steps}.", plan.verdict(), *other_kernels(plan)]
+        )
         if (measured := self._largest) is not None:
             numbers["lazyviz/measured_peak_bytes"] = measured.nbytes
             text += f" Measured: {format_bytes(measured.nbytes)}{measured.details}."

@@ -6,11 +6,16 @@ unloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..execute.report import Report
+from ..plan.liveness.live_set_and_categories import Moment
+from ..plan.node_formatting import where
+from ..plan.plan import Plan
 from ..plan.remedies.remedy import Remedies, Remedy
 from ..plan.result_tables import Table, Tabular
+from ..plan.units import format_bytes
 
 _TYPES: tuple[type, ...] = (list, tuple)
 Undo = Callable[[], None]
@@ -22,10 +27,37 @@ def table_of(items: Sequence[Any]) -> Table | None:
         return None
     if all(isinstance(item, Remedy) for item in items):
         return Remedies(items).table()
-    names = {type(item).__name__ for item in items}
-    name = names.pop() if len(names) == 1 else "object"
-    rows = [(str(number), item.table().title.splitlines()[0]) for number, item in enumerate(items)]
-    return Table(f"{len(items)} {name}{'s' * (len(items) > 1)}", ("index", "summary"), rows)
+    kinds = {type(item) for item in items}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    columns, numbers, row = _COLUMNS.get(kind, _SUMMARY)
+    title = f"{len(items)} {'object' if kind is None else kind.__name__}{'s' * (len(items) > 1)}"
+    rows = [(str(at), *row(item)) for at, item in enumerate(items)]
+    return Table(title, ("index", *columns), rows, 1 + numbers)
+
+
+def _of_plan(plan: Plan) -> Sequence[str]:
+    fits = {True: "yes", False: "no", None: "unknown"}[plan.fits]
+    during = where(plan.peak_node) if plan.peak_node is not None else ""
+    return format_bytes(plan.peak_bytes), format_bytes(plan.needed_bytes), str(plan.device), fits, during
+
+
+def _of_report(report: Report) -> Sequence[str]:
+    peak = "" if report.peak_bytes is None else format_bytes(report.peak_bytes)
+    return peak, f"{report.seconds:.3f}", f"{report.ops_run:,}", report.backend, report.cause
+
+
+def _of_moment(moment: Moment) -> Sequence[str]:
+    return format_bytes(moment.nbytes), f"{len(moment.alive):,}", where(moment.node)
+
+
+# By class: the columns of its list, the number of them with numbers, and a row's cells.
+_Columns = tuple[Sequence[str], int, Callable[[Any], Sequence[str]]]
+_COLUMNS: Mapping[type | None, _Columns] = {
+    Plan: (("peak", "needed", "device", "fits", "peak during"), 2, _of_plan),
+    Report: (("peak", "seconds", "ops run", "backend", "evaluated"), 3, _of_report),
+    Moment: (("bytes", "tensors", "during"), 2, _of_moment),
+}
+_SUMMARY: _Columns = ("summary",), 0, lambda item: [item.table().title.splitlines()[0]]
 
 
 def register(ipython: Any, undo: list[Undo]) -> None:

@@ -94,13 +94,17 @@ def explain(plan: Plan) -> str:
         )
     lines += release_lines(plan)
     lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
-    if plan.borrowed:
-        lines.append(
-            f"The ops were recorded on {plan.recorded_device}; {plan.device} may use "
-            "other kernels that save other tensors."
-        )
+    lines += other_kernels(plan)
     lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
     return "\n".join(lines)
+
+
+def other_kernels(plan: Plan) -> list[str]:
+    """What is not certain if the ops of another device are planned."""
+    if not plan.borrowed:
+        return []
+    recorded = f"The ops were recorded on {plan.recorded_device}"
+    return [f"{recorded}; {plan.device} may use other kernels that save other tensors."]
 
 
 def release_lines(plan: Plan) -> list[str]:

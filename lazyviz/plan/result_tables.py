@@ -91,16 +91,18 @@ class Tabular:
         DisplayedText(self.table().text())._repr_pretty_(printer, cycle)
 
     def __rich__(self) -> Any:
+        from rich.console import Group
         from rich.table import Table as RichTable
         from rich.text import Text
 
         found = self.table()
-        made = RichTable(title=Text(found.title), title_justify="left", box=None, pad_edge=False)
+        made = RichTable(box=None, pad_edge=False)
         for at, column in enumerate(found.columns):
             made.add_column(column, justify="right" if at < found.numbers else "left")
         for row in found.rows:
             made.add_row(*map(Text, row))
-        return made
+        # Not the table's own title, which would be wrapped to the table's width.
+        return Group(Text(found.title), made) if found.rows else Text(found.title)
 
 
 def sizes(found: dict[str, int]) -> list[Sequence[str]]:

@@ -163,10 +163,15 @@ def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
 
 
 def note_copies(tape: Tape, copies: Any) -> None:
-    """Tensors that PyTorch created outside of the record are outside memory, even if no op uses them."""
-    if _is_recording(tape):
-        for tensor in tensors_under(copies):
-            _value_of(tape, tensor)
+    """Tensors that PyTorch created outside of the record are outside memory from now on, even if no op uses
+    them.
+    """
+    if (graph := tape.recording.graph) is None or not _is_recording(tape):
+        return
+    for tensor in tensors_under(copies):
+        place = memory_of(tensor) if "_lazyviz" not in tensor.__dict__ else None
+        if place is not None and _known(tape, place[0]) is None:
+            tape.tensors.arrivals.note(tensor, graph, *tape.scopes.role_of(tensor))
 
 
 def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from ..graph.ir import Fetch, Graph, Storage
+from ..graph.ir import Fetch, Graph, Role, Storage
 from ..torch_internals import private_api, storage_internals
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_PARTS = 1000  # of a list in a batch that are looked at, because all of it may be Python numbers
 _FEW = 200  # arrivals among which those that are gone are not looked for
 
@@ -63,16 +64,19 @@ class Arrivals:
         self.unused.clear()
         self._fetched.clear()
 
-    def note(self, tensor: torch.Tensor, graph: Graph) -> Arrival | None:
+    def note(
+        self, tensor: torch.Tensor, graph: Graph, role: Role | None = None, name: str = ""
+    ) -> Arrival | None:
         """``tensor`` has come into being while ``graph`` is recorded."""
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+        if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.device.type == "meta":
             return None
         if not private_api.has_storage(tensor) or not private_api.TensorBase.untyped_storage(tensor).nbytes():
             return None
         address = private_api.storage_address(tensor)
-        if address in self.unused:
-            return None  # another tensor on the same memory, which its first one keeps from being reused
+        if (found := self.unused.get(address)) is not None:  # it keeps the address from being reused
+            return found if found() is tensor else None
         self.unused[address] = arrival = Arrival(tensor, graph)
+        arrival.storage.role, arrival.storage.name = role, name
         graph.arrivals[arrival.storage] = None
         if len(self.unused) > self._most:
             self.unused = {at: each for at, each in list(self.unused.items()) if not each.is_gone}
@@ -82,7 +86,7 @@ class Arrivals:
     def note_batch(self, batch: Any, graph: Graph) -> None:
         """A data loader returns ``batch``; variables still refer to the one before."""
         self._fetched = [each for each in self._fetched if each() is not None]
-        beside = tuple([each.storage for each in self._fetched if each.graph is graph])
+        beside = tuple(dict.fromkeys([each.storage for each in self._fetched if each.graph is graph]))
         graph.fetches.append(Fetch(len(graph.nodes), beside))
         self._note_all(batch, graph, 4)
 

@@ -256,6 +256,11 @@ class LazyBlock(Transaction, Generic[G]):
         """Whether the thread that has entered it has ended; nothing is recorded in it any more."""
         return self._entered_by is not None and not self._entered_by.is_alive()
 
+    @property
+    def is_innermost(self) -> bool:
+        """Whether it is recording now, and not a block inside it."""
+        return bool(_open) and _open[-1] is self
+
     def _refuse_others(self) -> LazyBlock[Any] | None:
         """The outer block; raises ``RuntimeError`` if it belongs to another thread or task."""
         outer = _claims[-1] if _claims else None

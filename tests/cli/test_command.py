@@ -527,6 +527,45 @@ def test_a_view_is_written_in_every_form_where_the_command_was_given(write, tmp_
     assert re.search(r"^graph\.svg: [\d,]+ operators, 1 optimizer step$", done.stderr, re.MULTILINE)
 
 
+OWN_BLOCK = """
+    import lazyviz
+    import torch
+
+    with lazyviz.lazy() as graph:
+        net = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = net(torch.ones(4, 8)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            print(loss.item())
+        recorded = len(graph.nodes)
+    print(recorded, "recorded")
+"""
+
+
+def test_blocks_that_a_script_opens_are_planned_drawn_and_counted_with_it(write, tmp_path):
+    script, plain = write(OWN_BLOCK), write(OWN_BLOCK.replace("lazyviz.lazy()", "open(__file__)"), "plain.py")
+    write((tmp_path / "plain.py").read_text().replace("len(graph.nodes)", "0"), "plain.py")
+    plans = []
+    for each in (script, plain):
+        done = lazyviz_command("plan", each, "--fail-above", "1GiB", "--json", "plan.json", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        plans.append(json.loads((tmp_path / "plan.json").read_text()))
+    for key in ("ops", "eager_peak_bytes", "by_category"):
+        assert plans[0][key] == plans[1][key]
+    assert [read["line"]["line"] for read in plans[0]["reads"]] == [13]
+    drawn = lazyviz_command("view", script, "-o", "graph.svg", "-o", "graph.html", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "optimizer.step()" in (tmp_path / "graph.svg").read_text() and "Exception" not in drawn.stderr
+    ran = lazyviz_command("run", script, cwd=tmp_path)
+    recorded = ran.stdout.split()[2]
+    assert int(recorded) == plans[0]["ops"]
+    assert "2 optimizer steps in " in ran.stderr and f" {recorded} operators recorded" in ran.stderr
+    assert "sync point: item, train.py:13" in ran.stderr
+
+
 SHOWN = """
     import logging
     import sys

@@ -314,6 +314,22 @@ def test_an_error_above_the_budget_is_about_one_run(tmp_path):
     lazyviz.reset()
 
 
+def test_a_plan_for_another_device_says_where_its_ops_were_recorded():
+    def stepped(**options):
+        first = FirstSteps(steps=1, **options)
+        first.begin("a step")
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        return first.stepped()
+
+    said = "The ops were recorded on cpu; A100-40GB may use other kernels that save other tensors."
+    assert said in stepped(device="A100-40GB").text
+    assert "recorded on" not in stepped().text
+    with pytest.raises(PeakExceeded) as caught:
+        stepped(device="A100-40GB", fail_above="1KiB")
+    assert said in str(caught.value)
+    lazyviz.reset()
+
+
 @pytest.mark.parametrize(
     "wrong", [{"fail_above": "much"}, {"device": "A1000"}, {"steps": 0}, {"picture": "graph.gif"}]
 )

@@ -10,6 +10,8 @@ from torch import nn
 
 import lazyviz
 from lazyviz.notebook import list_formatters, magic
+from lazyviz.plan.node_formatting import where
+from lazyviz.plan.units import format_bytes
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def test_a_list_of_moments_is_a_table_with_a_row_for_each(plan, show, kind):
     assert lines[0] == "3 Moments" and len(lines) == 2 + 3
     assert shown["text/html"].count("<tr>") == 1 + 3
     for moment, line in zip(moments, lines[2:]):
-        assert line.endswith(moment.table().title)
+        size, tensors = format_bytes(moment.nbytes), str(len(moment.alive))
+        assert line.split()[1:4] == [*size.split(), tensors] and line.endswith(where(moment.node))
 
 
 def test_a_list_of_remedies_has_their_columns(plan, show):
@@ -79,6 +82,25 @@ def test_unloading_brings_back_the_formatters_that_were_there(plan):
     formatters["text/html"].pop(list)
     assert {kind: dict(formatter.type_printers) for kind, formatter in formatters.items()} == before
     InteractiveShell.clear_instance()
+
+
+def test_lists_of_plans_and_reports_have_a_column_for_each_figure(show):
+    plans, reports = [], []
+    for width in (8, 64):
+        with lazyviz.lazy() as graph:
+            torch.ones(width, width) + 1
+        plans.append(graph.plan(device="A100-40GB"))
+        reports.append(graph.evaluate())
+    _, head, *rows = show(plans)["text/plain"].splitlines()
+    assert head.split() == ["index", "peak", "needed", "device", "fits", "peak", "during"]
+    for plan, row in zip(plans, rows):
+        figures = f"{format_bytes(plan.peak_bytes)}  {format_bytes(plan.needed_bytes)}  A100-40GB  yes"
+        assert figures.split() == row.split()[1:7]
+    _, head, *rows = show(reports)["text/plain"].splitlines()
+    assert head.split() == ["index", "peak", "seconds", "ops", "run", "backend", "evaluated"]
+    for report, row in zip(reports, rows):
+        assert row.split()[1:3] == format_bytes(report.peak_bytes).split()
+        assert row.split()[4:6] == [str(report.ops_run), "eager"]
 
 
 def test_nothing_evaluates_when_a_list_is_shown():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 
 import pytest
@@ -141,6 +142,43 @@ def test_a_batch_that_is_fetched_ahead_is_counted_although_no_op_uses_it():
     assert measured >= 7 * size  # the data, this batch and the next, and a product
     assert plan.eager_peak_range[0] <= measured <= plan.eager_peak_range[1]
     assert plan.eager_peak_bytes >= 7 * size
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_batches_of_a_loader_s_worker_are_counted_once_and_from_when_they_come(workers):
+    size = 8 * 1000 * 4
+    model = nn.Linear(1000, 1)
+    loader = DataLoader(TensorDataset(torch.randn(32, 1000)), batch_size=8, num_workers=workers)
+    with lazyviz.lazy() as graph:
+        for (batch,) in loader:
+            model(batch).sum().backward()
+    batches = [span for span in lifetimes(graph.ir) if span.storage.external and span.storage.nbytes == size]
+    assert len(batches) == 4
+    starts = [span.eager_start for span in batches]
+    assert starts[0] == 0 and starts == sorted(set(starts))
+    assert graph.plan().eager_peak_bytes < 3 * size
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_checkpoint_is_counted_once_and_while_the_script_has_it(is_used):
+    model = nn.Linear(500, 500, bias=False)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    size = 500 * 500 * 4
+    with lazyviz.lazy() as graph:
+        total = (torch.ones(500, 500) + torch.ones(500, 500)).sum()  # three times the size
+        state = torch.load(file)
+        if is_used:
+            model.load_state_dict(state)
+        total = total + model(torch.ones(1, 500)).sum()
+        del state
+        total = total + (torch.ones(500, 500) + 1).sum()
+    [loaded] = [span for span in lifetimes(graph.ir) if span.storage.external and span.storage.role is None]
+    assert loaded.storage.nbytes == size
+    ones = [node.index for node in graph.ir.nodes if node.outputs[0].storage.nbytes == size]
+    assert ones[2] < loaded.eager_start < loaded.eager_stop <= ones[-2]
+    assert graph.plan().eager_peak_bytes < 4.1 * size
 
 
 class Record(dict):

@@ -53,6 +53,12 @@ def test_shown_alone_it_is_a_table_in_every_front_end(results, name):
         assert all(cell in out.getvalue() for cell in row)
 
 
+def test_rich_does_not_wrap_a_title_to_the_width_of_its_table(results):
+    out = io.StringIO()
+    Console(file=out, width=300).print(results["plan"])
+    assert out.getvalue().splitlines()[0].rstrip() == results["plan"].table().title
+
+
 def test_columns_are_aligned_and_numbers_end_where_they_end():
     table = lazyviz.plan.result_tables.Table("title", ("bytes", "what"), [("1 B", "a"), ("100 KiB", "bb")])
     assert table.text() == "title\n    bytes  what\n      1 B  a\n  100 KiB  bb"
