@@ -1,7 +1,7 @@
 """Build hook: compiles ``js/`` into ``lazyviz/static/``.
 
 The bundle is not committed.  An sdist carries the sources, so that a wheel can be
-built from it.  All the work is in ``scripts/js_build.py``, which needs only the
+built from it.  All the work is in ``scripts/build_js_with_node.py``, which needs only the
 standard library and also serves ``make``.
 
 A wheel is of Python alone, so that one serves every system and PyTorch, and installing takes no compiler
@@ -41,7 +41,7 @@ class WidgetBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic 
         """Build requirements: Node from PyPI, only where it is needed and not installed."""
         if self.target_name != "wheel":  # the target of an editable install is "wheel" too
             return []
-        needed: list[str] = _script(self.root, "js_build").build_requirements()
+        needed: list[str] = _script(self.root, "build_js_with_node").build_requirements()
         return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class WidgetBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic 
         """
         if self.target_name != "wheel":
             return
-        js_build = _script(self.root, "js_build")
+        js_build = _script(self.root, "build_js_with_node")
         try:
             js_build.build(report=self.app.display_info)
         except js_build.BuildError as error:  # its message is complete: no traceback around it

@@ -21,7 +21,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.runtime.cpu_op_times import known_rates, project_on_cpu
-from lazyviz.plan.runtime.measured_times import compared
+from lazyviz.plan.runtime.match_profiler_times_to_ops import compared
 
 
 def _mlp(width: int, depth: int, batch: int) -> tuple[nn.Module, torch.Tensor]:

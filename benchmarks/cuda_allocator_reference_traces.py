@@ -37,7 +37,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 import lazyviz
-from lazyviz.plan.allocator.event_replay import AllocatorConfig, CachingAllocator
+from lazyviz.plan.allocator.simulate_events import AllocatorConfig, CachingAllocator
 from lazyviz.plan.liveness.lifetimes import events, lifetimes
 
 HERE = Path(__file__).resolve().parent

@@ -82,7 +82,7 @@ def device_of(name: str) -> Any:
 
 def simulated(plan: Any, release: tuple[int, int]) -> Any:
     """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
-    from lazyviz.plan.allocator.event_replay import simulate
+    from lazyviz.plan.allocator.simulate_events import simulate
 
     calls = plan._reservation.calls
     if release < CUBLAS_WORKSPACE:

@@ -23,7 +23,7 @@ const options = {
 };
 const { mangleCache } = await esbuild.build({ ...options, mangleCache: {}, entryPoints: { widget: `${source}anywidget-entry.ts` } });
 // What both parts call has the same short name in both.
-await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}on-demand-entry.ts` } });
+await esbuild.build({ ...options, mangleCache, entryPoints: { deferred: `${source}deferred-bundle-entry.ts` } });
 // The same with an offline model, for the page that graph.save("x.html") writes.
 await esbuild.build({ ...options, entryPoints: { page: `${source}saved-page/page.ts` }, format: "iife" });
 await esbuild.build({

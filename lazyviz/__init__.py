@@ -15,7 +15,7 @@ with _gc_pause.during_import():
     from .execute.eager_backend import Interrupted
     from .execute.microbatch.ray_and_ipyparallel import NoWorkersError
     from .execute.progress import Progress
-    from .execute.report import Report
+    from .execute.run_report import Report
     from .graph.ir import Graph, Node, SourceLine, Storage, SyncPoint, TensorMeta, Value
     from .notebook.load_ext import load_ipython_extension, unload_ipython_extension
     from .plan.devices.device_lookup import Device, DeviceProfile, devices
@@ -23,7 +23,8 @@ with _gc_pause.during_import():
     from .record.sync_points import AbsentDeviceError, SyncError
     from .session.asynchronous.run_handle import Run
     from .session.asynchronous.training_loop_steps import steps
-    from .session.connect_stages import connect
+    from .session.connect_packages_and_exit_handlers import connect
+    from .session.default_options import options
     from .session.lazy_graph import (
         LazyGraph,
         RecomputeError,
@@ -42,7 +43,6 @@ with _gc_pause.during_import():
         why,
     )
     from .session.mark_kv_cache import mark_kv_cache
-    from .session.options import options
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing

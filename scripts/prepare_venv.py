@@ -22,8 +22,8 @@ from pathlib import Path
 if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
     sys.exit(f"lazyviz needs Python 3.10 or newer, not {platform.python_version()}: make PYTHON=python3.12")
 
+import build_js_with_node as js_build
 import build_native
-import js_build
 from named_steps import OUT, ROOT, StepFailed, run, say
 
 VENV = ROOT / ".venv"
@@ -168,7 +168,7 @@ def build_widget() -> None:
         pip("Node.js, as a Python package", js_build.NODE_PACKAGE)
         put_stamp("node", js_build.NODE_PACKAGE)
     if js_build.is_stale():
-        run("JavaScript of the widget", [PYTHON, "scripts/js_build.py", "build"])
+        run("JavaScript of the widget", [PYTHON, "scripts/build_js_with_node.py", "build"])
 
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:

@@ -46,7 +46,7 @@ class Check:
 
 
 DOCUMENTATION = "documentation"
-NPM = ("scripts/js_build.py", "npm", "run", "--silent")
+NPM = ("scripts/build_js_with_node.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 PYTEST = ("-m", "pytest")
 TESTS = (*PYTEST, "-m", "not takes_times")

@@ -24,11 +24,11 @@ MAY_IMPORT = {
         "torch_internals.native_module_loader",
         "torch_internals.dynamo",
         "torch_internals.fake_cuda_devices",
-        "torch_internals.storage_internals",
+        "torch_internals.storage_ownership",
         "torch_internals.generators",
         "torch_internals.composite_ops",
         "torch_internals.dispatcher_bypasses",
-        "torch_internals.handler_redispatch",
+        "torch_internals.redispatch_from_dispatch_mode",
         "torch_internals.dispatch_level",
         "torch_internals.cudnn_rnn_buffer_sizes",
         "torch_internals.nccl",
@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "cli": {
         "process",
         "torch_internals.native_build",
-        "torch_internals.optimizer_steps",
+        "torch_internals.after_optimizer_step_callbacks",
         "record",
         "graph",
         "plan",
@@ -86,7 +86,7 @@ MAY_IMPORT = {
         "__version__",
     },
     "__main__": {"cli"},
-    "integrations": {"cli.plan_data", "plan", "execute.report", "session", "testing", "integrations"},
+    "integrations": {"cli.plan_data", "plan", "execute.run_report", "session", "testing", "integrations"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -280,7 +280,7 @@ def test_modules_and_names_that_comments_refer_to_exist():
 
 def test_run_strategies_do_not_know_each_other():
     modules = {module_name(path) for path in MODULES}
-    folder = PACKAGE / "session" / "strategies"
+    folder = PACKAGE / "session" / "run_strategies"
     kinds = [
         path for path in folder.glob("*.py") if path.stem not in ("__init__", "base", "strategy_selection")
     ]
@@ -298,7 +298,7 @@ WIDGET = PACKAGE.parent / "js" / "src"
 SCRIPTS = sorted(WIDGET.rglob("*.ts"))
 # What a folder of the widget may import from the others; those that are not listed put the widget together.
 MAY_IMPORT_IN_THE_PAGE = {
-    "page": {"model", "on-demand-entry"},
+    "page": {"model", "deferred-bundle-entry"},
     "model": {"page"},
     "memory": {"model", "page"},
     "graph": {"model", "page"},

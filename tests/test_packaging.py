@@ -24,8 +24,10 @@ VERSION = METADATA["Version"]
 
 @pytest.fixture
 def js_build(monkeypatch):
-    """A fresh copy of ``scripts/js_build.py``, free to be patched."""
-    spec = importlib.util.spec_from_file_location("js_build_under_test", ROOT / "scripts" / "js_build.py")
+    """A fresh copy of ``scripts/build_js_with_node.py``, free to be patched."""
+    spec = importlib.util.spec_from_file_location(
+        "js_build_under_test", ROOT / "scripts" / "build_js_with_node.py"
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -141,7 +143,7 @@ def test_the_version_is_the_same_everywhere():
 def distributions(tmp_path_factory):
     """A wheel and an sdist of this checkout, built without touching the network."""
     if not all((ROOT / "lazyviz" / "static" / name).exists() for name in ("widget.js", "widget.css")):
-        pytest.fail("the bundle is not built: `make test`, or `python scripts/js_build.py build`")
+        pytest.fail("the bundle is not built: `make test`, or `python scripts/build_js_with_node.py build`")
     out = tmp_path_factory.mktemp("dist")
     for target in ("wheel", "sdist"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
@@ -169,7 +171,12 @@ def test_an_sdist_carries_the_javascript_sources_and_what_builds_them(distributi
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"js/package.json", "js/package-lock.json", "hatch_build.py", "scripts/js_build.py"} <= names
+    assert {
+        "js/package.json",
+        "js/package-lock.json",
+        "hatch_build.py",
+        "scripts/build_js_with_node.py",
+    } <= names
     assert "_lazyviz_pytest.py" in names
     assert "notebooks/quickstart.ipynb" in names
     assert not [name for name in names if "node_modules" in name or name.startswith(("out/", ".venv"))]

@@ -225,13 +225,13 @@ def test_an_import_that_was_interrupted_can_be_repeated() -> None:
             for file in (
                 ("record", "random_draw_order.py"),
                 ("record", "eager_fallback.py"),
-                ("session", "connect_stages.py"),
+                ("session", "connect_packages_and_exit_handlers.py"),
             )
         ]
         import lazyviz
         kept.append(interrupted("lazyviz.torch_internals.nccl", "nccl.py"))
         importlib.import_module("lazyviz.torch_internals.nccl")
-        for name in ("bernoulli_custom_ops", "rng_prologue", "fx_lowering"):
+        for name in ("bernoulli_custom_ops", "random_draws_up_front", "fx_lowering"):
             file = os.path.join("compiler", f"{name}.py")
             kept.append(interrupted("lazyviz.execute.compiler.partitioned_run", file))
         importlib.import_module("lazyviz.execute.compiler.partitioned_run")

@@ -109,7 +109,10 @@ def elementwise() -> Callable[[Any], list[float]]:
 
 
 TINY = "300 ops on 100 x 100"
-PROGRAMS = {**{name: partial(training, make) for name, make in MODELS.items()}, TINY: elementwise}
+PROGRAMS: dict[str, Callable[[], Callable[[Any], list[float]]]] = {
+    **{name: partial(training, make) for name, make in MODELS.items()},
+    TINY: elementwise,
+}
 
 
 def ways(make: Callable[[], Callable[[Any], list[float]]]) -> dict[str, Callable[[], list[float]]]:

@@ -4,7 +4,7 @@ import { keepingFocus } from "./page/announcer";
 import { WidgetController } from "./widget-controller";
 import { html, on } from "./page/dom";
 import type { Model } from "./model/anywidget-model";
-import { fetchDeferredPart } from "./page/on-demand-loading";
+import { fetchDeferredPart } from "./page/load-deferred-bundle";
 import { hideStaticPicture } from "./page/static-picture";
 import { followTheme } from "./page/theme";
 

@@ -1,8 +1,8 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import { batchSizes, shareOf, sizeAt } from "../src/toolbar/batch-controls";
 import { PlanControls } from "../src/toolbar/plan-controls";
-import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-entry";
+import { provideDeferredPart } from "../src/page/load-deferred-bundle";
+import * as deferred from "../src/deferred-bundle-entry";
 import type { Batch, Devices, LargestMessage, Memory, PlanMessage } from "../src/model/types";
 
 provideDeferredPart(deferred); // as in a saved page

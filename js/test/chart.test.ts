@@ -2,8 +2,8 @@ import { beforeEach, describe, expect, it } from "vitest";
 import { area, edge, Plot, pointAt, steps, totals } from "../src/memory/chart-geometry";
 import { MemoryChart } from "../src/memory/memory-chart";
 import { slice } from "../src/memory/chart-slice";
-import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-entry";
+import { provideDeferredPart } from "../src/page/load-deferred-bundle";
+import * as deferred from "../src/deferred-bundle-entry";
 import { charWidth } from "../src/page/dom";
 import type { Memory, Points, Range } from "../src/model/types";
 

@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from "vitest";
 import { RunControls } from "../src/toolbar/run-controls";
-import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-entry";
+import { provideDeferredPart } from "../src/page/load-deferred-bundle";
+import * as deferred from "../src/deferred-bundle-entry";
 import type { BoxData } from "../src/model/types";
 
 provideDeferredPart(deferred); // as in a saved page

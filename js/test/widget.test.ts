@@ -5,8 +5,8 @@ import { cut } from "../src/page/dom";
 import { bytesText } from "../src/page/format";
 import type { Batch, GroupData, Memory, SceneData, Syncs } from "../src/model/types";
 import type { Model } from "../src/model/anywidget-model";
-import { provideDeferredPart } from "../src/page/on-demand-loading";
-import * as deferred from "../src/on-demand-entry";
+import { provideDeferredPart } from "../src/page/load-deferred-bundle";
+import * as deferred from "../src/deferred-bundle-entry";
 import widget from "../src/anywidget-entry";
 
 provideDeferredPart(deferred); // as in a saved page; what fetches it is tried in a browser

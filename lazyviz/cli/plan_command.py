@@ -14,8 +14,8 @@ from ..plan.runtime.gpu_price_comparison import GpuTable, compare_gpus, read_pri
 from ..plan.units import format_bytes
 from ..process.startup_interrupt import INTERRUPTED
 from ..process.stdio import StandardStreams
+from ..session.default_options import options as defaults
 from ..session.lazy_graph import LazyGraph
-from ..session.options import options as defaults
 from ..view.export.atomic_write import write_whole
 from ..view.printable_text import visible
 from .github_annotations import github_lines

@@ -12,7 +12,7 @@ from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
 from ..graph.sync_point_groups import SyncSite, listed, sites
 from ..plan.devices.device_lookup import DeviceLike
-from ..plan.explain import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
+from ..plan.explain_memory import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
 from ..plan.liveness.live_set_and_categories import Moment
 from ..plan.make_plan import make_plan
 from ..plan.node_formatting import where

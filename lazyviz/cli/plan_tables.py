@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan.node_formatting import category_text
-from ..plan.runtime.bottlenecks import MOSTLY
+from ..plan.runtime.bottlenecks_and_speedups import MOSTLY
 from ..plan.runtime.gpu_timeline import duration
 from ..plan.units import format_bytes, format_range, format_share, looks_exact
 from ..process.stdio import StandardStreams, is_terminal

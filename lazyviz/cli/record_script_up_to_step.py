@@ -17,7 +17,7 @@ from ..record.provenance.source_lines import is_user_file
 from ..record.provenance.variable_names import variables_of
 from ..record.sync_points import AbsentDeviceError
 from ..session.lazy_graph import LazyGraph, lazy
-from ..torch_internals.optimizer_steps import watched_steps
+from ..torch_internals.after_optimizer_step_callbacks import watched_steps
 from .run_script_as_main import Script, Stopped, exit_code
 
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..graph.ir import Node
 from ..graph.sync_point_groups import SyncSite, sites
 from ..plan.units import format_bytes
@@ -21,7 +21,7 @@ from ..record.tape import tape
 from ..session.asynchronous.unrecorded_steps import Program, Repetition, observers, stop_observing
 from ..session.block import LazyBlock
 from ..session.lazy_graph import LazyGraph, lazy
-from ..torch_internals.optimizer_steps import watched_steps
+from ..torch_internals.after_optimizer_step_callbacks import watched_steps
 from .plan_command import FAILED, UsageError, is_silent, loaded
 from .plan_data import with_inner_blocks
 from .plan_tables import steps_taken

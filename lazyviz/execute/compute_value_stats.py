@@ -24,7 +24,7 @@ from ..graph.value_stats_data import BINS, Summary
 from ..plan.batch.batch_placement import Placement, Shard
 from ..record.tracked_storages import TrackedNode, TrackedValue
 from ..torch_internals import private_api
-from .report import NonFinite
+from .run_report import NonFinite
 
 CHUNK = 1 << 19  # elements
 SAMPLE = 1 << 13  # maximum number of elements in a histogram, evenly spaced

@@ -27,7 +27,7 @@ from ..record.random_draw_order import SavedStates, set_state, state_of
 from ..record.tape import Tape
 from ..record.tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from ..torch_internals import dispatch_level, fastest_op_calls, private_api
-from . import shutdown, write_rollback
+from . import stop_runs_at_exit, write_rollback
 from .kernel_errors import note_failure
 from .measured_memory import ResidentMemory
 from .replay import native_codegen, node_passes
@@ -149,7 +149,7 @@ class kernel_level:
         self._outer_level, self._arrived.level = self._arrived.level, self.outside
         self._arrived.leave = partial(self._leave, BaseException)
         try:
-            shutdown.enter(self._arrived)
+            stop_runs_at_exit.enter(self._arrived)
             if torch.is_inference_mode_enabled():  # each node runs in its recorded mode
                 self._inference = private_api.inference_mode(False)
                 self._inference.__enter__()
@@ -188,7 +188,7 @@ class kernel_level:
                         self._inference.__exit__(None, None, None)
                         self._inference = None
                     self._arrived.level, self._arrived.leave = self._outer_level, None
-                    shutdown.leave(self._arrived)
+                    stop_runs_at_exit.leave(self._arrived)
                     self._signals.__exit__()
 
     def _note_done(self) -> None:

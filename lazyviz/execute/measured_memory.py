@@ -15,7 +15,7 @@ from ..plan.peak_of_one_run import ByCategory, Peak
 from ..record.tracked_storages import TrackedNode, TrackedStorage
 from ..torch_internals import private_api
 from .replay.program_key import Subgraph
-from .report import Timeline
+from .run_report import Timeline
 
 _storage_of = private_api.TensorBase.untyped_storage
 _nbytes_of = torch.UntypedStorage.nbytes

@@ -358,7 +358,7 @@ class Node:
         "writes",
     )
 
-    # Functions of planning, which :mod:`lazyviz.session.connect_stages` registers here.
+    # Functions of planning, which :mod:`lazyviz.session.connect_packages_and_exit_handlers` registers here.
     count_work: ClassVar[Callable[[Node], Work]]
     project_time: ClassVar[Callable[[Node], Timed | None]]
 

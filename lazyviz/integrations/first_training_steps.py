@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..cli.plan_data import PICTURES, described, plan_of
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..plan.devices.device_lookup import DeviceLike, planned
-from ..plan.explain import essence, other_kernels
+from ..plan.explain_memory import essence, other_kernels
 from ..plan.plan import Plan
 from ..plan.units import format_bytes, parse_bytes
 from ..session.block import LazyBlock

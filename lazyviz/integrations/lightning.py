@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plan.devices.device_lookup import DeviceLike
 from .first_training_steps import Findings, FirstSteps, logger
-from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
+from .tensorboard_wandb_mlflow import attempt, to_mlflow, to_tensorboard, to_wandb
 
 if TYPE_CHECKING:
     Callback: Any = object

@@ -18,7 +18,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from ..plan.devices.device_lookup import DeviceLike
 from .first_training_steps import Findings, FirstSteps, logger
-from .loggers import attempt, to_mlflow, to_tensorboard, to_wandb
+from .tensorboard_wandb_mlflow import attempt, to_mlflow, to_tensorboard, to_wandb
 
 
 class LazyvizCallback(TrainerCallback):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..plan.liveness.live_set_and_categories import Moment
 from ..plan.node_formatting import where
 from ..plan.plan import Plan

@@ -38,7 +38,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from ..execute.kernel_errors import STAYS
-from ..plan.explain import summary
+from ..plan.explain_memory import summary
 from ..plan.runtime.gpu_price_comparison import compare_gpus, read_prices
 from ..process.deferred_signals import deferred
 from ..process.gc_pause import paused
@@ -52,7 +52,7 @@ from ..session.asynchronous.training_loop_steps import Rounds
 from ..session.block import LazyBlock
 from ..session.error_that_ended_block import note_raised
 from ..session.evaluate_all_pending import REFUSED, evaluate_graphs, failures, run_all, runnable_nodes
-from ..session.why_and_status import status_of, status_of_all, unmet_options
+from ..session.why_it_ran_and_status import status_of, status_of_all, unmet_options
 from . import list_formatters
 from .cell_compilation import compile_cell, text_below_magics, without_own_frames
 from .magic_options import OPTIONS as OPTIONS

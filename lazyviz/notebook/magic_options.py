@@ -15,7 +15,7 @@ from ..plan.devices.device_lookup import PROFILES, cuda_devices
 from ..record.fake_cuda.generate_until_max_length import UNTIL_MAX_NEW_TOKENS
 from ..session import device_options
 from ..session.batch_specification import bound_names, dimension, parse_names, unknown_names
-from ..session.options import options as defaults
+from ..session.default_options import options as defaults
 from ..session.run_options import recompute_option
 
 OPTIONS = (

@@ -38,7 +38,7 @@ from .device_timeline_and_verdict import (
     target_of,
 )
 from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent, planned
-from .explain import explain, verdict
+from .explain_memory import explain, verdict
 from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
 from .liveness.live_set_and_categories import CATEGORIES, by_category, moment

@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Graph, Node, Storage, Value
 from ..process import gc_pause
-from ..process.unpicklable import Unpicklable
+from ..process.unpicklable_base_class import Unpicklable
 from .allocator.reserved_memory import Call, Reservation
 from .batch.split_plan import SplitPlan as SplitPlan
 from .batch.split_plan import check_split
@@ -38,7 +38,7 @@ from .remat.recompute_selection import RecomputePlan as RecomputePlan
 from .remedies.remedy import Remedy
 from .result_tables import DisplayedText, Table, Tabular, sizes
 from .runtime.gpu_timeline import Projection
-from .runtime.measured_times import TimesCompared, compare_with_profile
+from .runtime.match_profiler_times_to_ops import TimesCompared, compare_with_profile
 from .uncertainty import LEVEL
 from .units import format_bytes
 from .workspace.workspace_size import Need

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from .paths import PACKAGE, TORCH
+from .install_paths import PACKAGE, TORCH
 
 P = ParamSpec("P")
 R = TypeVar("R")

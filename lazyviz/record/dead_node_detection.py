@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..torch_internals.storage_internals import are_alone
+from ..torch_internals.storage_ownership import are_alone
 from .lazy_tensor import LazyTensor, is_lazy
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 

@@ -21,7 +21,7 @@ from ..graph.collective_info import NAMESPACES
 from ..graph.ir import RAN_AT_ONCE, Storage, TensorMeta
 from ..torch_internals import composite_ops, dispatcher_bypasses, operator_registration, private_api
 from .dependency_closure import closure
-from .ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
+from .intercept_ops_outside_blocks import evaluate_arguments, nodes_before_access, replaced, tensors_in
 from .provenance.variable_names import tensors_under
 from .sparse.components import parts_of
 from .sync_points import may_need_absent, needs_absent, without_absent

@@ -18,20 +18,20 @@ from ..process.global_state_transaction import complete
 from ..torch_internals import (
     dispatcher_bypasses,
     fake_cuda_devices,
-    handler_redispatch,
     native_module_loader,
     private_api,
-    storage_internals,
+    redispatch_from_dispatch_mode,
+    storage_ownership,
 )
 from ..torch_internals.private_api import OpOverload
-from . import backward_nodes, constant_folding, dependency_closure, ops_outside_blocks, sync_points
+from . import backward_nodes, constant_folding, dependency_closure, intercept_ops_outside_blocks, sync_points
 from .constant_folding import is_given
+from .intercept_ops_outside_blocks import count_writes, written_tensors
 from .interception import attribute_patches
-from .interception.memory_holders import Unexamined
-from .interception.optimizer_hooks import OptimizerSteps
+from .interception.external_aliases import Unexamined
+from .interception.register_optimizer_step_hooks import OptimizerSteps
 from .item_and_bool_reads import evaluate_number, number_in
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
-from .ops_outside_blocks import count_writes, written_tensors
 from .provenance import module_calls_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
@@ -83,9 +83,9 @@ def _take(op: OpOverload, records: bool) -> None:
     """Let the dispatcher call ``op`` directly if it is one of PyTorch's operators, which do not change.
 
     ``records``: the compiled recorder handles it. Outside of blocks its calls may go past Python if
-    :func:`.ops_outside_blocks.passes` says so.
+    :func:`.intercept_ops_outside_blocks.passes` says so.
     """
-    passes = ops_outside_blocks.passes(tape.shapes.info(op))
+    passes = intercept_ops_outside_blocks.passes(tape.shapes.info(op))
     if op.namespace == "aten" and (records or passes) and not private_api.is_defined_in_python(op):
         _dispatcher.take(op._schema.name, op._schema.overload_name, op, records, passes)
 
@@ -154,7 +154,7 @@ def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
         is_of_python=is_of_python,
         sequence_number=private_api.sequence_number,
         is_calling=backward_nodes.is_calling,
-        is_in_op=handler_redispatch.is_in_op,
+        is_in_op=redispatch_from_dispatch_mode.is_in_op,
         default_generator=torch.default_generator,
         make_wrapper=dispatcher_bypasses.make_wrapper,
         strided=torch.strided,
@@ -164,7 +164,7 @@ def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
         cpu=torch.device("cpu"),
         alias=private_api.alias,
         memory_of=private_api.TensorBase.untyped_storage,
-        is_ordinary=storage_internals.is_ordinary,
+        is_ordinary=storage_ownership.is_ordinary,
         is_given=is_given,
         add_=torch.ops.aten.add_.Tensor,
         increment_version=torch.autograd.graph.increment_version,

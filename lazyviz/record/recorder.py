@@ -2,9 +2,9 @@
 
 :class:`RecorderMode` sees every op that reaches the level of kernels. While a graph is open,
 :class:`Recorder` makes a node of it. Otherwise, and while recording is paused,
-:mod:`lazyviz.record.ops_outside_blocks` makes sure that the op sees the same memory as in eager mode. The
-:class:`~lazyviz.record.tape.Tape` has everything that is known about pending ops. Graphs are parts of it, so
-tensors may be used in several graphs.
+:mod:`lazyviz.record.intercept_ops_outside_blocks` makes sure that the op sees the same memory as in eager
+mode. The :class:`~lazyviz.record.tape.Tape` has everything that is known about pending ops. Graphs are
+parts of it, so tensors may be used in several graphs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..process.deferred_signals import Deferred, at_once, deferred
 from ..process.global_state_lock import CriticalSection
 from ..process.tracebacks import shorten
 from ..torch_internals import dynamo, fake_cuda_devices, private_api
-from ..torch_internals.handler_redispatch import (
+from ..torch_internals.private_api import OpOverload
+from ..torch_internals.redispatch_from_dispatch_mode import (
     ask_subclasses,
     call_decomposed,
     call_kernel,
@@ -31,12 +32,11 @@ from ..torch_internals.handler_redispatch import (
     is_dispatched_in_cpp,
     past_torch_function,
 )
-from ..torch_internals.private_api import OpOverload
-from ..torch_internals.storage_internals import WeakStorage
-from . import constant_folding, eager_fallback, ops_outside_blocks
+from ..torch_internals.storage_ownership import WeakStorage
+from . import constant_folding, eager_fallback, intercept_ops_outside_blocks
 from .dependency_closure import order, order_check
 from .interception import torchscript_calls
-from .interception.memory_holders import Unexamined, workaround_for
+from .interception.external_aliases import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
     LazyTensor,
@@ -47,8 +47,8 @@ from .lazy_tensor import (
     view_is_being_made,
     wrap,
 )
-from .outside_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
 from .parity.inplace_gradient_sums import accumulates_in_place, is_taken_over, sharing_memory
+from .preexisting_tensors import NotDeferrable, Placeholder, ZeroTensor, no_storage
 from .provenance.variable_names import variable_for
 from .random_draw_order import Generators
 from .shapes import kernel_probes, scalar_operands
@@ -98,7 +98,7 @@ class RecorderMode(private_api.TorchDispatchMode):
                 tape.recording.view_is_made()
             # Our mode is off the stack here: this shows tracers, all of which are below it.
             if private_api.active_dispatch_modes():
-                return ops_outside_blocks.dispatch_traced(tape, func, args, kwargs or {})
+                return intercept_ops_outside_blocks.dispatch_traced(tape, func, args, kwargs or {})
             if type(func) is not OpOverload:
                 if _is_planned() and (kernel := dense_kernel(func)) is not None:
                     with tape.runs.lock:
@@ -114,10 +114,10 @@ class RecorderMode(private_api.TorchDispatchMode):
             with past_torch_function():  # the op has already been through that
                 graph = tape.recording.graph  # another thread may end its block at any time
                 if graph is None or tape.recording.pauses:
-                    return ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
+                    return intercept_ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
                 if not tape.recording.is_on_this_thread():
                     graph.elsewhere.add(threading.current_thread().name)
-                    return ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
+                    return intercept_ops_outside_blocks.dispatch(tape, func, args, kwargs or {})
                 with tape.runs.lock:  # a run on another thread must know which thread needs its results
                     if tape.recording.absent is not None:
                         return tape.recording.absent.record(self, func, args, kwargs or {})
@@ -239,7 +239,7 @@ class Recorder:
             finally:
                 signals.__exit__()  # another thread's exception may have stopped it
         else:
-            return ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
+            return intercept_ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
         if TrackedStorage.held_bytes > recording.held_bytes_limit:
             self._runs.sync("dropped inputs kept by the graph exceed the byte budget", list(self._pending))
         return answer
@@ -270,10 +270,12 @@ class Recorder:
                 return None, self._with_sparse(op, info, args, kwargs)
             return None, self.run_now(op, info, args, kwargs, str(reason))
         except Unexamined:
-            self._memory_holders.examine(list(ops_outside_blocks.tensors_in((*args, *kwargs.values()))))
+            self._memory_holders.examine(
+                list(intercept_ops_outside_blocks.tensors_in((*args, *kwargs.values())))
+            )
             return None, self.record(op, args, kwargs)
         except Placeholder:
-            return None, ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
+            return None, intercept_ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
         except ZeroTensor:
             return None, self._with_memory(op, args, kwargs)
         if info.checks_content and (
@@ -286,7 +288,9 @@ class Recorder:
         written: Sequence[TrackedStorage] = ()
         if info.mutates:
             found = {id(tensor): value.storage for tensor, value in zip(tensors, values)}
-            written = [found[id(each)] for each in ops_outside_blocks.written_tensors(info, args, kwargs)]
+            written = [
+                found[id(each)] for each in intercept_ops_outside_blocks.written_tensors(info, args, kwargs)
+            ]
             if any(storage.foreign for storage in written):
                 return None, self._write_shared(op, info, args, kwargs)
             if len(values) > 1:
@@ -320,7 +324,7 @@ class Recorder:
         recording.appending = threading.get_ident()
         try:
             if info.counts_writes:
-                ops_outside_blocks.count_writes(info, *call.given)
+                intercept_ops_outside_blocks.count_writes(info, *call.given)
             node = TrackedNode(graph, call.op, *call.recorded)
             recording.last_change = node.sequence
             node.inputs, node.entry = call.values, call.inferred
@@ -372,7 +376,7 @@ class Recorder:
             return self.record(torch.ops.aten.add_.Tensor, args, kwargs)
         if info.resizes and not kwargs and args[0].shape == torch.Size(getattr(args[1], "shape", args[1])):
             return args[0]
-        if info.shows_bits and (bits := ops_outside_blocks.lazy_bits(args[1])):
+        if info.shows_bits and (bits := intercept_ops_outside_blocks.lazy_bits(args[1])):
             return self._with_bits(op, args, kwargs, bits)
         if (cause := self._reason_to_run(op, info, args, kwargs)) is not None:
             return self.run_now(op, info, args, kwargs, cause)
@@ -383,10 +387,10 @@ class Recorder:
     ) -> str | None:
         """Why a call has to run where it is made: its kernel depends on the layers above it."""
         operands = (*args, *kwargs.values())
-        if info.of_parts and ops_outside_blocks.is_differentiated(operands):
+        if info.of_parts and intercept_ops_outside_blocks.is_differentiated(operands):
             return f"{op} has no gradient formula of its own"
         if info.calls_autocast and self._recording.absent is None:
-            device = next(ops_outside_blocks.tensors_in(operands)).device
+            device = next(intercept_ops_outside_blocks.tensors_in(operands)).device
             if private_api.autocast_dtype(device) is not None:
                 return f"{op} under autocast"
         return None
@@ -459,7 +463,7 @@ class Recorder:
             if info.name == "_has_same_storage_numel":  # called for each pair of a value and its tangent
                 left, right = (value.storage.nbytes // value.dtype.itemsize for value in values)
                 return None, left == right
-            if not ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)[0]:
+            if not intercept_ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)[0]:
                 return None, op(*args, **kwargs)  # real tensors without pending writes
             if info.name == "equal" and kernel_probes.differ_in_shape(values):
                 return None, False
@@ -517,8 +521,8 @@ class Recorder:
         if inferred.on_meta:
             # No memory, nothing to defer.
             return op(
-                *ops_outside_blocks.replaced(args, ops_outside_blocks.on_meta),
-                **ops_outside_blocks.replaced(kwargs, ops_outside_blocks.on_meta),
+                *intercept_ops_outside_blocks.replaced(args, intercept_ops_outside_blocks.on_meta),
+                **intercept_ops_outside_blocks.replaced(kwargs, intercept_ops_outside_blocks.on_meta),
             )
         if inferred.to_cpu and self._recording.absent is None:
             return self.run_now(op, info, args, kwargs, "copy to the CPU")
@@ -546,12 +550,15 @@ class Recorder:
 
     def _with_memory(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call with zero tensors, which have no memory: recorded if others are pending."""
-        if not any(is_pending(tensor) for tensor in ops_outside_blocks.tensors_in((*args, *kwargs.values()))):
+        if not any(
+            is_pending(tensor)
+            for tensor in intercept_ops_outside_blocks.tensors_in((*args, *kwargs.values()))
+        ):
             return op(*args, **kwargs)
         return self.record(
             op,
-            ops_outside_blocks.replaced(args, ops_outside_blocks.with_memory),
-            ops_outside_blocks.replaced(kwargs, ops_outside_blocks.with_memory),
+            intercept_ops_outside_blocks.replaced(args, intercept_ops_outside_blocks.with_memory),
+            intercept_ops_outside_blocks.replaced(kwargs, intercept_ops_outside_blocks.with_memory),
         )
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
@@ -708,7 +715,7 @@ class Recorder:
     def _run_now(
         self, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, cause: str, of_sparse: bool
     ) -> Any:
-        needed, nbytes = ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)
+        needed, nbytes = intercept_ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)
         absent = self._recording.absent
         if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
             read = args[0] if args and info.name in ("item", "_local_scalar_dense") else None
@@ -717,14 +724,14 @@ class Recorder:
         # themselves.
         if needed or not (of_sparse or info.name == "set_"):
             self._runs.sync(cause, needed, nbytes, a_number=info.returns_numbers)
-        written = list(ops_outside_blocks.written_tensors(info, args, kwargs))
+        written = list(intercept_ops_outside_blocks.written_tensors(info, args, kwargs))
         before = [eager_fallback.memory_of(tensor) for tensor in written]
         for tensor in written:
             self._tensors.forget_outside(tensor)
             self._tensors.forget_shadow(tensor)
-        result, held = ops_outside_blocks.call_measured(op, info, args, kwargs)
+        result, held = intercept_ops_outside_blocks.call_measured(op, info, args, kwargs)
         if info.counts_writes:
-            ops_outside_blocks.count_writes(info, args, kwargs)
+            intercept_ops_outside_blocks.count_writes(info, args, kwargs)
         eager_fallback.note_operator(self._tape, cause, op, args, kwargs, result, written, before, held)
         return result
 
@@ -732,10 +739,10 @@ class Recorder:
         """A write to memory that may be shared: runs immediately, unless a closer examination finds no
         holder.
         """
-        operands = list(ops_outside_blocks.tensors_in((*args, *kwargs.values())))
+        operands = list(intercept_ops_outside_blocks.tensors_in((*args, *kwargs.values())))
         shown = [
             tensor
-            for tensor in ops_outside_blocks.written_tensors(info, args, kwargs)
+            for tensor in intercept_ops_outside_blocks.written_tensors(info, args, kwargs)
             if not is_pending(tensor)
         ]
         if self._memory_holders.may_be_resolved(shown):
@@ -748,7 +755,7 @@ class Recorder:
                 cause = f"write to {name}, whose memory {holder} shares; {workaround_for(holder)}"
                 if self._scopes.steps and not self._recording.in_autograd():
                     self.begin_immediate_step(cause)
-                    return ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
+                    return intercept_ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
                 return self.run_now(op, info, args, kwargs, cause)
         for tensor in shown:  # there is no holder any more
             self._tensors.forget_outside(tensor)
@@ -776,7 +783,9 @@ class Recorder:
         Autograd creates such views while it holds locks of tensors that an evaluation would need.
         """
         lazy = next(
-            tensor for tensor in ops_outside_blocks.tensors_in(args) if isinstance(tensor, LazyTensor)
+            tensor
+            for tensor in intercept_ops_outside_blocks.tensors_in(args)
+            if isinstance(tensor, LazyTensor)
         )
         if op is torch.ops.aten.alias.default and (same := detached(lazy)) is not None:
             return same  # a component of a sparse tensor
@@ -804,7 +813,7 @@ class Recorder:
         for cls in types:
             if not issubclass(cls, LazyTensor) and private_api.dispatches_itself(cls):
                 return _unwrapped(None, func, types, args, kwargs)
-        return ops_outside_blocks.dispatch(self._tape, func, args, kwargs)
+        return intercept_ops_outside_blocks.dispatch(self._tape, func, args, kwargs)
 
 
 recorder = Recorder(tape)

@@ -314,7 +314,9 @@ class PendingRuns:
                         nodes = more
             start = time.perf_counter()
             if nodes:
-                assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"
+                assert self.evaluator is not None, (
+                    "lazyviz.session.connect_packages_and_exit_handlers gives it one"
+                )
                 known = self._causes.get((cause, id(line), id(reader)))
                 self.evaluator(nodes, known[0] if known is not None else self._located(cause, line, reader))
             if noted and recording.graph is not None:
@@ -388,7 +390,7 @@ class PendingRuns:
         return True
 
     def evaluate(self, nodes: Sequence[TrackedNode], cause: str) -> None:
-        assert self.evaluator is not None, "lazyviz.session.connect_stages gives it one"
+        assert self.evaluator is not None, "lazyviz.session.connect_packages_and_exit_handlers gives it one"
         self.evaluator(nodes, cause)
 
     def note_run(self, nodes: Sequence[TrackedNode], graph: Graph) -> None:

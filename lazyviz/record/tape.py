@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from ..torch_internals.private_api import OpOverload
-from .interception.memory_holders import MemoryHolders
-from .outside_tensors import ExternalTensors
+from .interception.external_aliases import MemoryHolders
 from .pending_ops import PendingOps
+from .preexisting_tensors import ExternalTensors
 from .provenance.module_calls_and_phases import Scopes
 from .random_draw_order import Generators
 from .recording_state import RecordingState

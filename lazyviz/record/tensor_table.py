@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Graph
-from ..torch_internals import private_api, storage_internals
+from ..torch_internals import private_api, storage_ownership
 from .recording_state import RecordingState
 from .sparse.components import parts_of
 from .tensors_from_data_loaders import Arrivals
@@ -71,7 +71,7 @@ class TensorTable:
 
     def found_outside(self, tensor: torch.Tensor, storage: TrackedStorage, graph: Graph) -> None:
         """``storage`` is the new record of the memory of ``tensor``: who allocated it, and when."""
-        storage.borrowed = not storage_internals.is_allocated(tensor)
+        storage.borrowed = not storage_ownership.is_allocated(tensor)
         self.arrivals.use(private_api.storage_address(tensor), storage, graph)
 
     def made_real(self, values: Iterable[TrackedValue]) -> None:

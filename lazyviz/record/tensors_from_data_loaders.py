@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..graph.ir import Fetch, Graph, Role, Storage
-from ..torch_internals import private_api, storage_internals
+from ..torch_internals import private_api, storage_ownership
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_PARTS = 1000  # of a list in a batch that are looked at, because all of it may be Python numbers
@@ -40,7 +40,7 @@ class Arrival(weakref.ref[torch.Tensor]):
         memory = private_api.TensorBase.untyped_storage(tensor)
         self.storage = Storage(memory.nbytes(), tensor.device, external=True, created=-1)
         self.storage.arrived = len(graph.nodes)
-        self.storage.borrowed = not storage_internals.is_allocated(tensor)
+        self.storage.borrowed = not storage_ownership.is_allocated(tensor)
 
     @property
     def is_gone(self) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from ..execute import shutdown
+from ..execute import stop_runs_at_exit
 from ..execute.backend_registry import find_backend
 from ..execute.microbatch.ray_and_ipyparallel import is_cluster
 from ..graph.ir import Graph
@@ -32,7 +32,7 @@ from ..process.global_state_transaction import Transaction
 from ..process.tracebacks import shorten_block
 from ..record.dependency_closure import closure
 from ..record.distributed.planned_rank import world_size
-from ..record.graph_release import release_unreferenced
+from ..record.free_graph_with_owner import release_unreferenced
 from ..record.provenance.variable_names import global_models_of, name_earlier, name_tensors, variables_of
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.tape import tape
@@ -145,7 +145,7 @@ class LazyBlock(Transaction, Generic[G]):
         _finish_orphans()
         self._refuse_others()
         tape.runs.refuse_nested()
-        shutdown.uses()
+        stop_runs_at_exit.uses()
         tape.runs.lock.wait()  # finish a run on another thread first
         self._new = partial(
             self._make,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..graph.ir import Graph
 from ..plan.devices.device_lookup import DeviceLike
 from ..process.gc_pause import paused
-from .options import options
+from .default_options import options
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..execute.microbatch.ray_and_ipyparallel import NoWorkersError
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..plan.node_formatting import line_with_text
 from ..record.dependency_closure import can_run_without, closure
 from ..record.partially_written_memory import is_partial_write

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from ..execute import eager_backend, shutdown
+from ..execute import eager_backend, stop_runs_at_exit
 from ..execute.background_run import AsyncRun
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
 from ..execute.replay import native_codegen, native_short_runs, node_passes
 from ..execute.replay.program_cache import Projection
-from ..execute.report import Report, difference
+from ..execute.run_report import Report, difference
 from ..graph.ir import Failure, Graph, failure_of
 from ..process.deferred_signals import Deferred, abandoned, deferred, deferring, forget_signals
 from ..process.global_state_transaction import complete
 from ..record.dependency_closure import closure
+from ..record.intercept_ops_outside_blocks import nodes_before_access
 from ..record.interception import warning_routing
 from ..record.interception.install_modes_and_patches import Instrumentation
-from ..record.ops_outside_blocks import nodes_before_access
 from ..record.sync_points import RunLock
 from ..record.tape import tape
 from ..record.tracked_storages import FORGOTTEN_BY_FORK, TrackedNode
@@ -149,7 +149,7 @@ def run(
     batch of that graph, or of ``owner`` without it; an interrupted split run is completed first.
     ``recompute`` is the budget in bytes for recomputing activations.
     """
-    shutdown.uses()
+    stop_runs_at_exit.uses()
     wanted = RunOptions(**options)
     background = tape.runs.background
     if tape.runs.finish_background(nodes):
@@ -206,7 +206,7 @@ def start(
 
     There is one run at a time: an earlier one is finished first, and its errors are raised here.
     """
-    shutdown.uses()
+    stop_runs_at_exit.uses()
     tape.runs.finish_background()
     wanted, context = RunOptions(**options), ActiveRun(nodes)
     begun = interrupted_split(nodes)
@@ -562,7 +562,7 @@ def stop_background() -> None:
     background = tape.runs.background
     if isinstance(background, AsyncEvaluation) and (started := background.started) is not None:
         started.stop(eager_backend.Interrupted("the process is exiting"))
-        if not started.wait(shutdown.SECONDS):
+        if not started.wait(stop_runs_at_exit.SECONDS):
             return
     native_codegen.end_worker()
 

@@ -1,7 +1,8 @@
 """LazyGraph, ``lazy()``, and functions for all pending graphs: the composition root.
 
 Only this package and ``notebook`` import all stages.  This module connects graphs to their plans, pictures,
-and runs; :mod:`lazyviz.session.connect_stages` gives recording the functions that a sync point needs.
+and runs; :mod:`lazyviz.session.connect_packages_and_exit_handlers` gives recording the functions
+that a sync point needs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 
 from ..execute.progress import Progress, Run
 from ..execute.replay import node_passes
-from ..execute.report import NonFinite
-from ..execute.report import Report as Report
+from ..execute.run_report import NonFinite
+from ..execute.run_report import Report as Report
 from ..graph.ir import Failure, Graph, Node, SyncPoint, failure_of
 from ..graph.user_annotations import LONGEST_NAME, annotation
 from ..plan.devices.device_lookup import DeviceLike
@@ -29,11 +30,11 @@ from ..plan.result_tables import DisplayedText
 from ..process.deferred_signals import deferred
 from ..process.global_state_transaction import Transaction, complete
 from ..process.tracebacks import shortened
-from ..process.unpicklable import Unpicklable
+from ..process.unpicklable_base_class import Unpicklable
 from ..record import partially_written_memory
 from ..record.dependency_closure import closure
 from ..record.fake_cuda.gpu_copies_of_host_values import give_back
-from ..record.graph_release import Owned
+from ..record.free_graph_with_owner import Owned
 from ..record.lazy_tensor import is_pending
 from ..record.recording_state import HELD_BYTES_LIMIT
 from ..record.sparse.components import parts_of
@@ -46,18 +47,18 @@ from .argument_type_checks import check_evaluate, check_save, check_tensors, che
 from .asynchronous.run_handle import Run as AsyncRun
 from .batch_specification import BatchLike, NamedBatch
 from .block import LazyBlock, Options, close_all, open_blocks
+from .default_options import options as defaults
 from .display import Pictures
 from .evaluate_all_pending import evaluate_everything, merged
 from .graph_options import GraphOptions
-from .options import options as defaults
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import split_and_recompute
 from .run_history import Listener, RunHistory
 from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
 from .sync_evaluation import run_with_options
-from .why_and_status import metrics as metrics
-from .why_and_status import why as why
+from .why_it_ran_and_status import metrics as metrics
+from .why_it_ran_and_status import why as why
 
 if TYPE_CHECKING:
     import graphviz

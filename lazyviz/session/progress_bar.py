@@ -16,7 +16,7 @@ from typing import Any
 from ..execute.progress import Run
 from ..process.stdio import is_terminal
 from ..record.tracked_storages import TrackedNode
-from .options import options
+from .default_options import options
 
 AFTER = 1.0
 EVERY = 0.2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..graph.ir import Graph, SyncPoint
 from ..plan.devices.device_lookup import DeviceLike
 from ..record.tracked_storages import TrackedNode

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from ..execute.compute_value_stats import readable, summarize_now
 from ..execute.measured_memory import Levels, timeline_of
 from ..execute.progress import Run
-from ..execute.report import NonFinite, Report
+from ..execute.run_report import NonFinite, Report
 from ..graph.ir import Graph
 from ..process.tracebacks import report_ignored
 from ..record.tracked_storages import TrackedNode

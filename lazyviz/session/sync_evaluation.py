@@ -18,7 +18,7 @@ from ..execute.progress import Run
 from ..execute.replay import native_short_runs, node_passes, program_cache
 from ..execute.replay.program_cache import Known
 from ..execute.replay.program_key import Subgraph
-from ..execute.report import Report
+from ..execute.run_report import Report
 from ..process import gc_pause
 from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import complete

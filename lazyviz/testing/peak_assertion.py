@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..graph.nested_blocks import flattened
 from ..plan.devices.device_lookup import Device, DeviceLike, DeviceProfile, planned
-from ..plan.explain import essence, needed_text
+from ..plan.explain_memory import essence, needed_text
 from ..plan.make_plan import make_plan
 from ..plan.plan import Plan, Run
 from ..plan.units import format_bytes, parse_bytes

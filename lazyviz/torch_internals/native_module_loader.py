@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..process.paths import PACKAGE
+from ..process.install_paths import PACKAGE
 
 _FOLDER = Path(__file__).parent / "native"
 _ROOT = Path(PACKAGE).parent

@@ -37,7 +37,7 @@ def test_the_widget_looks_as_in_its_golden_pictures(graph, browser, known, scree
             wrong.append(f"{name}: {share:.2%} of the pixels")
     assert not wrong, (
         f"these differ from tests/browser/golden, see {screenshots}: {wrong}; if they are as they should be, "
-        "run scripts/golden.py, look at the pictures and commit them"
+        "run scripts/update_golden_pictures.py, look at the pictures and commit them"
     )
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import native_recorder, ops_outside_blocks, random_draw_order, recorder
-from lazyviz.record.interception import optimizer_hooks
+from lazyviz.record import intercept_ops_outside_blocks, native_recorder, random_draw_order, recorder
+from lazyviz.record.interception import register_optimizer_step_hooks
 
 from ..bit_equality import difference
 from .support.inject_faults import call_at, is_plain, points, sampled
@@ -435,7 +435,7 @@ def through_sparse(values: torch.Tensor) -> list[float]:
 @pytest.mark.parametrize("run", [through_sparse, lambda x: x[x > -1].tolist()])
 def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(monkeypatch, run, natively):
     w, x, got = torch.zeros(3), torch.arange(2.0), []
-    original = ops_outside_blocks.call_measured
+    original = intercept_ops_outside_blocks.call_measured
 
     def call_measured(*given):
         signal.raise_signal(signal.SIGUSR1)
@@ -443,7 +443,7 @@ def test_ops_of_a_handler_see_pending_writes_while_an_op_runs_at_a_sync_point(mo
 
     with recorded_natively(natively), handler_of_a_signal(lambda: got.append(w.clone())), lazyviz.lazy():
         w.add_(1)
-        monkeypatch.setattr(ops_outside_blocks, "call_measured", call_measured)
+        monkeypatch.setattr(intercept_ops_outside_blocks, "call_measured", call_measured)
         y = run(x)
         monkeypatch.undo()
         w.add_(1)
@@ -512,7 +512,7 @@ def test_a_reset_in_a_handler_while_an_op_is_recorded():
 @pytest.mark.parametrize("natively", [True, False])
 def test_a_reset_in_a_handler_at_any_line_of_the_hooks_of_an_optimizer(natively):
     def hooks(frame):
-        return frame.f_code.co_filename == optimizer_hooks.__file__
+        return frame.f_code.co_filename == register_optimizer_step_hooks.__file__
 
     step = Step("perceptron, one layer")
 

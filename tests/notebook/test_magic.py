@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import lazyviz
 from lazyviz.notebook import magic
 from lazyviz.record.tape import tape
-from lazyviz.session import lazy_graph, why_and_status
+from lazyviz.session import lazy_graph, why_it_ran_and_status
 from lazyviz.session.asynchronous import unrecorded_steps
 from lazyviz.torch_internals import op_stream
 from lazyviz.view.scene.scene import Scene
@@ -645,7 +645,7 @@ def test_a_batch_that_fits_in_no_number_of_pieces_is_said_by_the_cell(run):
         "with lazyviz.lazy(device=DeviceProfile('tiny', 30_000), batch='x', split='auto') as g:\n"
         "    net(x).sum().backward()"
     )
-    (said,) = why_and_status.unmet_options(run["g"])
+    (said,) = why_it_ran_and_status.unmet_options(run["g"])
     assert said.startswith(
         "The budget cannot be met: even in 256 pieces of the batch, it does not fit: tiny has"
     )

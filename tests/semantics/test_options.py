@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.session.options import Options
+from lazyviz.session.default_options import Options
 
 
 @pytest.fixture(autouse=True)

@@ -156,7 +156,7 @@ def test_it_is_shown_on_terminals_and_where_the_option_says_so(monkeypatch, term
 
 
 def test_the_environment_says_whether_bars_are_shown():
-    from lazyviz.session.options import Options
+    from lazyviz.session.default_options import Options
 
     assert Options({}).progress is None
     assert Options({"LAZYVIZ_PROGRESS": "off"}).progress is False

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lazyviz
 from lazyviz.record.interception.attribute_patches import Patches
-from lazyviz.torch_internals import fake_process_groups, handler_redispatch
+from lazyviz.torch_internals import fake_process_groups, redispatch_from_dispatch_mode
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def test_the_function_inside_of_decorators_is_the_one_that_all_call():
 
 def test_distributed_tensors_are_dispatched_in_cpp():
     distributed, waited = fake_process_groups.wrapper_classes()
-    assert handler_redispatch.is_dispatched_in_cpp(distributed)
-    assert not handler_redispatch.is_dispatched_in_cpp(waited)
-    assert not handler_redispatch.is_dispatched_in_cpp(torch.Tensor)
+    assert redispatch_from_dispatch_mode.is_dispatched_in_cpp(distributed)
+    assert not redispatch_from_dispatch_mode.is_dispatched_in_cpp(waited)
+    assert not redispatch_from_dispatch_mode.is_dispatched_in_cpp(torch.Tensor)
 
 
 def test_what_is_patched_of_other_classes_is_there():

@@ -36,9 +36,9 @@ from lazyviz.torch_internals import (
     fake_cuda_devices,
     fastest_op_calls,
     generators,
-    handler_redispatch,
     private_api,
-    storage_internals,
+    redispatch_from_dispatch_mode,
+    storage_ownership,
 )
 from lazyviz.torch_internals.cpu_kernel_selection import Instructions
 
@@ -126,15 +126,15 @@ def test_numbers_in_lists_are_read_by_methods_that_can_be_replaced(monkeypatch):
 
 def test_who_refers_to_a_storage_is_counted():
     tensor = torch.ones(3)
-    assert storage_internals.are_alone([tensor])
+    assert storage_ownership.are_alone([tensor])
     alias = tensor.detach()
-    assert not storage_internals.are_alone([tensor])
-    assert storage_internals.are_alone([tensor, alias])
+    assert not storage_ownership.are_alone([tensor])
+    assert storage_ownership.are_alone([tensor, alias])
     del alias
     storage = tensor.untyped_storage()
-    assert not storage_internals.are_alone([tensor])
+    assert not storage_ownership.are_alone([tensor])
     del storage
-    assert storage_internals.are_alone([tensor])
+    assert storage_ownership.are_alone([tensor])
 
 
 def test_methods_of_generators_can_be_replaced_and_put_back():
@@ -154,7 +154,7 @@ def test_methods_of_generators_can_be_replaced_and_put_back():
 
 def test_optimizers_tell_of_their_steps_outside_of_their_own_hooks():
     """And only of the outermost, of classes that are first used inside."""
-    from lazyviz.torch_internals.optimizer_steps import watched_steps
+    from lazyviz.torch_internals.after_optimizer_step_callbacks import watched_steps
 
     class Outer(torch.optim.SGD):
         def step(self, closure=None):
@@ -298,9 +298,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(func)
             if types:
-                return handler_redispatch.ask_subclasses(self, types, func, args, kwargs or {})
-            if handler_redispatch.makes_views_by_decomposition(func):
-                return handler_redispatch.call_decomposed(self, func, args, kwargs or {})
+                return redispatch_from_dispatch_mode.ask_subclasses(self, types, func, args, kwargs or {})
+            if redispatch_from_dispatch_mode.makes_views_by_decomposition(func):
+                return redispatch_from_dispatch_mode.call_decomposed(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     class Unwraps(Wrapper):
@@ -318,9 +318,9 @@ def test_what_a_handler_leaves_to_others_is_seen_by_its_mode():
     assert seen == [aten.abs.default, aten.neg.default, aten.mT.default, aten.transpose.int]
     assert view._is_view() and view._base is plain
     made = [aten.reshape.default, aten.mT.default, aten.view_as.default]
-    assert all(map(handler_redispatch.makes_views_by_decomposition, made))
+    assert all(map(redispatch_from_dispatch_mode.makes_views_by_decomposition, made))
     tracked = [aten.view.default, aten.narrow.default, aten.matmul.default, aten.add_.Tensor]
-    assert not any(map(handler_redispatch.makes_views_by_decomposition, tracked))
+    assert not any(map(redispatch_from_dispatch_mode.makes_views_by_decomposition, tracked))
 
 
 def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
@@ -329,7 +329,7 @@ def test_an_op_in_a_handler_can_pass_by_functions_of_subclasses():
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             raise AssertionError("called")
 
-    with handler_redispatch.past_torch_function():
+    with redispatch_from_dispatch_mode.past_torch_function():
         tensor = torch.ones(2).as_subclass(Function)
         assert torch.ops.aten.add.Tensor(tensor, tensor).sum().item() == 4
 
@@ -423,7 +423,7 @@ def test_generators_keep_their_identity_through_the_dispatcher():
 
 
 def memory_of(tensor):
-    return storage_internals.memory_of(storage_internals.storage_address(tensor))
+    return storage_ownership.memory_of(storage_ownership.storage_address(tensor))
 
 
 def test_the_deleter_of_a_storage_is_recognized(tmp_path):
@@ -433,27 +433,27 @@ def test_the_deleter_of_a_storage_is_recognized(tmp_path):
     private = torch.from_file(str(file), shared=False, size=4)
     shared = torch.from_file(str(file), shared=True, size=4)
     part = torch.empty(0).set_(private.untyped_storage()[4:12])
-    assert memory_of(torch.ones(3)).deleter == storage_internals.OWN
+    assert memory_of(torch.ones(3)).deleter == storage_ownership.OWN
     assert memory_of(part).data == private.data_ptr() + 4
-    assert storage_internals.whole_of(memory_of(part)) == storage_internals.storage_address(private)
-    assert storage_internals.whole_of(memory_of(private)) is None
+    assert storage_ownership.whole_of(memory_of(part)) == storage_ownership.storage_address(private)
+    assert storage_ownership.whole_of(memory_of(private)) is None
     for tensor, keeper in (
         (torch.from_numpy(array), array),
         (torch.frombuffer(buffer, dtype=torch.uint8), buffer),
     ):
-        assert storage_internals.is_kept_by_python(memory_of(tensor))
-        assert storage_internals.keeper(memory_of(tensor)) is keeper
+        assert storage_ownership.is_kept_by_python(memory_of(tensor))
+        assert storage_ownership.keeper(memory_of(tensor)) is keeper
     for tensor in (private, shared, torch.ones(2), torch.from_dlpack(torch.ones(2))):
-        assert not storage_internals.is_kept_by_python(memory_of(tensor))
-    assert storage_internals.is_private_mapping(memory_of(private))
-    assert not storage_internals.is_private_mapping(memory_of(shared))
-    assert not storage_internals.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
-    assert storage_internals.shared_file(shared.untyped_storage()) == str(file)
-    assert storage_internals.shared_file(private.untyped_storage()) is None
+        assert not storage_ownership.is_kept_by_python(memory_of(tensor))
+    assert storage_ownership.is_private_mapping(memory_of(private))
+    assert not storage_ownership.is_private_mapping(memory_of(shared))
+    assert not storage_ownership.is_private_mapping(memory_of(torch.ones(2).share_memory_()))
+    assert storage_ownership.shared_file(shared.untyped_storage()) == str(file)
+    assert storage_ownership.shared_file(private.untyped_storage()) is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library for sizes of memory")
-@pytest.mark.parametrize("find", [private_api._key_set_offset, storage_internals._find_memory])
+@pytest.mark.parametrize("find", [private_api._key_set_offset, storage_ownership._find_memory])
 def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
     size_of = ctypes.CDLL(None).malloc_usable_size
     size_of.argtypes, size_of.restype = [ctypes.c_void_p], ctypes.c_size_t
@@ -466,14 +466,14 @@ def test_layouts_are_looked_for_inside_of_the_objects(find, monkeypatch):
         read.append(address)
         return ctypes.c_uint64.from_address(address).value
 
-    words = storage_internals._words
+    words = storage_ownership._words
     monkeypatch.setattr(private_api, "word", watched)
     monkeypatch.setattr(
-        storage_internals,
+        storage_ownership,
         "_words",
         lambda address, count: (watched(address, count), words(address, count))[1],
     )
-    assert find() in (private_api.KEY_SET_OFFSET, storage_internals._MEMORY_OFFSET)
+    assert find() in (private_api.KEY_SET_OFFSET, storage_ownership._MEMORY_OFFSET)
     assert len(read) >= 2
 
 
@@ -481,21 +481,21 @@ def test_a_tensor_without_other_references_is_alone():
     array = np.zeros(4)
     tensor = torch.from_numpy(array)
     memory = memory_of(tensor)
-    kept = storage_internals.keeper(memory)
-    assert sys.getrefcount(kept) == storage_internals.ALONE + 1
+    kept = storage_ownership.keeper(memory)
+    assert sys.getrefcount(kept) == storage_ownership.ALONE + 1
     del array
-    assert sys.getrefcount(kept) == storage_internals.ALONE
+    assert sys.getrefcount(kept) == storage_ownership.ALONE
 
 
 def test_memory_that_was_given_to_numpy_is_not_ordinary():
     given, other = torch.ones(3), torch.ones(3)
-    assert storage_internals.is_resizable(given) and storage_internals.is_ordinary(given)
+    assert storage_ownership.is_resizable(given) and storage_ownership.is_ordinary(given)
     given.numpy()
-    assert not storage_internals.is_resizable(given) and not storage_internals.is_ordinary(given)
-    assert storage_internals.is_ordinary(other)
-    assert not storage_internals.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
+    assert not storage_ownership.is_resizable(given) and not storage_ownership.is_ordinary(given)
+    assert storage_ownership.is_ordinary(other)
+    assert not storage_ownership.is_ordinary(torch.ones(3).share_memory_())  # resizable as before
     assert [
-        storage_internals.address_of(tensor)
+        storage_ownership.address_of(tensor)
         for tensor in (given, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"))
     ] == [given.untyped_storage()._cdata, None, None]
 
@@ -503,16 +503,16 @@ def test_memory_that_was_given_to_numpy_is_not_ordinary():
 def test_a_weak_reference_to_the_c_tensor_does_not_keep_it():
     tensor = torch.ones(3)
     array = tensor.detach().numpy()
-    reference = storage_internals.WeakTensor(array.base)
+    reference = storage_ownership.WeakTensor(array.base)
     assert not reference.expired()
     del array
     assert reference.expired()
-    assert storage_internals.use_count(tensor) == 1
+    assert storage_ownership.use_count(tensor) == 1
 
 
 def test_every_reference_that_an_object_has_is_found():
     tensor = torch.ones(3)
-    found = storage_internals.referents_of([[tensor, tensor], {"key": tensor}, [1]])
+    found = storage_ownership.referents_of([[tensor, tensor], {"key": tensor}, [1]])
     assert sum(item is tensor for item in found) == 3
 
 
@@ -843,7 +843,7 @@ class AtUserLevel(TorchDispatchMode):
         if self.function is not None:
             function, self.function = self.function, None
             before = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-            with handler_redispatch.user_level(self):
+            with redispatch_from_dispatch_mode.user_level(self):
                 function()
             keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
             assert [key.raw_repr() for key in keys] == [key.raw_repr() for key in before]
@@ -865,7 +865,7 @@ def test_at_the_user_s_level_modes_and_autograd_see_ops(autocast):
 def test_at_the_user_s_level_nothing_changes_where_no_op_is_dispatched():
     mode = AtUserLevel(None)
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    with handler_redispatch.user_level(mode):
+    with redispatch_from_dispatch_mode.user_level(mode):
         assert torch._C._dispatch_tls_local_include_set().raw_repr() == keys
         assert not private_api.active_dispatch_modes()
         torch.ones(2)

@@ -2,7 +2,7 @@
 
 import { group, html, on, plainButton } from "../page/dom";
 import { bytesText, categoryText, seconds } from "../page/format";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import { roving } from "../page/roving-tabindex";
 import type { CodeFacts, CodeMessage, Layer, Send } from "../model/types";
 

@@ -2,7 +2,7 @@
 // written by drawer/details.ts, which is in the widget's deferred part.
 
 import { html } from "../page/dom";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import type { DetailsEvents, Writer } from "./details";
 import type { BoxData } from "../model/types";
 

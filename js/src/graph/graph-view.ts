@@ -10,7 +10,7 @@ import type { Arrow } from "./arrow-keys";
 import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
-import { deferredPart, whenLoaded } from "../page/on-demand-loading";
+import { deferredPart, whenLoaded } from "../page/load-deferred-bundle";
 import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 

@@ -1,13 +1,13 @@
 // The memory chart: projected bytes by category over the run, measured bytes, the peak and the capacity.
 //
 // When a part of the run is zoomed in, its points are requested from Python; until they arrive, the known points are
-// stretched. The cursor is in chart-cursor.ts.
+// stretched. The cursor is in chart-pointer-and-keys.ts.
 
-import { ChartCursor } from "./chart-cursor";
+import { ChartCursor } from "./chart-pointer-and-keys";
 import { area, BOUNDS, type Chart, edge, HEIGHT, Plot, pointAt, steps, totals, TRACK } from "./chart-geometry";
 import { charWidth, cut, focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText, grouped } from "../page/format";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import type { Failure, Memory, Phase, Points, Range, Track } from "../model/types";
 
 const NEAR = 2; // a line is drawn if it is below this multiple of the peak

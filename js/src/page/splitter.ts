@@ -4,7 +4,7 @@
 
 import { html } from "./dom";
 import { clamped, type Split } from "./splitter-limits";
-import { whenLoaded } from "./on-demand-loading";
+import { whenLoaded } from "./load-deferred-bundle";
 
 export function splitter(split: Split): HTMLElement {
   const { name, label, upright, least, most, usual, set } = split;

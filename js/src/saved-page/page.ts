@@ -5,8 +5,8 @@
 import { finder, type SearchData } from "./offline-search";
 import type { FromPython, GroupData } from "../model/types";
 import type { Model } from "../model/anywidget-model";
-import { provideDeferredPart } from "../page/on-demand-loading";
-import * as deferred from "../on-demand-entry";
+import { provideDeferredPart } from "../page/load-deferred-bundle";
+import * as deferred from "../deferred-bundle-entry";
 import widget from "../anywidget-entry";
 
 type Callback = (message: FromPython) => void;

@@ -4,7 +4,7 @@
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import type { Planning } from "../model/throttled-plan-requests";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 

@@ -3,7 +3,7 @@
 
 import { group, html, on, plainButton } from "../page/dom";
 import { grouped, seconds } from "../page/format";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import type { BoxData, Choices, Finding, Progress, Send, State } from "../model/types";
 
 const BACKEND_HINT = "Backend that runs the ops; results of eager are bit-equal to PyTorch";

@@ -2,7 +2,7 @@
 
 import { html, on, plainButton } from "../page/dom";
 import { icon } from "../page/icons";
-import { whenLoaded } from "../page/on-demand-loading";
+import { whenLoaded } from "../page/load-deferred-bundle";
 import type { Found } from "../model/types";
 import type { SearchEvents, SearchHits } from "./search-hits";
 

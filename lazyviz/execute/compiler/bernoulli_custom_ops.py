@@ -4,7 +4,7 @@ On a CPU, Inductor draws ``bernoulli_`` in place, and may fuse a kernel that rea
 that fills it before the draw.  The mask then has the previous contents of the memory (seen with PyTorch 2.11
 in a training step with batch norm).  The custom operator returns the numbers in new memory, so that every
 reader depends on the draw.  (If the numbers must equal those of eager mode, see
-:mod:`lazyviz.execute.compiler.rng_prologue`.)
+:mod:`lazyviz.execute.compiler.random_draws_up_front`.)
 """
 
 from __future__ import annotations

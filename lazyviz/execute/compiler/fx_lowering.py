@@ -22,7 +22,7 @@ from ...torch_internals.operator_registration import define
 from ..backend_protocol import Segment
 from .bernoulli_custom_ops import drawn
 from .dynamic_shapes import Size, Sizes
-from .rng_prologue import Draw, draw_all, draw_of, draws, serialized
+from .random_draws_up_front import Draw, draw_all, draw_of, draws, serialized
 from .scalar_arguments import Numbers
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def lower(
     ``sizes``, the varying size is the first input, an int. ``channels_last`` sets that layout for
     convolutions and values that are computed from them, including results, but not for the gradients of
     weights. ``draws_first`` lets ATen's kernels draw all random numbers first, in program order, into memory
-    with the recorded strides (:mod:`lazyviz.execute.compiler.rng_prologue`).
+    with the recorded strides (:mod:`lazyviz.execute.compiler.random_draws_up_front`).
 
     Raises:
         NotLowered: one of the nodes cannot be.

@@ -11,7 +11,7 @@ from ..backend_protocol import Refused, first_line
 from .calling_convention import number_tensor
 from .compiling_backend_base import SegmentCompiler, Task
 from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
-from .rng_prologue import draw_of, draws
+from .random_draws_up_front import draw_of, draws
 
 
 class InductorBackend(SegmentCompiler):

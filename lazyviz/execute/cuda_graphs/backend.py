@@ -2,7 +2,7 @@
 
 The first time, a segment runs node by node, which performs one-time initialization (cuBLAS handles, tuned
 kernels).  The second time, its kernels are captured, in several parts if some cannot be captured
-(:mod:`lazyviz.execute.cuda_graphs.partition`).  From then on, the captured graphs are launched
+(:mod:`lazyviz.execute.cuda_graphs.capturable_segments`).  From then on, the captured graphs are launched
 (:mod:`lazyviz.execute.cuda_graphs.captured_graph`).  The kernels, their order, and their arguments are those
 of eager mode.
 """
@@ -26,8 +26,8 @@ from ..compiler.compiled_program_cache import Programs, Variant, program_of
 from ..compiler.fx_lowering import cut_first, views_of
 from ..compiler.scalar_arguments import Place, places_of_scalars, scalars_at
 from ..replay.program_key import moving
+from .capturable_segments import TOO_FEW, Layout, named, parts_of, refused, unfit
 from .captured_graph import CapturedForm, Moved, SegmentRun
-from .partition import TOO_FEW, Layout, named, parts_of, refused, unfit
 from .torch_cuda_calls import CaptureDevice, CudaCaptures
 
 MOST_PROGRAMS = 16  # each keeps the memory of a whole run

@@ -20,7 +20,7 @@ from ...graph.ir import Node, Value
 from ...torch_internals import cuda_graph_capture, fastest_op_calls, private_api
 from ..backend_protocol import Segment, first_line
 from ..compiler.fx_lowering import views_of
-from .partition import Layout, Part
+from .capturable_segments import Layout, Part
 from .torch_cuda_calls import Captured, CaptureDevice
 
 WORD = 16  # bytes: the largest access of a kernel; the order of sums of integers does not matter

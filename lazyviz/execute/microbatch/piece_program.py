@@ -18,7 +18,7 @@ from ...plan.batch.batch_dim_propagation import BatchAnalysis, separable
 from ...plan.batch.batch_placement import Piece, Shard
 from ...plan.batch.batch_rule import Call
 from ...plan.batch.layer_rules import total_weight
-from ...plan.batch.split_schedule import Pass
+from ...plan.batch.passes_over_pieces import Pass
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api
 from .random_draws_of_pieces import Draw, draw_of

@@ -20,8 +20,8 @@ import torch
 from ...graph.ir import Storage
 from ...plan.batch.batch_dim_propagation import BatchAnalysis
 from ...plan.batch.batch_placement import Partial, Piece, Shard
+from ...plan.batch.passes_over_pieces import Pass, Schedule
 from ...plan.batch.split_plan import SHOWN
-from ...plan.batch.split_schedule import Pass, Schedule
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode, TrackedValue
 from ...torch_internals import private_api

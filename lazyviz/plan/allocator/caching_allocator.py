@@ -1,6 +1,6 @@
 """Simulated CUDA caching allocator: its state, block by block.
 
-:mod:`lazyviz.plan.allocator.event_replay` runs its events on it.  It follows the native backend in
+:mod:`lazyviz.plan.allocator.simulate_events` runs its events on it.  It follows the native backend in
 ``c10/cuda/CUDACachingAllocator.cpp``; the names in brackets below are those of its functions.  The source was
 read as of PyTorch 2.6.  Differences of the compiled libraries of 2.11, 2.13, and 2.15, compared step by step
 (``benchmarks/cuda_allocator_reference_traces.py``), are included: a memory fraction of 1 neither limits

@@ -1,7 +1,7 @@
 """Reserved memory: what a graph needs on a GPU beyond tensors (allocator, libraries, context).
 
-The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.event_replay`), with the workspaces of
-:mod:`lazyviz.plan.workspace.cublas`.  The CUDA context is an estimate.
+The allocator is simulated event by event (:mod:`lazyviz.plan.allocator.simulate_events`), with the workspaces
+of :mod:`lazyviz.plan.workspace.cublas`.  The CUDA context is an estimate.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..devices import cuda_context
 from ..devices.device_lookup import Device, DeviceProfile
 from ..liveness.lifetimes import Lifetime, events
 from ..workspace.cublas import cublas_workspaces
-from .compiled_replay import CompiledReplay, Replayed, compiled_replay
-from .event_replay import AllocationFailure, AllocatorConfig, simulate
 from .initial_state import Segment, Start, start
+from .simulate_events import AllocationFailure, AllocatorConfig, simulate
+from .simulate_events_compiled import CompiledReplay, Replayed, compiled_replay
 
 Call = tuple[int, Hashable, int]
 """(Position, name, bytes) of an allocation, or of a free if the bytes are not above 0."""

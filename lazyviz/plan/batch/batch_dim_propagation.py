@@ -24,7 +24,7 @@ from .batch_analysis_result import BatchAnalysis as BatchAnalysis
 from .batch_analysis_result import Blocker as Blocker
 from .batch_placement import LOCAL, PARTIAL, Local, Part, Partial, Placement, Shard
 from .batch_rule import FACTORIES, RULES, Call, Coupled, Rule, base_name, named
-from .partial_inputs import can_make_part, is_pointwise, make_part, pull
+from .inputs_sliced_by_pieces import can_make_part, is_pointwise, make_part, pull
 from .pointwise_rules import pointwise
 
 _SHAPE_ONLY = named(

@@ -26,7 +26,7 @@ from .batch_analysis_result import BatchAnalysis
 from .batch_dim_propagation import Blocker, analyze, is_view, separable
 from .batch_placement import Local, Part, Partial, Shard
 from .batch_rule import Call, base_name
-from .split_schedule import Schedule, Unschedulable, schedule
+from .passes_over_pieces import Schedule, Unschedulable, schedule
 
 SHOWN = 2
 """Pieces of each pass in a plan's timeline: from the second piece on, the accumulated sums exist as well."""

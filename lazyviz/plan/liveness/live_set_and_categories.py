@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, get_args, overload
 
 from ...graph.ir import Node, Role, SourceLine, Storage
 from ...graph.modules import ModuleNames, OwnedName, full_name, root_of
-from ...process.unpicklable import Unpicklable
+from ...process.unpicklable_base_class import Unpicklable
 from ..node_formatting import where
 from ..result_tables import Table, Tabular
 from ..result_tables import sizes as rows_of_sizes

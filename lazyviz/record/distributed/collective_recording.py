@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ...graph.collective_info import Group
-from ...process.paths import PACKAGE
+from ...process.install_paths import PACKAGE
 from ...torch_internals import fake_process_groups, private_api
 from ..dependency_closure import order
-from ..interception.memory_holders import Unexamined
+from ..intercept_ops_outside_blocks import tensors_in
+from ..interception.external_aliases import Unexamined
 from ..lazy_tensor import is_pending
-from ..ops_outside_blocks import tensors_in
 from ..sync_points import OtherRanks
 from ..tape import Tape
 from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue

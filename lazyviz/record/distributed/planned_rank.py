@@ -20,7 +20,7 @@ from ...torch_internals.fake_process_groups import GroupTables
 from ..interception.attribute_patches import CodePatch, Patches
 from ..tape import Tape, tape
 from ..tracked_storages import TrackedStorage
-from . import collective_recording, cross_rank_checks, dtensors, pipelines
+from . import collective_recording, cross_rank_checks, dtensors, pipeline_stage_shapes
 
 RANKS_OF_A_MACHINE = 8
 """The assumed number of GPUs per machine, if the world has more ranks than that."""
@@ -104,7 +104,7 @@ class OneOfMany(Transaction):
             self._patches.set(owner, name, value)
         cross_rank_checks.install(self._patches)
         dtensors.install(self._patches, self._tape)
-        pipelines.install(self._patches, self._tape)
+        pipeline_stage_shapes.install(self._patches, self._tape)
         assert _init is not None
         _init.set(_tolerant)
         if not self._users_own:
@@ -137,7 +137,7 @@ class OneOfMany(Transaction):
                 _kept[self._key] = after
         if _init is not None:
             _init.restore()
-        pipelines.remove()
+        pipeline_stage_shapes.remove()
         self._patches.restore()
         for name, value in self._environment.items():
             if value is None:

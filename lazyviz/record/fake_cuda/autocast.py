@@ -16,9 +16,9 @@ import torch
 
 from ...process.global_state_transaction import take_back
 from ...torch_internals import fake_cuda_devices
+from ..intercept_ops_outside_blocks import replaced, tensors_in
 from ..interception.attribute_patches import Patches
 from ..lazy_tensor import is_pending
-from ..ops_outside_blocks import replaced, tensors_in
 
 LOWER_PRECISION = (
     "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc",

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...torch_internals import dynamo
 from ..eager_fallback import evaluate_before_tracing
+from ..intercept_ops_outside_blocks import is_out_of_reach, nodes_before_access
 from ..interception import unpatched_imports
-from ..ops_outside_blocks import is_out_of_reach, nodes_before_access
 from .fake_gpus_protocol import Gpus
 
 

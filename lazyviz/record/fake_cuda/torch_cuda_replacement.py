@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...torch_internals import dispatch_level, fake_cuda_devices, private_api
+from ..intercept_ops_outside_blocks import nodes_before_access
 from ..interception.attribute_patches import Patches
-from ..ops_outside_blocks import nodes_before_access
 from ..sync_points import AbsentDeviceError, needs_absent
 from ..tracked_storages import TrackedNode
 from . import (

@@ -14,7 +14,7 @@ import torch
 
 from ...process.tracebacks import shorten
 from ...torch_internals import dispatch_level, private_api
-from ..ops_outside_blocks import replaced
+from ..intercept_ops_outside_blocks import replaced
 from ..shapes.kernel_probes import with_cuda_names
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape

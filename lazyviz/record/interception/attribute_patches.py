@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ...process.paths import PACKAGE
+from ...process.install_paths import PACKAGE
 from ...torch_internals import generators
 from .torch_function import replacement_of
 

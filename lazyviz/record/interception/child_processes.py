@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shortened
-from ...torch_internals.storage_internals import referents_of
+from ...torch_internals.storage_ownership import referents_of
 from ..provenance.source_lines import is_user_file
 from ..sync_points import AbsentDeviceError
 from ..tape import Tape

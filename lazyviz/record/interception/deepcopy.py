@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...torch_internals import dispatch_level, private_api
+from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import class_of, is_pending
-from ..ops_outside_blocks import nodes_before_access
 from ..tracked_storages import TrackedStorage
 from .torch_function import sees_calls
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import private_api, storage_internals
+from ...torch_internals import private_api, storage_ownership
 from ..lazy_tensor import is_lazy
 from .attribute_patches import Patches
-from .memory_holders import DLPACK, NUMPY, MemoryHolders
+from .external_aliases import DLPACK, NUMPY, MemoryHolders
 
 BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor depends on, given a cause
 CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}
@@ -34,15 +34,15 @@ def export_array(
 ) -> Any:
     """``original(tensor, ...)``, which exports the memory of an ordinary tensor."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    if not plain or storage_internals.address_of(tensor) is None:
+    if not plain or storage_ownership.address_of(tensor) is None:
         return original(tensor, *args, **kwargs)
     # A tensor that requires gradients is rejected, or detached by the function itself.
     given = tensor if tensor.requires_grad else private_api.alias(tensor)
-    traced = storage_internals.is_ordinary(given)
+    traced = storage_ownership.is_ordinary(given)
     result = original(given, *args, **kwargs)
     if who is NUMPY:
         base = result
-        while isinstance(base, storage_internals.numpy.ndarray):  # type: ignore[union-attr]
+        while isinstance(base, storage_ownership.numpy.ndarray):  # type: ignore[union-attr]
             base = base.base
         if isinstance(base, torch.Tensor):
             holders.note_export(base, who, traced=traced)

@@ -19,7 +19,7 @@ from ...process.deferred_signals import deferred, deferring
 from ...process.global_state_lock import CriticalSection
 from ...process.global_state_transaction import complete
 from ...torch_internals import dispatcher_bypasses, dynamo, fake_cuda_devices, private_api
-from ...torch_internals.handler_redispatch import user_level
+from ...torch_internals.redispatch_from_dispatch_mode import user_level
 from ..eager_fallback import evaluate_before_tracing, note_region
 from ..lazy_tensor import LazyTensor
 from ..parity.derivative_formulas import FormulaPatches
@@ -29,9 +29,9 @@ from ..recorder import RecorderMode
 from ..tape import Tape
 from .attribute_patches import CodePatch, Patches, everything, is_ours, originals, out_of_place
 from .finalizers import FinalizerLevel
-from .global_flags import SettingsPatches
 from .kv_cache_detection import CachePatches
 from .print_numpy_tolist import SyncPatches
+from .run_pending_before_flag_changes import SettingsPatches
 from .torch_compile import CompilerPatches
 from .unpatched_imports import LateImports
 

@@ -25,6 +25,7 @@ from ..distributed.fsdp_storage_resize import planned_storage
 from ..fake_cuda import torch_cuda_replacement as fake_torch_cuda
 from ..fake_cuda import value_read_errors
 from ..fake_cuda.gpu_copies_of_host_values import host_copy
+from ..intercept_ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..item_and_bool_reads import needed_by
 from ..lazy_tensor import (
     LazyTensor,
@@ -37,7 +38,6 @@ from ..lazy_tensor import (
     see_history,
 )
 from ..lazy_tensors_of_user_classes import real_class
-from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..random_draw_order import READERS, WRITERS, rng_state
 from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
@@ -47,7 +47,7 @@ from . import child_processes, torch_save, torchscript_calls
 from . import deepcopy as deepcopy_hooks
 from .attribute_patches import Patches, originals
 from .exported_array_tracking import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
-from .memory_holders import DLPACK
+from .external_aliases import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .torch_function import sees_calls
 from .warning_routing import at_users_line

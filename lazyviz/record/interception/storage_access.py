@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ...process.tracebacks import shorten, shortened
-from ...torch_internals import dispatcher_bypasses, fake_cuda_devices, private_api, storage_internals
+from ...torch_internals import dispatcher_bypasses, fake_cuda_devices, private_api, storage_ownership
 from .. import native_recorder
 from ..dependency_closure import closure
 from ..eager_fallback import note_copies
-from ..ops_outside_blocks import refuse_forgotten, tensors_in
+from ..intercept_ops_outside_blocks import refuse_forgotten, tensors_in
 from ..sync_points import needs_absent
 from ..tape import Tape
 from ..tracked_storages import TrackedStorage
@@ -118,7 +118,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
 
     @functools.wraps(get_item)
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(index, slice) or storage_internals.wholes_of(storage._cdata):
+        if isinstance(index, slice) or storage_ownership.wholes_of(storage._cdata):
             before_access(tape, storage)
         with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
             result = get_item(storage, index)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import private_api
-from ...torch_internals.storage_internals import memory_of
+from ...torch_internals.storage_ownership import memory_of
 
 
 class HolderInfo:

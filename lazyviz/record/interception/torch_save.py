@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...process.paths import PACKAGE
+from ...process.install_paths import PACKAGE
 from ...torch_internals import private_api
+from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import is_pending
-from ..ops_outside_blocks import nodes_before_access
 from ..provenance.source_lines import is_user_file
 from ..sparse.components import is_sparse, parts_of
 from ..tracked_storages import TrackedNode

@@ -19,7 +19,7 @@ import torch
 
 from ...process.global_state_transaction import Transaction, no_warnings
 from ...torch_internals import dispatcher_bypasses
-from ...torch_internals.handler_redispatch import past_torch_function
+from ...torch_internals.redispatch_from_dispatch_mode import past_torch_function
 from ..provenance.source_lines import AT_USERS_LINE, SourceFinder
 
 Parameters = ParamSpec("Parameters")

@@ -27,8 +27,8 @@ import torch
 from ...torch_internals import composite_ops, dispatcher_bypasses, private_api
 from .. import backward_nodes
 from ..eager_fallback import note_region
+from ..intercept_ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..interception.attribute_patches import Patches
-from ..ops_outside_blocks import is_out_of_reach, nodes_before_access, tensors_in
 from ..tape import Tape
 from ..tracked_storages import TrackedNode
 from .backward_lock import BackwardLock

@@ -23,9 +23,9 @@ import torch
 from ...process.global_state_transaction import take_back
 from ...torch_internals import composite_ops, private_api
 from .. import eager_fallback, native_recorder
+from ..intercept_ops_outside_blocks import tensors_in
 from ..interception.storage_access import RAW_ACCESS
 from ..lazy_tensor import is_pending
-from ..ops_outside_blocks import tensors_in
 from ..sparse import constructors as sparse_constructors
 from ..tape import Tape
 from . import scattered_gradients

@@ -14,7 +14,7 @@ from ...graph.ir import Graph, Phase, Role, SourceLine
 from ...graph.modules import ModuleRoot, OwnedName
 from ...torch_internals import private_api
 from ..interception.attribute_patches import CodePatch
-from ..interception.optimizer_hooks import OptimizerSteps, ValueFinder
+from ..interception.register_optimizer_step_hooks import OptimizerSteps, ValueFinder
 from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 from .module_variable_names import name_by_caller, name_modules, name_weights
 from .source_lines import SourceFinder

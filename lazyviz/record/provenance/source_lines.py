@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Phase, SourceLine
-from ...process.paths import PACKAGE, TORCH
+from ...process.install_paths import PACKAGE, TORCH
 from .notebook_cells import CellText, cell_number
 
 _LIBRARIES = tuple(

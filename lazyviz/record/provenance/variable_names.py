@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...process.paths import PACKAGE
-from ...torch_internals import private_api, storage_internals
-from ..interception.optimizer_hooks import ValueFinder
+from ...process.install_paths import PACKAGE
+from ...torch_internals import private_api, storage_ownership
+from ..interception.register_optimizer_step_hooks import ValueFinder
 from ..sparse.components import COMPONENTS, parts_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _expression_for(tensor: torch.Tensor, named: Iterable[tuple[str, Any]]) -> s
         if content is tensor:
             return name
         ordinary = type(content) is torch.Tensor or type(content) is torch.nn.Parameter
-        if shares is None and ordinary and storage_internals.address_of(content) == address:
+        if shares is None and ordinary and storage_ownership.address_of(content) == address:
             shares = name
     return shares
 

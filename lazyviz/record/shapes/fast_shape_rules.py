@@ -15,7 +15,7 @@ from ...torch_internals.private_api import OpOverload
 from . import elementwise_and_factory_shapes, foreach, kernel_probes, scalar_operands
 from .inferred_outputs import Inferred, Output, OutputSpec
 from .interned_metadata import MetadataTable
-from .operator_info import OpInfo
+from .operator_schema_properties import OpInfo
 from .shape_rule_call import COMMON, Call, one_dtype
 
 _CPU = torch.device("cpu")

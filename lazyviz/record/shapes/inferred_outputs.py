@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import TensorMeta
-from .operator_info import OpInfo
+from .operator_schema_properties import OpInfo
 
 
 class OutputSpec:

@@ -20,7 +20,7 @@ from ...torch_internals.private_api import OpOverload
 from ..random_draw_order import Generators, set_state, state_of
 from . import kernel_probe_inputs, scalar_operands
 from .kernel_argument_checks import CHECK_MORE
-from .operator_info import OpInfo
+from .operator_schema_properties import OpInfo
 
 
 class DataDependent(Exception):

@@ -33,8 +33,8 @@ from .inferred_outputs import Output
 from .inferred_outputs import OutputSpec as OutputSpec
 from .interned_metadata import MetadataTable
 from .kernel_probes import DataDependent as DataDependent
-from .operator_info import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
-from .operator_info import OpInfo as OpInfo
+from .operator_schema_properties import CHECKED_EVERYWHERE as CHECKED_EVERYWHERE
+from .operator_schema_properties import OpInfo as OpInfo
 
 MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule differs from the result of the CPU kernel (oneDNN's workspace): call the kernel.

@@ -15,7 +15,7 @@ import torch
 
 from ...torch_internals import sparse_tensors
 from ..eager_fallback import note_region
-from ..ops_outside_blocks import tensors_in
+from ..intercept_ops_outside_blocks import tensors_in
 from ..parity.other_modes_and_subclasses import Original
 from ..tape import Tape
 from .record_on_components import evaluate, stand_in

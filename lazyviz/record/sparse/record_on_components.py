@@ -10,8 +10,8 @@ import torch
 from ...torch_internals import private_api, sparse_tensors
 from ...torch_internals.fake_cuda_devices import STAND_INS
 from ...torch_internals.private_api import OpOverload
+from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import detached, is_lazy
-from ..ops_outside_blocks import nodes_before_access
 from ..tape import Tape
 from .components import COMPONENTS, Form, is_sparse, parts_of
 from .custom_operators import Signature, apply_rule, flat, new_parts, operator_for

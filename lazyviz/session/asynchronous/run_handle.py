@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 
-from ...execute.report import Report
+from ...execute.run_report import Report
 from ...record.tape import tape
 from ..evaluation import AsyncEvaluation
 

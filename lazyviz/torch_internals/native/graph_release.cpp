@@ -1,4 +1,4 @@
-// Frees a recorded graph that nothing refers to any more; see record/graph_release.py.
+// Frees a recorded graph that nothing refers to any more; see record/free_graph_with_owner.py.
 //
 // This is detected as in the garbage collector: the references to the record's objects that come from inside the record
 // are counted. An object cannot have fewer references than these, so if the sums are equal, there are no others.

@@ -2,7 +2,7 @@
 """Compiled passes of planning over all nodes and storages of a graph, which may be millions.
 
 Each function does the same as the Python code that calls it (``liveness/lifetimes.py``,
-``liveness/live_set_and_categories.py`` and ``allocator/event_replay.py`` of :mod:`lazyviz.plan`), on the same
+``liveness/live_set_and_categories.py`` and ``allocator/simulate_events.py`` of :mod:`lazyviz.plan`), on the same
 objects, whose slots are read at the offsets of their member descriptors. Sizes are 64-bit integers here, so functions that add sizes return ``None`` for those
 that might overflow, and for anything else that is not ordinary; Python takes over then.
 """

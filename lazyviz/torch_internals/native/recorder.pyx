@@ -1537,7 +1537,7 @@ cdef object new_outside(object graph, object address, int64_t nbytes, tuple role
 
 
 cdef object value_of_plain(object tensor, object graph, int64_t nbytes, bint deferring):
-    """``lazyviz.record.outside_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
+    """``lazyviz.record.preexisting_tensors.ExternalTensors.from_outside`` for plain memory on the CPU.
 
     ``nbytes``: see `fixed_nbytes` in `dispatch.cpp`.
     """

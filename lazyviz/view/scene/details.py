@@ -9,7 +9,7 @@ from typing import Any
 from ...graph.collective_info import collective_of
 from ...graph.ir import Node, SourceLine, Storage, Value
 from ...graph.modules import full_name, module_path
-from ...plan.explain import keeper
+from ...plan.explain_memory import keeper
 from ...plan.node_formatting import line_text
 from ...plan.runtime.gpu_timeline import duration
 from ...plan.units import format_bytes, format_flops
@@ -25,8 +25,8 @@ from .boxes import (
     op_name,
     rejected_of,
 )
+from .inputs_readers_and_gradients import relations
 from .memory_chart import alive_json
-from .relations import relations
 from .scene import Scene, dtype_text, plural, shape_of, shape_text
 from .value_stats_text import values_of
 

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...process.paths import PACKAGE
+from ...process.install_paths import PACKAGE
 from ..scene.scene import Scene
 from .graph_runs import Runnable, running_of
 from .page_messages import Answers, Pictured

@@ -1,7 +1,7 @@
 """Golden pictures: how they are taken and compared.
 
-``scripts/golden.py`` makes them anew, and a person looks at each before it is committed.  Pixels are compared
-where text is drawn with the fonts that the goldens were made with; with other fonts every
+``scripts/update_golden_pictures.py`` makes them anew, and a person looks at each before it is committed.
+Pixels are compared where text is drawn with the fonts that the goldens were made with; with other fonts every
 letter differs, and what is compared is which boxes there are, and where.
 """
 

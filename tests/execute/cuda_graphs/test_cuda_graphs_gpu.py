@@ -145,9 +145,9 @@ def test_what_waits_for_the_gpu_runs_by_itself_and_nothing_is_broken_by_it():
 
 
 def test_an_op_that_waits_without_a_tag_is_detected(monkeypatch):
-    from lazyviz.execute.cuda_graphs import partition
+    from lazyviz.execute.cuda_graphs import capturable_segments
 
-    monkeypatch.setattr(partition, "_INDEXED_WRITES", set())  # so that CUDA has to refuse it
+    monkeypatch.setattr(capturable_segments, "_INDEXED_WRITES", set())  # so that CUDA has to refuse it
     backend = cuda_graphs_backend.CudaGraphsBackend()
     lazyviz.register_backend("cudagraphs", backend)
     total = torch.zeros(64, device=CUDA)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import lazyviz
 from lazyviz.execute import backend_registry
-from lazyviz.execute.cuda_graphs import partition
+from lazyviz.execute.cuda_graphs import capturable_segments
 from lazyviz.execute.cuda_graphs.backend import CudaGraphsBackend
 
 from .fake_stream_capture import Captures
@@ -102,7 +102,7 @@ class Machine:
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_a_random_program(seed, monkeypatch):
     dice = random.Random(seed)
-    monkeypatch.setattr(partition, "LEAST_KERNELS", dice.choice([1, 2, 4]))
+    monkeypatch.setattr(capturable_segments, "LEAST_KERNELS", dice.choice([1, 2, 4]))
     program = [
         (dice.choice(list(INSTRUCTIONS)), *(dice.randrange(100) for _ in range(2)), dice.randrange(12))
         for _ in range(dice.randint(4, 20))

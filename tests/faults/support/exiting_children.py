@@ -153,7 +153,7 @@ def while_a_widget_evaluates():
 
 @kind(says="from the handler")
 def while_a_daemon_reads_and_ctrl_c_comes_again():
-    from lazyviz.execute import shutdown
+    from lazyviz.execute import stop_runs_at_exit
 
     def handler(number, frame):
         raise RuntimeError("from the handler")
@@ -163,13 +163,13 @@ def while_a_daemon_reads_and_ctrl_c_comes_again():
 
         @staticmethod
         def sleep(seconds):
-            shutdown.time = time
+            stop_runs_at_exit.time = time
             signal.raise_signal(signal.SIGUSR1)
             time.sleep(seconds)
 
     while_a_daemon_reads()
     signal.signal(signal.SIGUSR1, handler)
-    shutdown.time = Clock
+    stop_runs_at_exit.time = Clock
 
 
 SLOW_MODULE = """
@@ -240,7 +240,7 @@ def while_a_daemon_imports():
 def while_a_daemon_begins_when_all_others_were_stopped():
     import atexit
 
-    from lazyviz.execute import shutdown
+    from lazyviz.execute import stop_runs_at_exit
 
     graph, _ = recorded(128, 6_000)
     begins = threading.Event()
@@ -249,9 +249,9 @@ def while_a_daemon_begins_when_all_others_were_stopped():
         begins.set()
         time.sleep(random.random() / 5)
 
-    atexit.unregister(shutdown.stop_all)
+    atexit.unregister(stop_runs_at_exit.stop_all)
     atexit.register(late)  # the last that is registered is the first that is called
-    atexit.register(shutdown.stop_all)
+    atexit.register(stop_runs_at_exit.stop_all)
 
     def work():
         begins.wait()

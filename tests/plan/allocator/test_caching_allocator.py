@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyviz.plan.allocator.event_replay import AllocatorConfig, CachingAllocator, simulate
+from lazyviz.plan.allocator.simulate_events import AllocatorConfig, CachingAllocator, simulate
 
 MIB = 2**20
 DATA = Path(__file__).parent / "data"

@@ -24,7 +24,7 @@ from lazyviz.plan.runtime.cpu_op_times import (
     rates_from,
 )
 from lazyviz.plan.runtime.gpu_timeline import duration
-from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
+from lazyviz.plan.runtime.match_profiler_times_to_ops import Pair, TimesCompared
 from lazyviz.plan.runtime.op_classes import short_name
 
 FLAT = ((1e3, 1e9), (1e6, 1e9))

@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.devices.known_gpus import PROFILES
-from lazyviz.plan.runtime.bottlenecks import changes
+from lazyviz.plan.runtime.bottlenecks_and_speedups import changes
 from lazyviz.plan.runtime.gpu_price_comparison import compare_gpus, read_prices
 from lazyviz.plan.runtime.last_training_step import last_step
 

@@ -9,8 +9,8 @@ import torch
 from ...graph.collective_info import NAMESPACES
 from ...graph.ir import works_by_element
 from ...torch_internals import operator_registration, private_api, sparse_tensors
-from ...torch_internals.handler_redispatch import consists_of_ops, makes_views_by_decomposition
 from ...torch_internals.private_api import OpOverload
+from ...torch_internals.redispatch_from_dispatch_mode import consists_of_ops, makes_views_by_decomposition
 from . import kernel_argument_checks
 
 _NEED_FLOATS = ("arange", "range", "linspace", "upsample", "_upsample", "interpolate")

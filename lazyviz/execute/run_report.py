@@ -17,7 +17,7 @@ from ..plan.units import format_bytes, format_deviation, format_share
 
 if TYPE_CHECKING:
     from ..plan.runtime.gpu_timeline import Projection
-    from ..plan.runtime.measured_times import TimesCompared
+    from ..plan.runtime.match_profiler_times_to_ops import TimesCompared
 
 
 class Timeline(Sequence[tuple[int, int]]):
@@ -151,7 +151,7 @@ class Report(Tabular):
     def _compared(self, projection: Projection | None) -> TimesCompared | None:
         if projection is None:
             return None
-        from ..plan.runtime.measured_times import compared  # times are projected on access
+        from ..plan.runtime.match_profiler_times_to_ops import compared  # times are projected on access
 
         nodes = [each.node for each in projection.ops]
         measured = {node: node.measured_seconds for node in nodes if node.measured_seconds is not None}

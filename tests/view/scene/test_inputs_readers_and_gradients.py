@@ -8,7 +8,7 @@ from torch import nn
 import lazyviz
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
-from lazyviz.view.scene.relations import relations
+from lazyviz.view.scene.inputs_readers_and_gradients import relations
 from lazyviz.view.scene.scene import Scene
 
 

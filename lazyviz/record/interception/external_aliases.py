@@ -29,8 +29,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...torch_internals import private_api, storage_internals
-from ...torch_internals.storage_internals import Memory, WeakTensor, memory_of
+from ...torch_internals import private_api, storage_ownership
+from ...torch_internals.storage_ownership import Memory, WeakTensor, memory_of
 from .storage_overlap_cache import HolderCache, HolderInfo
 
 NUMPY = "a NumPy array"
@@ -121,7 +121,7 @@ class MemoryHolders:
         address = private_api.storage_address(tensor)
         if self.exported and (who := self._exported_to(address)) is not None:
             return who
-        if storage_internals.is_ordinary(tensor):
+        if storage_ownership.is_ordinary(tensor):
             return None
         memory = memory_of(address)
         if not private_api.TensorBase.untyped_storage(tensor).nbytes():
@@ -152,7 +152,7 @@ class MemoryHolders:
         """A block calls an outermost module for the first time, so no call refers to its parameters yet."""
         with private_api.no_function_modes():
             for tensor in (*module.parameters(), *module.buffers()):
-                if storage_internals.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                if storage_ownership.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     self.examine([])
                     return
 
@@ -165,7 +165,7 @@ class MemoryHolders:
     def overlapped(self, tensor: torch.Tensor) -> list[int]:
         """Addresses of other known storages whose memory overlaps that of ``tensor``."""
         memory = memory_of(private_api.storage_address(tensor))
-        if memory is None or memory.deleter == storage_internals.OWN:
+        if memory is None or memory.deleter == storage_ownership.OWN:
             return []
         if not memory.data:
             return []  # a tensor of a tracer: the size of its storage may be symbolic
@@ -177,9 +177,9 @@ class MemoryHolders:
         """
         address = storage._cdata
         memory = memory_of(address)
-        if memory is None or memory.deleter == storage_internals.OWN:
+        if memory is None or memory.deleter == storage_ownership.OWN:
             return []
-        found = storage_internals.wholes_of(address)
+        found = storage_ownership.wholes_of(address)
         if self._cache:
             found += self._cache.overlapping(memory.data, memory.data + storage.nbytes())
         return [other for other in dict.fromkeys(found) if other != address]
@@ -209,7 +209,7 @@ class MemoryHolders:
 
         ``traced``: nothing had received it before, because it could be resized.
         """
-        address = storage_internals.address_of(tensor)
+        address = storage_ownership.address_of(tensor)
         if address is None:
             return
         self.exported.setdefault(address, []).append((WeakTensor(tensor), who))
@@ -225,13 +225,13 @@ class MemoryHolders:
 
         Only for memory of PyTorch's allocator; other memory is searched for overlapping tensors.
         """
-        wholes = storage_internals.wholes_of(part._cdata)
+        wholes = storage_ownership.wholes_of(part._cdata)
         memory = memory_of(wholes[-1]) if wholes else None
-        if memory is None or memory.deleter != storage_internals.OWN:
+        if memory is None or memory.deleter != storage_ownership.OWN:
             return
         exports = self.exported.setdefault(wholes[-1], [])
         if not any(getattr(export[0], "cdata", None) == part._cdata for export in exports):
-            exports.append((storage_internals.WeakStorage(part), _OTHER_STORAGE))
+            exports.append((storage_ownership.WeakStorage(part), _OTHER_STORAGE))
             self._memory.forget_storage(wholes[-1])
 
     def lasts(self) -> bool:
@@ -266,7 +266,7 @@ class MemoryHolders:
         with private_api.no_function_modes():
             _ReferenceScan(operands).judge(self._cache)
             for tensor in operands:  # what cannot be decided now is not searched again
-                if storage_internals.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
+                if storage_ownership.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     info = HolderInfo(tensor, _UNKNOWN_OWNER, (), _MAX_SEARCHES)
                     self._cache.put(private_api.storage_address(tensor), info)
         self.lasting = True
@@ -291,15 +291,15 @@ class _ReferenceScan:
         tensors = [
             tensor
             for tensor in compress(objects, map(found.__contains__, classes))
-            if storage_internals.address_of(tensor) is not None
+            if storage_ownership.address_of(tensor) is not None
         ]
         holders = {cls for cls in set(classes) if not issubclass(cls, _HELD_BY_NOTHING)}
-        referents = storage_internals.referents_of(compress(objects, map(holders.__contains__, classes)))
+        referents = storage_ownership.referents_of(compress(objects, map(holders.__contains__, classes)))
         names = {id(tensor) for tensor in tensors}
         visible = Counter(filter(names.__contains__, map(id, referents)))
-        if storage_internals.numpy is not None:
+        if storage_ownership.numpy is not None:
             found = set(map(type, referents))
-            shows = {cls for cls in found if issubclass(cls, storage_internals.numpy.ndarray)}
+            shows = {cls for cls in found if issubclass(cls, storage_ownership.numpy.ndarray)}
             self._arrays += compress(referents, map(shows.__contains__, map(type, referents)))
         del referents
         counts = _references(tensors)
@@ -308,12 +308,12 @@ class _ReferenceScan:
         self._tensors: list[torch.Tensor] = []
         self.unexplained: list[int] = []
         for tensor, count in zip(tensors, counts):
-            address = storage_internals.address_of(tensor)
+            address = storage_ownership.address_of(tensor)
             if address is not None and _may_be_shared(tensor, address):
                 self._places.append(address)
                 self._tensors.append(tensor)
                 explained = _LISTS + visible[id(tensor)] + local[id(tensor)]
-                self.unexplained.append(count - explained - (storage_internals.use_count(tensor) > 1))
+                self.unexplained.append(count - explained - (storage_ownership.use_count(tensor) > 1))
 
     def judge(self, cache: HolderCache) -> None:
         """Judge all memory, except memory that is known to have no holder, whose exports are recorded."""
@@ -348,7 +348,7 @@ class _ReferenceScan:
 
 def _may_be_shared(tensor: torch.Tensor, address: int) -> bool:
     memory = memory_of(address)
-    if memory is None or not memory.data or storage_internals.is_ordinary(tensor):
+    if memory is None or not memory.data or storage_ownership.is_ordinary(tensor):
         return False
     return _owner(tensor, memory) is None
 
@@ -357,33 +357,33 @@ def _owner(tensor: torch.Tensor, memory: Memory) -> str | None:
     """The certain holder of the memory besides PyTorch; ``None``: it is a part of memory that only PyTorch
     holds.
     """
-    if memory.deleter == storage_internals.OWN:
+    if memory.deleter == storage_ownership.OWN:
         return None
-    whole = storage_internals.whole_of(memory)
+    whole = storage_ownership.whole_of(memory)
     if whole is not None:
         while whole is not None:
             found = memory_of(whole)
             assert found is not None
-            memory, whole = found, storage_internals.whole_of(found)
-        if memory.deleter == storage_internals.OWN:
+            memory, whole = found, storage_ownership.whole_of(found)
+        if memory.deleter == storage_ownership.OWN:
             return _OTHER_STORAGE  # its tensors are examined without considering parts
-    if storage_internals.is_private_mapping(memory):
+    if storage_ownership.is_private_mapping(memory):
         return None
-    if storage_internals.is_kept_by_python(memory):
+    if storage_ownership.is_kept_by_python(memory):
         return _keeper(memory)
     storage = private_api.TensorBase.untyped_storage(tensor)
-    if storage_internals.shared_file(storage):
+    if storage_ownership.shared_file(storage):
         return _SHARED_FILE
     return _SHARED_MEMORY if storage.is_shared() else _UNKNOWN_OWNER
 
 
 def _keeper(memory: Memory) -> str | None:
     """The holder of the Python object that owns the memory, besides the storage."""
-    kept = storage_internals.keeper(memory)
-    array_class = storage_internals.numpy.ndarray if storage_internals.numpy is not None else ()
+    kept = storage_ownership.keeper(memory)
+    array_class = storage_ownership.numpy.ndarray if storage_ownership.numpy is not None else ()
     held = NUMPY if isinstance(kept, array_class) else _BUFFER
     while True:
-        if sys.getrefcount(kept) != storage_internals.ALONE or weakref.getweakrefcount(kept):
+        if sys.getrefcount(kept) != storage_ownership.ALONE or weakref.getweakrefcount(kept):
             return held
         if array_class and type(kept) is array_class:
             if kept.base is None:
@@ -404,7 +404,7 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
     """
     counts: Counter[int] = Counter()
     arrays: list[Any] = []
-    shows = storage_internals.numpy.ndarray if storage_internals.numpy is not None else ()
+    shows = storage_ownership.numpy.ndarray if storage_ownership.numpy is not None else ()
     while frame is not None:
         code = frame.f_code
         if code.co_flags & inspect.CO_OPTIMIZED:

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lazyviz
 from lazyviz.execute.replay import node_passes
-from lazyviz.plan.runtime.measured_times import Pair, TimesCompared
+from lazyviz.plan.runtime.match_profiler_times_to_ops import Pair, TimesCompared
 
 
 @pytest.fixture

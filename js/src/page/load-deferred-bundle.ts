@@ -4,7 +4,7 @@
 
 import type { FromPython } from "../model/types";
 import type { Model } from "../model/anywidget-model";
-import type * as Deferred from "../on-demand-entry";
+import type * as Deferred from "../deferred-bundle-entry";
 
 type Part = typeof Deferred;
 

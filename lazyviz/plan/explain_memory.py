@@ -12,7 +12,7 @@ from .liveness.live_set_and_categories import CATEGORIES, Allocation, Moment
 from .node_formatting import category_text, folded_modules, line_text, line_with_text, where
 from .plan import Plan
 from .remedies.remedy import Remedy, cheapest
-from .runtime.bottlenecks import limits, not_given
+from .runtime.bottlenecks_and_speedups import limits, not_given
 from .runtime.gpu_timeline import Projection
 from .runtime.last_training_step import last_step
 from .units import format_bytes, format_range, format_share, looks_exact

@@ -1,4 +1,4 @@
-// The widget's deferred part, which the first picture does not need. See page/on-demand-loading.ts.
+// The widget's deferred part, which the first picture does not need. See page/load-deferred-bundle.ts.
 
 export { headTitles } from "./drawer/column-titles";
 export { lineWords } from "./drawer/line-summary";
@@ -14,7 +14,7 @@ export { dragSplitter } from "./page/splitter-moves";
 export { describePoint } from "./memory/describe-point";
 export { slice } from "./memory/chart-slice";
 export { sweep } from "./memory/playback";
-export { ComparisonPanel } from "./table/comparison-panel";
+export { ComparisonPanel } from "./table/drag-and-drop-comparison";
 export { TableView } from "./table/table-view";
 export { blockedList, findingsList } from "./toolbar/warnings-list";
 export { SaveMenu } from "./toolbar/save-menu";

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.record import native_recorder, ops_outside_blocks
+from lazyviz.record import intercept_ops_outside_blocks, native_recorder
 
 from ..bit_equality import difference
 
@@ -232,7 +232,7 @@ def train(steps: int = 3) -> list[torch.Tensor]:
 def test_a_plain_loop_beside_pending_ops_does_not_go_through_python(monkeypatch):
     expected = train()
     met = []
-    dispatch = ops_outside_blocks.dispatch
+    dispatch = intercept_ops_outside_blocks.dispatch
 
     def noted(tape, op, args, kwargs):
         met.append(op)
@@ -242,7 +242,7 @@ def test_a_plain_loop_beside_pending_ops_does_not_go_through_python(monkeypatch)
     with lazyviz.lazy() as graph:
         kept = outside * 2
     train()  # the operators are taken when they are met first
-    monkeypatch.setattr(ops_outside_blocks, "dispatch", noted)
+    monkeypatch.setattr(intercept_ops_outside_blocks, "dispatch", noted)
     actual = train()
     assert [op for op in met if torch.Tag.nondeterministic_seeded not in op.tags] == []
     assert graph.pending == 1
@@ -409,7 +409,7 @@ def test_plain_code_on_memory_of_arrays_does_not_go_through_python(monkeypatch):
 
     expected = scores()
     met = []
-    dispatch = ops_outside_blocks.dispatch
+    dispatch = intercept_ops_outside_blocks.dispatch
 
     def noted(tape, op, args, kwargs):
         met.append(op)
@@ -419,7 +419,7 @@ def test_plain_code_on_memory_of_arrays_does_not_go_through_python(monkeypatch):
     with lazyviz.lazy() as graph:
         kept = outside * 2
     scores()  # the operators are taken when they are met first
-    monkeypatch.setattr(ops_outside_blocks, "dispatch", noted)
+    monkeypatch.setattr(intercept_ops_outside_blocks, "dispatch", noted)
     actual = scores()
     assert met == []
     assert graph.pending == 1
@@ -456,7 +456,7 @@ def test_ops_of_a_data_loader_in_a_block_do_not_go_through_python(monkeypatch):
     data = torch.arange(64.0).view(16, 4)
     expected = batches(data)
     met = []
-    dispatch = ops_outside_blocks.dispatch
+    dispatch = intercept_ops_outside_blocks.dispatch
 
     def noted(tape, op, args, kwargs):
         met.append(op)
@@ -465,7 +465,7 @@ def test_ops_of_a_data_loader_in_a_block_do_not_go_through_python(monkeypatch):
     with lazyviz.lazy() as graph:
         outside = torch.ones(3) * 2
         batches(data)  # the operators are taken when they are met first
-        monkeypatch.setattr(ops_outside_blocks, "dispatch", noted)
+        monkeypatch.setattr(intercept_ops_outside_blocks, "dispatch", noted)
         actual = batches(data)
         assert [op for op in met if torch.Tag.nondeterministic_seeded not in op.tags] == []
         assert graph.pending

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from ..execute import shutdown
+from ..execute import stop_runs_at_exit
 from ..graph.ir import Node, Timed, Work
 from ..record import lazy_tensor
 from ..record.recorder import recorder
@@ -26,9 +26,9 @@ def connect() -> None:
     Unreachable.drop = tape.pending_ops.forget_lost
     evaluation.watch.rehearse()
     atexit.register(block.finish_at_exit)  # last, because exit handlers run in reverse order
-    atexit.register(shutdown.stop_all)
+    atexit.register(stop_runs_at_exit.stop_all)
     atexit.register(evaluation.stop_background)
-    for module in (shutdown, evaluation, block):
+    for module in (stop_runs_at_exit, evaluation, block):
         os.register_at_fork(after_in_child=module.forget_in_child)
 
 

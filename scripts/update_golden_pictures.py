@@ -1,6 +1,6 @@
 """Regenerates the golden pictures of the widget; look at each of them before you commit it.
 
-    .venv/bin/python scripts/golden.py [mlp gpt2 ...]
+    .venv/bin/python scripts/update_golden_pictures.py [mlp gpt2 ...]
 
 Without names all of them.  What they show is in ``tests/browser/support/pictures.py``, and
 ``tests/browser/test_golden.py`` compares.

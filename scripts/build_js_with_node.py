@@ -2,8 +2,8 @@
 
 Standard library only: the build hook runs this in pip's bare build environment.
 
-    python scripts/js_build.py build        # npm ci and npm run build, when something changed
-    python scripts/js_build.py npm ARGS...  # npm, in js/, from whichever Node there is
+    python scripts/build_js_with_node.py build        # npm ci and npm run build, when something changed
+    python scripts/build_js_with_node.py npm ARGS...  # npm, in js/, from whichever Node there is
 """
 
 from __future__ import annotations

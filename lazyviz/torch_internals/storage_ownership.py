@@ -1,6 +1,6 @@
 """Private torch APIs for a storage's internals: who owns its memory, and other references to it.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.memory_holders`.
+Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.external_aliases`.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.
 
 PyTorch has no public way to ask who owns a storage's memory.  The owner follows from the function that will

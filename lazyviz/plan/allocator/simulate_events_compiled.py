@@ -1,7 +1,7 @@
 """Event replay in compiled code: what the lifetimes of millions of storages would reserve on a GPU.
 
-It does the same as :func:`lazyviz.plan.allocator.event_replay.simulate`, from lifetimes instead of a list of
-events, for an allocator that is empty at the start and has PyTorch's default options.
+It does the same as :func:`lazyviz.plan.allocator.simulate_events.simulate`, from lifetimes instead of a list
+of events, for an allocator that is empty at the start and has PyTorch's default options.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ..liveness import lifetimes
 from ..liveness.lifetimes import Lifetime
 from .alloc_conf_and_rounding import MIB
 from .caching_allocator import CachingAllocator
-from .event_replay import AllocationFailure, AllocatorConfig
+from .simulate_events import AllocationFailure, AllocatorConfig
 
 
 class Replayed(NamedTuple):
-    """The effect of a run on the allocator: a :class:`~lazyviz.plan.allocator.event_replay.Simulation`.
+    """The effect of a run on the allocator: a :class:`~lazyviz.plan.allocator.simulate_events.Simulation`.
 
     ``reserved_at`` is the position in the program at which ``reserved_peak`` is reached, -1 if outside of it.
     """

@@ -7,7 +7,7 @@ import { type Chart, edge, pointAt } from "./chart-geometry";
 import { html, on, plainButton, svg } from "../page/dom";
 import { grouped } from "../page/format";
 import { icon } from "../page/icons";
-import { deferredPart, whenLoaded } from "../page/on-demand-loading";
+import { deferredPart, whenLoaded } from "../page/load-deferred-bundle";
 
 const DRAG = 5; // pixels; longer movements with a pressed button are drags
 const HINT = "Hover to read values; click to see what is alive; drag to zoom in.";
