@@ -54,7 +54,7 @@ class Scopes:
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
         self.met: set[int] = set()  # the outermost modules that were called in this block, by identity
-        self.called: list[ModuleRoot] = []  # of these, also of those that no longer exist
+        self.called: list[ModuleRoot] = []  # of those with parts, also of those that no longer exist
         self.note_module_call: Callable[[torch.nn.Module], None] = lambda module: (
             None
         )  # called at the first call
@@ -158,9 +158,10 @@ class Scopes:
         if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
-            taken = {each.variable for each in self.called if each is not root}
-            name_by_caller(root, module, sys._getframe(1), self.sources, taken)
-            self.called.append(root)
+            if module._parameters or module._modules:  # losses and the like may be made in each step
+                taken = {each.variable for each in self.called if each is not root}
+                name_by_caller(root, module, sys._getframe(1), self.sources, taken)
+                self.called.append(root)
         self._callers = callers
 
     def _root_of(self, module: torch.nn.Module) -> ModuleRoot:
@@ -171,7 +172,9 @@ class Scopes:
 
     def name_modules(self, variables: Mapping[str, Any]) -> None:
         """Name the outermost modules of the ending block like the user's variables."""
-        name_modules(self.called, variables)
+        known = set(map(id, self.called))
+        others = [self.roots[key] for key in self.met if key in self.roots]
+        name_modules([*self.called, *(root for root in others if id(root) not in known)], variables)
 
     def name_weights(self, values: Iterable[TrackedValue], variables: Mapping[str, Any]) -> None:
         """Name the weights and optimizer states among ``values`` that have no name yet.
