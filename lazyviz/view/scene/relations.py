@@ -90,8 +90,8 @@ def _within(other: Box, box: Box) -> bool:
 
 
 def _end(other: Box, box: Box, opened: Collection[str]) -> Box:
-    """The end that is listed: for a group beside ``box``, or in another lane, the group, unless it is one of
-    those that are ``opened`` in the first picture, which show what is in them.
+    """The box that is listed for ``other``: for a group ``box``, the outermost group around ``other`` that
+    does not contain ``box``, inside of lanes and of groups ``opened`` in the first picture.
     """
     if not box.is_group:
         return other
