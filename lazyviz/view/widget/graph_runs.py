@@ -74,7 +74,7 @@ class Runnable(Protocol):
 
     @property
     def state(self) -> str:
-        """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
+        """The state: ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
 
     @property
     def live(self) -> RunLike | None:
@@ -95,10 +95,10 @@ class Follower(Protocol):
     """The part of a widget that follows runs."""
 
     def run_changed(self) -> None:
-        """The state, report, error, or a run option has changed."""
+        """Handle a change of the state, report, error, or a run option."""
 
     def run_goes_on(self, ended: Sequence[Node], running: Node | None) -> None:
-        """The nodes in ``ended`` have run since the last call."""
+        """Handle progress of a run: the nodes in ``ended`` have run since the last call."""
 
 
 class Running:

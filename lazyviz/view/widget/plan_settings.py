@@ -96,7 +96,7 @@ class Plans:
         return base.replan(None if own else samples, self._graph.split)
 
     def _show(self, plan: Callable[[], PlanLike], note: str = "") -> None:
-        """Pages wait for the answer, so every error is answered."""
+        """Compute and show a plan; pages wait for the answer, so every error is answered, too."""
         try:
             self.shown = plan()
             self.version += 1

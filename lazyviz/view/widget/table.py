@@ -359,7 +359,7 @@ def _state(nodes: Sequence[Node]) -> str:
 
 
 def _measured(nodes: Sequence[Node]) -> float | None:
-    """The total time of those that have run; ``None`` if none has."""
+    """The total measured time of the nodes that have run; ``None`` if none has."""
     times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
     return sum(times) if times else None
 
@@ -369,7 +369,7 @@ def _line_key(node: Node) -> tuple[str, int]:
 
 
 def _natural(word: str) -> list[tuple[bool, int, str]]:
-    """``h.10`` after ``h.2``."""
+    """A sort key that sorts ``h.10`` after ``h.2``."""
     return [
         (not part.isdecimal(), int(part) if part.isdecimal() else 0, part.casefold())
         for part in re.split(r"(\d+)", word)
@@ -377,6 +377,6 @@ def _natural(word: str) -> list[tuple[bool, int, str]]:
 
 
 def _ranks(words: list[Any], key: Callable[[Any], Any] | None) -> list[int]:
-    """The rank of each word among the distinct ones."""
+    """The rank of each word among the distinct words."""
     places = {word: place for place, word in enumerate(sorted(set(words), key=key))}
     return [places[word] for word in words]
