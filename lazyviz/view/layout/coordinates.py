@@ -17,11 +17,11 @@ GROUP_PADDING = (12.0, 40.0, 12.0)
 LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
-LEAST_WIDTH = 216.0  # inside an open group
-BESIDE = 12.0  # at both ends of text along an edge
-MOST_ENDS = 3  # of one line, in an open group
+LEAST_WIDTH = 216.0  # minimum content width of an open group
+BESIDE = 12.0  # space at both ends of text along an edge
+MOST_ENDS = 3  # maximum ends of one edge in an open group
 MATCHING = ("forward", "backward")  # phases of lanes whose rows match
-STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
+STACKED_HEIGHT = 1600.0  # taller lanes stay side by side, because stacked ones would be out of sight
 
 
 @dataclass(slots=True)

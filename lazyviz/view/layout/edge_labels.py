@@ -10,10 +10,10 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
-SIZE = 11.0  # of the text
-CHAR_WIDTH = 0.66  # of a character of a shape, by size: digits, "×" and units are wide
-ROOM = 5.0  # between text and lines
-SAMPLES = 8  # points of a curve that are checked
+SIZE = 11.0  # font size
+CHAR_WIDTH = 0.66  # character width in a shape, relative to the font size: digits, "×" and units are wide
+ROOM = 5.0  # minimum space between text and lines
+SAMPLES = 8  # sampled points per curve
 
 
 def place_labels(

@@ -21,7 +21,7 @@ BOX_GAP = 18.0  # between boxes of a layer
 BEND_WIDTH = 8.0
 BEND_WEIGHT = 4.0  # bends have a lower weight than boxes, so that long edges stay straight
 RAIL_GAP = 8.0  # between a rail and its left neighbor
-MOST_RAILS = 12  # in one group
+MOST_RAILS = 12  # maximum rails in one group
 PLACE_SWEEPS = 6
 ORDER_SWEEPS = 4
 
@@ -48,7 +48,7 @@ class Placed:
     y: list[float]
     width: float
     height: float
-    tops: list[float] = field(default_factory=list)  # of each layer
+    tops: list[float] = field(default_factory=list)  # top and bottom of each layer
     bottoms: list[float] = field(default_factory=list)
 
 

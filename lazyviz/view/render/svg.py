@@ -203,7 +203,7 @@ def _body(
     if "memory" in figure.show:
         memory = memory_json(scene)
         if asked is not None:
-            memory["capacity"] = None  # of this machine
+            memory["capacity"] = None  # a figure has no details of this machine
         chart, top = _chart(memory, top, wide)
         parts += chart
     return parts, top, wide
@@ -355,7 +355,7 @@ def _sync(frame: Frame, subtitle: str, picture: Arrangement) -> str:
     """A sync point: a barrier across its lane; the ops below it, or to its right, run later."""
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     parts = []
-    for lane in picture.frames:  # in several rows, there are several of one lane
+    for lane in picture.frames:  # wrapped lanes have one frame per row
         if (
             lane.box is box.parent
             and lane.x <= x < lane.x + lane.width

@@ -10,8 +10,8 @@ from .boxes import chain
 from .plan_protocol import PlanLike
 from .scene import Scene, plural
 
-LISTED = 4  # listed nodes that prevent a split
-PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # in the menu
+LISTED = 4  # maximum listed nodes that prevent a split
+PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of pieces in the menu
 
 
 def batch_lines(plan: PlanLike) -> list[str]:

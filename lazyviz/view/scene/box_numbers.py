@@ -14,7 +14,7 @@ from .boxes import Box, Hierarchy
 from .plan_protocol import PlanLike
 from .planned_sizes import node_flops
 
-Span = tuple[float, float]  # the least and the most
+Span = tuple[float, float]  # minimum and maximum
 NOTE = "note:"
 COUNTED = ("flops", "time")
 
@@ -37,12 +37,12 @@ class Numbers:
         self._hierarchy = hierarchy
         self._notes: dict[str, tuple[Annotation, dict[Box, Span]]] = {}
         self._sums: dict[str, tuple[object, dict[Box, float]]] = {}
-        self.asked: set[str] = set()  # of the counted ones
+        self.asked: set[str] = set()  # requested keys of COUNTED
         self._hidden: dict[int, int] | None = None
 
     @property
     def annotations(self) -> Mapping[str, Annotation]:
-        """By name, the newest last."""
+        """The annotations by name, the newest last."""
         return self._hierarchy.graph.annotations
 
     @property
@@ -117,7 +117,7 @@ class Numbers:
 
     def _spread(self, given: Annotation) -> dict[Box, Span]:
         own = self._own(given)
-        inside: dict[Box, Span] = {}  # of a box and all in it
+        inside: dict[Box, Span] = {}  # minimum and maximum over a box and its content
         result: dict[Box, Span] = {}
         for box in reversed(self._hierarchy.boxes.values()):  # children come after their parents
             number = own.get(box) or inside.get(box)

@@ -98,7 +98,7 @@ class Hierarchy:
     box_of_value: dict[int, Box]
     reads: list[list[tuple[int | None, Value]]]
     behind: dict[int, list[Node]]
-    drawn_of: tuple[object, ...] = ()  # identifies the graph, as far as boxes depend on it
+    drawn_of: tuple[object, ...] = ()  # key of the graph's state that boxes depend on
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
     gradients: dict[Node, list[Node]] | None = None  # for each forward op; computed on first use
     _readers: list[list[int]] | None = None
@@ -111,7 +111,7 @@ class Hierarchy:
         return box.phase if box is not None else node.phase
 
     def title_of(self, node: Node) -> str:
-        """The node's place and op, as in ``"net.0: addmm"``."""
+        """The node's module or lane, and its op: ``"net.0: addmm"``."""
         return f"{self.place_of(node)}: {op_name(node)}"
 
     def place_of(self, node: Node) -> str:
@@ -197,7 +197,7 @@ def name_of(box: Box) -> str:
 
 
 def around(boxes: Iterable[Box], limit: int) -> list[str]:
-    """Ids of these boxes and of the groups around them, which stand for them while they are closed."""
+    """Ids of these boxes and of the groups around them, which represent them while closed."""
     ids: dict[str, None] = {}
     for each in boxes:
         box: Box | None = each

@@ -17,7 +17,7 @@ LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source
 # A line that creates an object: variable and class.  Only the first line of a statement is recorded.
 _MADE = re.compile(r"([\w.]+)\s*(?::[^=]+)?=\s*(?:\w+\.)*([A-Z]\w*)\(")
 _STEPS = re.compile(r"[\w.\[\]'\"]+\.step\([\w., ]*\)")  # of an optimizer, or of a gradient scaler
-# These only change metadata, although the schema does not declare them as views.
+# Ops that act like views, although their schemas do not declare them as views.
 LIKE_VIEWS = {
     "aten::_conj",
     "aten::_reshape_alias",

@@ -17,7 +17,7 @@ MOST = 6
 LONGEST = 26  # letters of a name and its count that fit on a line of the list
 MOST_LETTERS = 2 * LONGEST  # a path may take two lines
 _LEADING = re.compile(r"\b\w+×")  # a shape's first dimension, which differs between experts of a mixture
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # index of a list item
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:

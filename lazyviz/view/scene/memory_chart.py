@@ -255,7 +255,7 @@ def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | Non
         places.setdefault(index, []).append(position)
     times = Counter(index for index, _ in measured)
     otherwise = sum(len(places.get(index, ())) != count for index, count in times.items())
-    if otherwise > len(times) // 10:  # in other pieces; a few may have run again after an interrupt
+    if otherwise > len(times) // 10:  # another split; a few nodes may have run again after an interrupt
         return None
     seen: dict[int, int] = {}
     result: list[int | None] = [None] * len(plan.timeline)

@@ -9,9 +9,9 @@ from ...graph.ir import Graph, Node
 from ...graph.modules import root_key
 from .boxes import Box
 
-MOST_CHILDREN = 2000  # in a group whose calls are merged
-MOST_APART = 8  # calls of one module that had to stay separate, before the others are left unmerged
-MOST_CALLED = 64  # modules that are called several times, in one group
+MOST_CHILDREN = 2000  # maximum children of a group in which calls are merged
+MOST_APART = 8  # after this many calls of a module that cannot be merged, the others are not tried
+MOST_CALLED = 64  # maximum modules in one group whose calls are merged
 
 
 class Calls:

@@ -11,7 +11,7 @@ from ...graph.modules import facts_of, full_name, module_path, root_parts
 from ...graph.rejected_op_and_mismatched_sizes import clashes
 from .boxes import Box, op_name, rejected_of
 
-LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
+LEAST_WIDTH, MOST_WIDTH = 296, 640  # pixels of the card
 SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels: of a character, between two shapes
 
 

@@ -127,7 +127,7 @@ class States:
 
     @_alone
     def told(self, groups: Collection[str]) -> dict[str, list[Any]]:
-        """Like :meth:`changes`, for all boxes in any of ``groups`` of whose ops some have run."""
+        """Like :meth:`changes`, for all boxes in any of ``groups`` that contain ops that have run."""
         self._begin()
         boxes = [box for box in self._hierarchy.boxes.values() if self.share(box) or box in self._touched]
         return self._of_all(boxes, groups)

@@ -9,10 +9,10 @@ from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box, op_name
 from .repeat_folding import count
 
-LEAST = 4  # ops in a row that are folded
-SMALL = 1 / 500  # share of the largest tensor that the graph creates
+LEAST = 4  # minimum consecutive ops that are folded
+SMALL = 1 / 500  # maximum size of a small result, as a fraction of the graph's largest tensor
 KEY = "small"
-_DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # as ``F.dropout`` calls them
+_DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # the ops of ``F.dropout``
 
 
 def is_small_ops(box: Box) -> bool:

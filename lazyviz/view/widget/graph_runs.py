@@ -1,4 +1,4 @@
-"""Runs of a graph: started from its widgets, and followed by all of these.
+"""Runs of a graph, which its widgets start and whose progress all of them show.
 
 Evaluate starts one worker thread and returns, so that the kernel still receives Cancel.  The run itself only
 counts; another thread reads the counts ten times per second and updates the widgets.  All widgets of one
@@ -108,11 +108,11 @@ class Running:
         self._controller = controller
         self._followers: list[Follower] = []
         self._lock = threading.RLock()
-        self._seen = 0  # number of reported ended nodes of the live run
+        self._seen = 0  # number of ended nodes of the live run that were reported
         self._began = 0.0  # start time of the live run
         self._busy = False  # a run that a widget requested is in progress
         self._refused: tuple[object, object] | None = None  # options that a run was rejected for
-        self._over = threading.Event()  # for observers of the live run
+        self._over = threading.Event()  # set when the live run has ended
         self.cancelled = threading.Event()
         self.worker: threading.Thread | None = None
         self.state = controller.state

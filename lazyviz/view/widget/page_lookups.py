@@ -1,4 +1,4 @@
-"""Lookups of the page: code lines, search hits, table rows.
+"""Lookups for the page: code lines, search hits, table rows.
 
 A part of :class:`lazyviz.view.widget.page_messages.Answers`, which documents the protocol.
 """

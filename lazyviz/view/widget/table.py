@@ -39,7 +39,7 @@ _LINE = Column("line", "Line")
 _OPS = Column("ops", "Ops", True)
 _BYTES, _HELD = Column("bytes", "Allocates", True), Column("held", "At peak", True)
 _TIME, _STATE = Column("seconds", "Time", True), Column("state", "State")
-OWN = "own_"  # of a module, without its submodules
+OWN = "own_"  # prefix of columns about a module without its submodules
 # The most important columns come first, so that they are visible in a narrow table.
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "ops": (
@@ -110,8 +110,8 @@ class Table:
         drawn = scene.hierarchy.box_of
         self._nodes = [node for node in scene.graph.nodes if drawn[node.index] is not None]
         self._rows: dict[str, list[tuple[Any, list[Node]]]] = {}
-        self._own: dict[str, list[Node]] = defaultdict(list)  # by module, without its submodules
-        self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # of a plan
+        self._own: dict[str, list[Node]] = defaultdict(list)  # ops by module, without its submodules
+        self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # by plan
         # By mode and column, for columns that no run changes.
         self._keys: dict[tuple[str, str], list[Any]] = {}
 

@@ -145,7 +145,7 @@ class LazyWidget(anywidget.AnyWidget):
     def _catch_up(self) -> None:
         """Redraw the graph if an open block has recorded more ops since it was drawn."""
         if not self._answers.is_complete:
-            self._controller.shown_plans = None  # of the part that was drawn
+            self._controller.shown_plans = None  # they are plans of the part that was drawn
             self._answers = self._answers_for(None)
             self._redraw()
 
