@@ -103,7 +103,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
     messages: list[dict[str, Any]] = []
     answers = Answers(controller, messages.append, lambda: None, scene)
     shown = answers.scene
-    shown.numbers.asked |= set(COUNTED)  # boxes show them from the start
+    shown.numbers.asked |= set(COUNTED)  # boxes of the page show these numbers from the start
 
     def ask(action: str, id: str = "") -> list[dict[str, Any]]:
         messages.clear()
