@@ -1,4 +1,4 @@
-// Entry point for anywidget: draws the widget into an element, and again when another scene arrives.
+// Entry point for anywidget: draws the widget into an element, and redraws it when another scene arrives.
 
 import { keepingFocus } from "./page/announcer";
 import { WidgetController } from "./widget-controller";
@@ -10,7 +10,7 @@ import { followTheme } from "./page/theme";
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const root = html("div", { class: "lazyviz", lang: "en", dir: "ltr", "data-lm-suppress-shortcuts": "true" });
-  // While the focus is in the widget, keys are not shortcuts of the notebook.
+  // While the widget has the focus, the notebook's keyboard shortcuts are disabled.
   on(root, "keydown", (event) => {
     event.stopPropagation();
     controller.key(event);
@@ -42,5 +42,5 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
 }
 
-// There is no separate export `render`, because anywidget warns about one on every page.
+// There is no separate export `render`, because anywidget would log a warning on every page.
 export default { render };

@@ -1,5 +1,5 @@
-// Controller of one drawing of the widget: toolbar, graph, code, details and memory chart, and their messages to
-// Python and from it (lazyviz/view/widget/widget.py). A message to Python names an action and an id.
+// Controller of one view of the widget: toolbar, graph, code, details and memory chart, and their messages to and from
+// Python (lazyviz/view/widget/widget.py). A message to Python names an action and an id.
 
 import { Announcer, keepingFocus } from "./page/announcer";
 import { CodePanel } from "./drawer/code-panel";
@@ -27,7 +27,7 @@ import type { Alive, Batch, Choices, Details, Failure, Finding, FromPython, Memo
 
 const ALIVE = "Alive at peak";
 const MOST_BOXES = 2000;
-const PATIENCE = 120; // milliseconds: opening several groups quickly does not wait for the details of each
+const PATIENCE = 120; // milliseconds, so that opening several groups quickly does not request the details of each
 
 export class WidgetController {
   readonly #data: SceneData;
@@ -58,7 +58,7 @@ export class WidgetController {
   #selected: string | null = null;
   #moment: number | null = null; // the requested position
   #expanding = false;
-  #read: number | undefined; // a position in the chart
+  #read: number | undefined; // the position of the chart cursor
   #asked: number | undefined; // the position whose live storages were requested
   #stopped = false;
   #telling: ReturnType<typeof setTimeout> | undefined;
@@ -66,7 +66,7 @@ export class WidgetController {
 
   readonly #model: Model;
   readonly #root: HTMLElement;
-  readonly #fetch: () => void; // from the deferred part
+  readonly #fetch: () => void; // loads the deferred part
 
   constructor(
     model: Model,
@@ -220,7 +220,7 @@ export class WidgetController {
     );
   }
 
-  /** Puts the parts into the page: the memory chart above the graph, the drawer beside it. */
+  /** Adds the parts to the page: the memory chart above the graph, the drawer beside it. */
   #arrange(strip: HTMLElement, canvas: HTMLElement): void {
     const size = (name: string) => (pixels: number): void => {
       this.#root.style.setProperty(`--lz-${name}`, `${pixels}px`);
@@ -288,7 +288,7 @@ export class WidgetController {
     for (const [event, callback] of this.#listeners) this.#model.off(event, callback);
   }
 
-  /** A key was pressed in the widget. */
+  /** Handles a key pressed in the widget. */
   key(event: KeyboardEvent): void {
     if (this.run.key(event) || deferredPart()?.press(event, this.#root)) return;
     const typing = event.target instanceof Element && event.target.closest("input, select, textarea");
@@ -396,7 +396,7 @@ export class WidgetController {
     }
   }
 
-  /** Updates bars to the chart cursor: one request at a time, then for the newest position. */
+  /** Updates bars to the chart cursor: one request at a time, always for the newest position. */
   #follow(position?: number): void {
     this.#read = position;
     if (position === undefined) this.#graph.holding(null);
@@ -406,7 +406,7 @@ export class WidgetController {
     }
   }
 
-  /** Requested groups have arrived. */
+  /** Handles requested groups. */
   #opened(ids: string[]): void {
     if (this.#expanding) {
       this.#expanding = false;
@@ -427,7 +427,7 @@ export class WidgetController {
     this.#table?.refresh();
   }
 
-  /** A line of the code was chosen: its ops are highlighted, and the first of them scrolls into view. */
+  /** Shows the chosen line of code: highlights its ops, and scrolls the first of them into view. */
   #showLine(details: Details, lit: string[]): void {
     this.#selected = null;
     this.#leaveMoment();
@@ -448,7 +448,7 @@ export class WidgetController {
     const close = this.#scene.closable(id);
     const ask = box.group && open && !close && !this.#scene.known(id);
     if (ask) {
-      // Before requesting its details, because those of a large group take longer.
+      // Requested before the details, because those of a large group take longer.
       this.#waiting.add(id);
       this.#send("open", id);
     }
@@ -495,7 +495,7 @@ export class WidgetController {
     this.#table?.select(null);
   }
 
-  /** Storages alive at a point of the chart: selects its op, or the nearest drawn box around it. */
+  /** Shows the storages alive at a point of the chart: selects its op, or the innermost drawn box around it. */
   #showMoment(moment: Moment): void {
     this.#leaveSelection();
     this.#selected = this.#scene.visible(moment.chain);
@@ -526,7 +526,7 @@ export class WidgetController {
     this.#graph.center(last);
   }
 
-  /** A requested plan with another size or split has arrived. */
+  /** Shows a plan with another size or split, or for another device. */
   #showPlan(message: PlanMessage): void {
     const { memory, batch } = message;
     if (memory.verdict !== this.memory?.verdict) this.#announcer.say(memory.verdictText);
@@ -551,7 +551,7 @@ export class WidgetController {
         writer.showPeak(memory);
       });
       this.#drawer.titleAlive(ALIVE);
-    } else this.#send("select", this.#selected); // its sizes differ, and perhaps its lifetime
+    } else this.#send("select", this.#selected); // its sizes and possibly its lifetime have changed
 
   }
 
@@ -604,7 +604,7 @@ export class WidgetController {
     this.run.showFindings(findings);
   }
 
-  /** Boxes have run, or have started to. */
+  /** Updates the states of boxes during a run. */
   #showStates({ boxes }: StatesMessage): void {
     for (const [id, [state, seconds, alarm, share]] of Object.entries(boxes)) {
       const box = this.#scene.boxes.get(id);
@@ -621,7 +621,7 @@ export class WidgetController {
     const state = this.#model.get("state") as State;
     if (this.#root.dataset["state"] === "running" && state !== "running") {
       this.#refresh();
-      if (this.#selected !== null) this.#send("select", this.#selected); // it has run
+      if (this.#selected !== null) this.#send("select", this.#selected); // its facts may have changed
     }
     this.#root.dataset["state"] = state;
     keepingFocus(this.#root, () => {
@@ -674,7 +674,8 @@ export class WidgetController {
   }
 
   /**
-   * The content of the deferred part: the path of the selected box, the table, the save menu, the list of sync points.
+   * Adds the content of the deferred part: breadcrumbs of the selected box, the table, the save menu, and the list of
+   * sync points.
    */
   #addLater(canvas: HTMLElement, details: HTMLElement, tableButton: HTMLButtonElement, saveButton: HTMLButtonElement, syncs: HTMLElement): void {
     whenLoaded(({ Breadcrumbs, Hover, offerHelp, TableView, SaveMenu, ComparisonPanel, syncList, svgText, MARGIN }) => {
@@ -735,7 +736,7 @@ export class WidgetController {
     });
   }
 
-  /** Python saves files of the drawing in its current state. */
+  /** Sends the state of the drawing to Python, which saves files of it. */
   #tellDrawing(): void {
     clearTimeout(this.#telling);
     this.#telling = setTimeout(() => {

@@ -19,7 +19,7 @@ from .plan_data import FORMAT, Data, is_incomplete, place_of
 from .plan_tables import console, steps_taken, table, verdict_of
 
 _MOST_LINES = 10
-_LARGEST = 1 << 63  # more bytes than there can be
+_LARGEST = 1 << 63  # exclusive upper limit of a plausible number
 _FIGURES = {
     "needed_bytes": "needed",
     "eager_peak_bytes": "peak of the tensors",
@@ -38,7 +38,7 @@ def read(path: str) -> Data:
         data: Any = visible_in(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):  # the latter for lists in lists in lists
+    except (ValueError, RecursionError):  # RecursionError: too deeply nested
         raise UsageError(f"{path} is not a JSON file: write plans with lazyviz plan --json FILE") from None
     if not isinstance(data, dict) or "format" not in data or "needed_bytes" not in data:
         raise UsageError(f"{path} does not contain a plan: write plans with lazyviz plan --json FILE")
@@ -52,7 +52,7 @@ def read(path: str) -> Data:
 
 
 def _is_complete(data: Data) -> bool:
-    """Whether ``data`` has all that is compared, of the right types: a file can be edited, or cut off."""
+    """Whether ``data`` has all fields that are compared, with the right types, in case of a damaged file."""
     sizes, lines = data.get("by_category"), data.get("by_line")
     return (
         all(key in data and (data[key] is None or _is_count(data[key])) for key in _FIGURES)
@@ -67,7 +67,7 @@ def _is_complete(data: Data) -> bool:
 
 
 def _is_call(data: Data) -> bool:
-    """Whether the script's arguments, and the time of a step, are such, if they are there."""
+    """Whether the optional fields for the script's arguments and the time of a step have the right types."""
     arguments, time = data.get("arguments", []), data.get("time")
     return (
         isinstance(arguments, list)
@@ -107,13 +107,13 @@ def compare(first: str, second: str) -> int:
 
 
 def _name(data: Data, path: str) -> str:
-    """``"before.json (train.py --width 64, A100-40GB)"``."""
+    """A plan's name in the output: ``"before.json (train.py --width 64, A100-40GB)"``."""
     call = shlex.join([data.get("script", "a plan"), *data.get("arguments", ())])
     return f"{path} ({call if 'script' in data else 'a plan'}, {data['device']})"
 
 
 def _extent(data: Data) -> str:
-    """What a plan that lacks steps covers."""
+    """Why and after how many steps the recording of an incomplete plan ended."""
     why = {
         "failed": "the script failed",
         "interrupted": "the script was interrupted",

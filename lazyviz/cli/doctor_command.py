@@ -124,7 +124,7 @@ def _widget() -> list[str]:
 
 
 def _fonts() -> list[str]:
-    """The fonts that pictures in files use; in a browser, the browser chooses."""
+    """The fonts of pictures that are saved as PNG or PDF; in other pictures, the viewer chooses."""
     program = shutil.which("fc-match")
     if program is None:
         return [

@@ -210,7 +210,7 @@ def check(device: str, to: Console) -> bool:
 
 
 def _same(found: Findings, what: str, eager: Callable[[], Any], lazily: Callable[[], Any]) -> bool:
-    """Whether both give the same bits, or the same error: not every device has every kernel."""
+    """Whether both calls return bit-equal results or raise the same error, such as a missing kernel."""
     plain, refused = _outcome(eager)
     recorded, failed = _outcome(lazily)
     if refused and refused == failed:
@@ -226,7 +226,7 @@ def _same(found: Findings, what: str, eager: Callable[[], Any], lazily: Callable
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, str]:
-    """Its result, and the class and the first line of its error, "" if it has none."""
+    """The result of ``call``, and the class and first line of its error; "" without an error."""
     try:
         return call(), ""
     except Exception as error:

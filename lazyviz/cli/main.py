@@ -1,4 +1,4 @@
-"""The ``lazyviz`` command: runs a subcommand; its errors become a sentence and an exit code."""
+"""Entry point of the ``lazyviz`` command: runs a subcommand, and prints errors as one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    """Run the command; its errors become a sentence and an exit code."""
+    """Run the command; print errors as one sentence and return the exit code."""
     try:
         startup_interrupt.end()
         task = cli.main(

@@ -104,7 +104,7 @@ def show_plan(data: Data, to: Console) -> None:
 
 
 def verdict_of(data: Data) -> str:
-    """Whether it fits; for a plan that lacks steps, so far."""
+    """The verdict as a sentence: whether the plan fits, or so far fits if it is incomplete."""
     text: str = data["verdict"]
     if not is_incomplete(data):
         return text
@@ -112,7 +112,7 @@ def verdict_of(data: Data) -> str:
 
 
 def _reads(reads: Sequence[Mapping[str, Any]]) -> Table:
-    """Where the script reads values, and what had to run for it."""
+    """A table of the places where the script reads values, and of the ops that had to run for that."""
     rows = []
     for each in reads[:_MOST_READS]:
         line, reader = each["line"], each["reader"]
@@ -129,7 +129,7 @@ def _reads(reads: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _hanging(sentence: str) -> Text | Table:
-    """A line of text whose further lines on a narrow terminal are indented like its first."""
+    """A sentence with a hanging indent, for narrow terminals that wrap it."""
     start = re.match(r" *(?:[\d.,]+ \S+ +<?[\d.]+ %  )?", sentence)
     if start is None or not start[0]:
         return Text(sentence)
@@ -141,7 +141,7 @@ def _hanging(sentence: str) -> Text | Table:
 
 
 def cheapest_of_kinds(remedies: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The best remedy of each kind, for the kinds that cost least."""
+    """The first remedy of each kind, in order of cost; at most :data:`_MOST_REMEDIES`."""
     found: dict[str, Mapping[str, Any]] = {}
     for remedy in remedies:
         found.setdefault(remedy["kind"], remedy)
@@ -155,7 +155,7 @@ def _heading(data: Data) -> str:
 
 
 def steps_taken(steps: int, data: Data | None = None) -> str:
-    """``"1 optimizer step"``, ``"2 optimizer steps"``; ``"1 of 2 optimizer steps"`` of an incomplete plan."""
+    """``"1 optimizer step"``, ``"2 optimizer steps"``; for incomplete plans, ``"1 of 2 optimizer steps"``."""
     if data is not None and is_incomplete(data):
         return f"{steps:,} of {data['steps_wanted']:,} optimizer steps"
     return f"{steps:,} optimizer step{'' if steps == 1 else 's'}"

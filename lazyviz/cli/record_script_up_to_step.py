@@ -50,7 +50,7 @@ class UnknownDevice(ValueError):
 
 
 class StepCount:
-    """Counts the steps of the first optimizer that steps, and of the next one once that has been freed.
+    """Counts the steps of the first optimizer that steps; after it has been freed, those of the next one.
 
     With several optimizers, as in a GAN, only one counts. Steps inside a step (of a closure, or of an
     optimizer that another one wraps) belong to the outer step. Those of other threads and of child processes
@@ -88,8 +88,9 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def variables_at(error: BaseException) -> dict[str, Any]:
-    """The variables of the user's functions that ``error`` left; those of callers hide those of callees,
-    which know a model as ``self``.
+    """The local variables of the user's functions in the traceback of ``error``.
+
+    Variables of callers take precedence over those of callees, where a model is called ``self``.
     """
     found: dict[str, Any] = {}
     for frame, _ in traceback.walk_tb(error.__traceback__):  # from the script's first function inwards
@@ -129,7 +130,7 @@ def record(
         try:
             result = finish(graph)
             finished.append(lambda: result)
-        except Exception as error:  # ours: the script must not catch it
+        except Exception as error:  # raised later, where the script cannot catch it
             finished.append(functools.partial(_raise, error))
 
     def stepped(count: int) -> None:

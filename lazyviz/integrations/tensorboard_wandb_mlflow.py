@@ -1,4 +1,4 @@
-"""The plan and the picture of a training, for TensorBoard, Weights & Biases, and MLflow.
+"""Logging of the plan and the picture of a training run to TensorBoard, Weights & Biases, and MLflow.
 
 Numbers go through the Trainer's own methods; text and pictures need each logger's own.  None of these
 libraries is imported here: a Trainer that uses one has imported it.
@@ -55,7 +55,7 @@ def to_mlflow(
 
 
 def attempt(send: Callable[..., None], *arguments: Any) -> None:
-    """Call ``send``; an error of a logger becomes a warning, because it is no reason to end a training."""
+    """Call ``send``; log a logger's error as a warning, because it must not end the training."""
     try:
         send(*arguments)
     except Exception as error:

@@ -85,7 +85,9 @@ def _send(to: Any, found: Findings, step: int) -> None:
 
 
 def _handler() -> Any:
-    """What calls the Trainer's callbacks, its loggers among them: a callback is given no way to it."""
+    """The Trainer's ``CallbackHandler``, which knows its loggers; it is found on the stack, because callbacks
+    get no reference to it.
+    """
     frame = sys._getframe(1)
     for _ in range(10):
         found = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""Cell code: compiled under the name that IPython gives the cell, so that errors show the user's lines."""
+"""Compilation of ``%%lazy`` cells under IPython's file name, so that tracebacks show the user's lines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compile_cell(
     tape.scopes.sources.cell = CellText(filename, number, lines, before)
     if _MAGIC.match(cell.lstrip("\n")):  # tracebacks show the magic as it was typed
         linecache.cache[filename] = len(raw), None, [f"{each}\n" for each in lines], filename
-    # Parsed and compiled by the shell's own compiler: `from __future__` of earlier cells holds.
+    # The shell's own compiler applies `from __future__` imports of earlier cells.
     tree = shell.transform_ast(shell.compile.ast_parse(code, filename))
     _refuse_await(tree, filename)
     if rounds is not None:
@@ -77,9 +77,10 @@ _MAGIC = re.compile(r"%%(\w+)[ \t]*(.*)\n?")
 
 
 def _with_line_numbers(shell: Any, text: str, lines: Sequence[str], before: int) -> str:
-    """``text`` as Python code, preceded by ``before`` of the cell's ``lines`` as comments.
+    """``text`` transformed to Python code; ``before`` is the number of the cell's ``lines`` above it.
 
-    A cell magic in it also gets comments for the lines above, so that its line numbers are those of the cell.
+    Code below a nested cell magic is preceded by the lines above it as comments, so that its line numbers
+    are those of the cell.
     """
     text = text.lstrip("\n")
     found = _MAGIC.match(text)
@@ -106,7 +107,7 @@ def text_below_magics(raw: str) -> int:
 
 
 def _refuse_await(tree: ast.Module, filename: str) -> None:
-    """``UsageError`` if the code needs an event loop at its top level."""
+    """Raise ``UsageError`` if the code needs an event loop at its top level."""
     code = compile(tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     if not code.co_flags & inspect.CO_COROUTINE:
         return
@@ -118,7 +119,7 @@ _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def _first_await(tree: ast.Module) -> int | str:
-    """The line of the first ``await`` outside of functions (in any of its forms)."""
+    """The line of the first ``await``, ``async for``, or ``async with`` outside of functions."""
     lines = []
     stack: list[ast.AST] = [tree]
     while stack:
@@ -131,9 +132,9 @@ def _first_await(tree: ast.Module) -> int | str:
 
 
 def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The frames of ``traceback`` from the cell on, without lazyviz's own.
+    """``traceback`` from the cell's first frame on, without lazyviz's own frames.
 
-    For an error that no line of the cell raised, the frame of the line that called the magic.
+    If no line of the cell raised the error, it is the frame of the line that called the magic.
     """
     entries = frames(traceback)
     magics = [at for at, entry in enumerate(entries) if entry.tb_frame.f_code.co_filename in _OURS]

@@ -66,18 +66,18 @@ _NO_GRAPH = "There is no lazy graph yet: run a %%lazy cell first."
 
 @magics_class
 class LazyMagics(Magics):
-    """The two magics, and the hooks around cells that they need."""
+    """The two magics, and the IPython hooks before and after each cell that they need."""
 
     shell: Any  # an InteractiveShell; its type includes None, which does not occur for registered magics
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._raw_cells: list[str] = []  # the running cells: a magic may run one inside another
+        self._raw_cells: list[str] = []  # source of the running cells, which magics can nest
         self._cell_id: str | None = None
-        self._widgets: dict[str, Any] = {}  # the last one of each cell
+        self._widgets: dict[str, Any] = {}  # the latest widget of each cell
         # The exception of a cell that IPython has not displayed yet.
         self._raised: BaseException | None = None
-        self.registered_tables: list[list_formatters.Undo] = []  # how to unregister each
+        self.registered_tables: list[list_formatters.Undo] = []  # functions that unregister each formatter
 
     # --- %%lazy ---------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class LazyMagics(Magics):
                     result = self._run_in_rounds(body, last, ended) if rounds else self._run(body, last)
                 except BaseException as error:
                     raised = error
-                graph = block.graph or graph  # of the last round
+                graph = block.graph or graph  # of the last iteration
                 if raised is not None:
                     note_raised(graph.ir, raised)
         except (ValueError, RuntimeError) as error:
@@ -243,7 +243,7 @@ class LazyMagics(Magics):
     def _show_what_was_recorded(
         self, graph: lazy_graph.LazyGraph, options: Any, error: BaseException
     ) -> None:
-        """Show the graph of a cell that raised ``error``, which IPython shows next."""
+        """Show the graph of a cell that raised ``error``; IPython shows the error afterwards."""
         self._bind(graph, options.name)
         self._begin_traceback_in_cell(error)
         graph.title += f": ops before the {type(error).__name__}"
@@ -271,7 +271,7 @@ class LazyMagics(Magics):
             self.shell.user_ns.pop(_ROUNDS, None)
 
     def _begin_traceback_in_cell(self, error: BaseException) -> None:
-        """Have IPython show ``error`` as without lazyviz, with the frames of user code and libraries.
+        """Make IPython show ``error`` as without lazyviz, with the frames of user code and libraries.
 
         The outer frames are IPython's call of the magic, which would print the whole cell a second time as a
         string, and this module; the inner ones may be the recorder. ``%tb`` shows all frames.
@@ -292,7 +292,7 @@ class LazyMagics(Magics):
         self._raised = error
 
     def _show_syntax_error_alone(self) -> None:
-        """Have IPython show the coming ``SyntaxError`` as one of the cell, without a stack."""
+        """Make IPython show the upcoming ``SyntaxError`` as one of the cell, without a stack."""
         shown = type(self.shell).showsyntaxerror
         self.shell.showsyntaxerror = lambda filename=None, running_compiled_code=False: shown(
             self.shell, filename
@@ -432,7 +432,7 @@ class LazyMagics(Magics):
         for graph, report in reports:
             where = graph.ir.where if graph is not None else "the rest"
             text = f"{where}: {report}" if several else str(report)
-            # Only the errors in `left`.
+            # If no op ran, print only the errors that the report lists.
             print(text if report.ops_run or not several else text.partition("\n")[2])
         left = set(failures()).difference(*[report.left for _, report in reports])
         for text in sorted(left):
@@ -477,7 +477,7 @@ class LazyMagics(Magics):
 
     def after_cell(self, result: Any = None) -> None:
         del self._raw_cells[-1:]
-        if self._raw_cells:  # a cell that a magic has run inside another
+        if self._raw_cells:  # it was a nested cell, which a magic ran
             return
         tape.scopes.sources.cell = None
         if self._raised is not None:
@@ -575,7 +575,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     try:
         _evaluate_before_unloading()
     except Exception as error:
-        if runnable_nodes():  # it is not the error of an op
+        if runnable_nodes():  # the error is not that of an op
             raise
         if error.args and isinstance(error.args[0], str):
             message = error.args[0].replace(f"\n{STAYS}", "")
@@ -583,10 +583,10 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         else:
             print(_what_is_lost())
         complete(partial(_withdraw, ipython, magics))
-        if ipython.extension_manager is not None:  # it would refuse to load it again
+        if ipython.extension_manager is not None:  # IPython would refuse to load it again
             ipython.extension_manager.loaded.discard("lazyviz")
         raise
-    if failures():  # their errors have been raised before
+    if failures():  # ops whose errors have been raised before
         print(_what_is_lost())
     complete(partial(_withdraw, ipython, magics))
 
@@ -602,13 +602,13 @@ def _evaluate_before_unloading() -> None:
             if not failures():
                 raise
             failure = error
-        run_all(cause)  # also what is refused with the options of its block
+        run_all(cause)  # also ops that cannot run with the options of their block
         if failure is not None:
             raise failure
 
 
 def _what_is_lost() -> str:
-    """Which pending ops have failed, for good now, and how many others need them."""
+    """A message about the pending ops that are lost when lazyviz is unloaded, and their errors."""
     count = len(tape.pending)
     what = f"{count:,} pending op{' has' if count == 1 else 's have'} no result and never will"
     return "\n  ".join([f"lazyviz is unloaded; {what}. Failed:", *failures()])

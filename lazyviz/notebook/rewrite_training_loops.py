@@ -17,7 +17,7 @@ _OF_A_ROUND = (("step", "backward"), ("step",), ("backward",))
 
 
 def pass_rounds_through(function: str, tree: ast.Module) -> None:
-    """Wrap the iterables of the training loops of ``tree`` in a call of ``function``.
+    """Wrap the iterables of the training loops of ``tree`` in calls of ``function``.
 
     Raises:
         UsageError: the cell has no ``for`` loop outside functions.
@@ -31,11 +31,10 @@ def pass_rounds_through(function: str, tree: ast.Module) -> None:
 
 
 def training_loops(tree: ast.Module) -> list[ast.For]:
-    """The innermost ``for`` loops that call both ``backward`` and ``step``, or else one of them, or else the
-    outermost loops.
+    """The innermost ``for`` loops that call both ``backward`` and ``step``; if there are none, those that
+    call one of them, otherwise the outermost loops.
 
-    Therefore, a loop over epochs is not selected, nor one over micro-batches whose gradients are accumulated
-    for one step.
+    Therefore, neither a loop over epochs nor a gradient accumulation loop over micro-batches is selected.
     """
     loops = [node for node in _in_scope(tree) if isinstance(node, ast.For)]
     for methods in _OF_A_ROUND:
@@ -51,7 +50,7 @@ def _inside(loop: ast.For) -> list[ast.For]:
 
 
 def _calls(loop: ast.For, method: str) -> bool:
-    """Whether the loop calls a method of that name, of any object, including in inner loops."""
+    """Whether the loop or a loop inside it calls a method of that name on any object."""
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
         for node in _in_scope(loop)

@@ -38,9 +38,9 @@ LAYER_ICONS = {
     "block": "M8,2l6,3l-6,3l-6,-3ZM2,8l6,3l6,-3M2,11l6,3l6,-3",
     "optimizer": "M13,8a5,5 0 1 1 -2,-4M11,1.5v3h-3",
 }
-# Every color of a light picture, and the one in its place on a dark page.
+# Every color of a light picture, and its replacement on a dark page.
 DARK = {
-    # Page, lines and words.
+    # Page, lines, and text.
     "#ffffff": "#1b2027",
     "#f6f8fa": "#23292f",
     "#e3e8ee": "#363e48",
@@ -98,12 +98,15 @@ _PAINT = re.compile(r' (fill|stroke)="(#[0-9a-f]{6})"')
 
 
 def darkened(svg: str) -> str:
-    """A light picture in the colors of a dark page.  Words have no quotes, which are escaped in them."""
+    """A light picture in the colors of a dark page.
+
+    Only attributes match :data:`_PAINT`, because quotation marks in text are escaped.
+    """
     return _PAINT.sub(lambda found: f' {found[1]}="{DARK[found[2]]}"', svg)
 
 
 def adapted(svg: str) -> str:
-    """A light picture that has the colors of a dark page where that is the color scheme of its place."""
+    """A light picture that switches to dark colors where its page prefers a dark color scheme."""
     used = sorted({found.groups() for found in _PAINT.finditer(svg)})
     rules = "".join(f'[{kind}="{color}"]{{{kind}:{DARK[color]}}}' for kind, color in used)
     end = svg.index(">", svg.index("<svg")) + 1

@@ -17,7 +17,7 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """``text`` with control characters, lone surrogates and marks of direction written out."""
+    """``text`` with control characters, lone surrogates, and directional marks escaped."""
     if text.isprintable():
         return text
     return _UNSEEN.sub(_written_out, text.replace("\r\n", "\n"))
@@ -29,7 +29,7 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 def visible_in(value: Any) -> Any:
-    """JSON with all of its texts, keys included, made :func:`visible`; what needs no change is the same."""
+    """JSON data with all strings, including keys, made :func:`visible`; unchanged parts are not copied."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
@@ -42,14 +42,14 @@ def visible_in(value: Any) -> Any:
     return value
 
 
-# What `visible_in` might change, in JSON that escapes only what it must.
+# Characters and escapes that `visible_in` might change, in JSON text with as few escapes as possible.
 _ESCAPED = re.compile(rf"{_UNSEEN.pattern}|\\[ubfr]")
 
 
 def visible_json(value: Any, **options: Any) -> str:
-    """``json.dumps(visible_in(value))``, without a look at each text if none needs a change.
+    """``json.dumps(visible_in(value))``, but faster if nothing needs to be changed.
 
-    ``options`` are those of ``json.dumps``; nothing is escaped that JSON does not require.
+    ``options`` are those of ``json.dumps``; only characters that JSON requires to be escaped are.
     """
     text = json.dumps(value, ensure_ascii=False, **options)
     if _ESCAPED.search(text) is None:
@@ -61,13 +61,13 @@ _CALL = re.compile(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|geto
 
 
 def as_written(line: str) -> str:
-    """A line of a cell as the user wrote it: ``"%time f()"``, where IPython made a call of a magic of it."""
+    """A line of a cell as typed, such as ``"%time f()"``, which IPython transforms into a function call."""
     found = _CALL.search(line)
     if found is None:
         return line
     try:
         given = ast.literal_eval(found[2])
-    except (ValueError, SyntaxError):  # not what IPython writes
+    except (ValueError, SyntaxError):  # not a call that IPython generated
         return line
     words = [given] if isinstance(given, str) else list(given)
     if found[1] in ("system", "getoutput"):

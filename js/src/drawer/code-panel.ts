@@ -42,7 +42,7 @@ export class CodePanel {
     });
   }
 
-  /** Requests the changes after a new plan or a run: one request at a time, then the newest. */
+  /** Requests the changes after a new plan or a run: one request at a time, always for the newest state. */
   refresh(): void {
     this.#again = this.#asking;
     if (this.#asking) return;
@@ -58,7 +58,7 @@ export class CodePanel {
       // The line that holds most at the peak is in view from the start.
       const held = (id: string): number => facts.lines[id]?.held ?? 0;
       const [largest] = [...this.#rows.keys()].sort((a, b) => held(b) - held(a));
-      requestAnimationFrame(() => { // the panel has its height then
+      requestAnimationFrame(() => { // only then does the panel have its height
         this.#bring(this.#rows.get(largest ?? "")?.row);
       });
     }
@@ -99,14 +99,14 @@ export class CodePanel {
     this.#bring(first);
   }
 
-  /** Scrolls a row into view, up and down only. */
+  /** Scrolls a row into view, only vertically. */
   #bring(row: HTMLElement | undefined): void {
     if (!row) return;
     const top = row.offsetTop;
     const { scrollTop, clientHeight } = this.#body;
     const head = this.#table.tHead?.offsetHeight ?? 0;
     if (top < scrollTop + head || top + row.offsetHeight > scrollTop + clientHeight) {
-      let first = row; // scroll by whole rows
+      let first = row; // align the top with a whole row
       while (first.offsetTop > top - clientHeight / 3 && first.previousElementSibling) first = first.previousElementSibling as HTMLElement;
       this.#body.scrollTop = first.offsetTop - head;
     }

@@ -17,7 +17,7 @@ export class DetailsPanel {
     this.element = html("div", { class: "lz-details", "data-panel": name, tabindex: 0 }, html("p", "lz-muted", "Click a box."));
   }
 
-  /** Updates the content as soon as that is possible; the newest request counts. */
+  /** Updates the content as soon as the deferred part is loaded; only the newest update applies. */
   write(how: (writer: Writer) => void): void {
     const wish = ++this.#newest;
     whenLoaded(({ Writer }) => {
@@ -26,7 +26,7 @@ export class DetailsPanel {
     });
   }
 
-  /** Facts that are known without a request to the kernel. */
+  /** Shows the facts that are known without a request to the kernel. */
   showBox(box: BoxData): void {
     this.#newest++;
     this.element.replaceChildren(

@@ -1,4 +1,4 @@
-// The content of the details: of a box, of a point or a part of the chart, of an error. In the widget's deferred part.
+// The content of the details panel: a box, a point or range of the chart, or an error. In the widget's deferred part.
 
 import { html, on, plainButton } from "../page/dom";
 import { categoryText, grouped } from "../page/format";
@@ -13,7 +13,7 @@ export interface DetailsEvents {
   ask: Send;
 }
 
-/** Writes into one panel. */
+/** Writes the content of one panel. */
 export class Writer {
   readonly element: HTMLElement;
   readonly #events: DetailsEvents;

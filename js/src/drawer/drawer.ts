@@ -70,7 +70,7 @@ export class Drawer {
     if (!there && this.#current === name) this.show("code");
   }
 
-  /** The displayed storages are those of another moment than the peak. */
+  /** The displayed storages are those of a moment other than the peak. */
   titleAlive(words: string): void {
     const tab = this.#tabs.get("alive");
     if (!tab) return;

@@ -1,4 +1,4 @@
-// What a line of the code did, as a sentence.
+// Summary of a line of code as a sentence: ops, memory, and time.
 
 import type { LineFact } from "../model/types";
 import { bytesText, grouped, seconds } from "../page/format";

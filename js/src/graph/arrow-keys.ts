@@ -1,4 +1,4 @@
-// The target of an arrow key: along the drawn edges, between the boxes of a layer, into and out of open groups.
+// Arrow key navigation: along the drawn edges, between the boxes of a layer, and into and out of open groups.
 
 import type { Arrangement, Frame } from "../model/scene";
 

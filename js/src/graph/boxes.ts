@@ -1,5 +1,5 @@
-// Drawing one box. Its text changes when the zoom enters another `Band`, its position when the layout changes; the
-// element is kept.
+// Drawing one box. Its text changes when the zoom enters another `Band`, and its position when the layout changes; the
+// element is reused.
 
 import { charWidth, cut, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
@@ -24,7 +24,7 @@ export interface Band {
 /** No text is written: for boxes that are out of view, and for all if no text would be legible. */
 export const SILENT: Band = { grow: 9, lines: 0, titles: 0 };
 
-/** The band of a scale: each quarter of an octave is one, with the text size that its lower end needs. */
+/** The band of a scale: each band spans a quarter of an octave, and its text size is legible at its lower end. */
 export function bandOf(scale: number): Band {
   const least = scale >= 0.8 ? 1 : 2 ** (Math.floor(Math.log2(scale) * 4 + 1e-9) / 4);
   const grow = scale >= 0.8 ? 1 : Math.max(LEAST / SUB / least, 1);
@@ -35,7 +35,7 @@ export function bandOf(scale: number): Band {
 /** The number of sync points in a group. */
 const syncsOf = ({ syncs = 0 }: BoxData): string => (syncs ? `❚❚ ${syncs} sync${syncs === 1 ? "" : "s"}` : "");
 
-/** Everything that is known of a box without a request, for its tooltip and for screen readers. */
+/** Everything that is known about a box without a request, for its tooltip and for screen readers. */
 function wordsOf(box: BoxData): string {
   const parts = [nameOf(box), box.cls, box.through, box.params, box.sub, box.dtype, box.module && `in ${box.module}`];
   if (box.state && box.state !== "pending") parts.push(box.state);
@@ -45,7 +45,7 @@ function wordsOf(box: BoxData): string {
 
 const at = (frame: Frame): string => `translate(${frame.x.toFixed(1)},${frame.y.toFixed(1)})`;
 
-/** The arrow of a group: one click on it opens or closes the group; elsewhere on the box, it takes two. */
+/** The arrow of a group: a click on it opens or closes the group; elsewhere on the box, this takes a double click. */
 const hit = (x: number): SVGElement => svg("rect", { class: "lz-arrow", x, width: 32, height: 30 });
 
 /** The outline of a closed box; parameters and buffers have cut corners, which distinguish them from ops. */
@@ -148,7 +148,7 @@ export class BoxDrawing {
       this.element.append(this.#badge);
     }
     this.element.append(this.#alarm);
-    // Its tooltip is its full name.
+    // The tooltip is the full name.
     if (!still) for (const part of this.element.children) if (part !== this.#title) part.setAttribute("aria-hidden", "true");
     this.place(frame);
     this.tell();
@@ -172,7 +172,7 @@ export class BoxDrawing {
     return this.#frame.box;
   }
 
-  /** Its state and other properties that change while the graph runs. */
+  /** Updates the state and other properties that change while the graph runs. */
   tell(): void {
     const { box } = this.#frame;
     const words = wordsOf(box);
@@ -195,7 +195,7 @@ export class BoxDrawing {
     );
   }
 
-  /** Its tint, number and bar. */
+  /** Updates the tint, number, and bar. */
   paint(colors: Colors): void {
     const { box, width, height, open } = this.#frame;
     if (["sync", "input", "output", "error"].includes(box.kind) || (box.kind === "lane" && open)) return;
@@ -216,7 +216,7 @@ export class BoxDrawing {
   }
 
   /** Writes as much text as there is room for. */
-  // eslint-disable-next-line max-lines-per-function -- the lines of a box share the room that is left
+  // eslint-disable-next-line max-lines-per-function -- the lines of a box share the available room
   write(band: Band): void {
     const { box, width, height, open } = this.#frame;
     const before = this.#band;
@@ -242,12 +242,12 @@ export class BoxDrawing {
     const wide = badge ? badge.length * 6.6 * grow + 14 : 0;
     const room = width - left - right - (badge ? wide + 4 : 0);
     const lead = rows === 1 ? height / 2 + size * 0.36 - (this.#bar && box.kind === "op" ? 2 : 0) : rows === 2 ? height / 2 - 2 * grow : 15 * grow + 3;
-    // If there is only one row, the rest of the text is at its end.
+    // If there is only one row, further text is at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
     const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
     const short = pill ? (aside.split(" · ")[0] ?? "") : aside;
-    const taken = short ? short.length * charWidth(small) + 8 : 0; // the name is whole before there is more beside it
+    const taken = short ? short.length * charWidth(small) + 8 : 0; // the name has priority over further text
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
     this.#put(this.#label, fitted, left, lead, size);
     const used = charWidth(size, style) * fitted.length + 6;
@@ -289,7 +289,7 @@ export class BoxDrawing {
     return words.length * charWidth(size, "bold") > room ? (both[0] ?? "") : words;
   }
 
-  /** A lane that is a rail shows its name and bytes vertically. */
+  /** Writes the name and bytes of a lane that is drawn as a rail vertically. */
   #writeRail(box: BoxData, width: number, height: number, { grow, lines }: Band): void {
     const size = 14 * grow;
     const [start, room] = [46, height - 60];
@@ -345,7 +345,7 @@ export class BoxDrawing {
 /** The first of the texts if there is room for it, otherwise the second. */
 const fitting = (room: number, size: number, text: string, short = text): string => (text.length * charWidth(size) > room ? short : text);
 
-/** A bar on its track, with its parts side by side; they are pale behind the parts of `now`, if there are any. */
+/** A bar on its track, with its parts side by side; with `now`, they are pale, and the parts of `now` cover them. */
 function bar(x: number, y: number, width: number, height: number, parts: readonly Part[], now: readonly Part[] | null): SVGElement[] {
   const row = (of: readonly Part[], style: string): SVGElement[] => {
     let at = x;

@@ -4,7 +4,7 @@ import type { Area } from "../model/coordinates-from-layers";
 
 const LEAST_HEIGHT = 240;
 export const LEGIBLE = 0.8; // the scale at which a centered box is legible
-const LEAST_SCALE = 0.8; // of the first view, in which all text is legible
+const LEAST_SCALE = 0.8; // minimum scale of the first view, so that all text is legible
 const MARGIN = 12;
 const SCALES = [0.03, 4] as const;
 const CLICK_DISTANCE = 4; // pixels that a pointer may move and still count as a click
@@ -31,7 +31,7 @@ export class Camera {
     svg.addEventListener(
       "wheel",
       (event) => {
-        // The wheel scrolls the notebook until the graph was clicked, or Ctrl is held.
+        // The wheel scrolls the notebook unless the graph has been clicked or Ctrl is held.
         if (!event.ctrlKey && !svg.matches(":focus-within")) return;
         event.preventDefault();
         const step = event.deltaMode === 1 ? 0.05 : event.deltaMode ? 1 : 0.002;
@@ -64,7 +64,7 @@ export class Camera {
     this.#move(this.view.x + dx, this.view.y + dy, this.view.k);
   }
 
-  /** The whole picture in view. */
+  /** Fits the whole picture into the view. */
   fit(): void {
     this.touched = true;
     const { height } = this;
@@ -73,14 +73,14 @@ export class Camera {
     this.#move((this.width - wide * k) / 2, Math.max((height - tall * k) / 2, MARGIN), k);
   }
 
-  /** The first view: all lanes side by side, from the top, at a legible size. */
+  /** Goes to the first view: all lanes side by side, from the top, at a legible size. */
   home(): void {
     this.touched = false;
     const k = this.#homeScale();
     this.#move(this.#homeLeft(k), MARGIN, k);
   }
 
-  /** The picture has changed: the point that moved from `before` to `after` keeps its position on screen. */
+  /** Adapts to a changed picture: the point that moved from `before` to `after` keeps its position on screen. */
   keep(before: Area, after: Area): void {
     const { x, y, k } = this.view;
     this.#move(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
@@ -127,7 +127,7 @@ export class Camera {
     return [event.clientX - left, event.clientY - top];
   }
 
-  /** One pointer pans, two pinch; a pointer that has panned does not click. */
+  /** Pans with one pointer and pinches with two; a pointer that has panned does not click. */
   #followPointers(): void {
     const { svg, pointers } = this;
     let start: [number, number] = [0, 0];

@@ -1,4 +1,4 @@
-// What boxes show besides their names: a number with its bar, and the tint of their edge.
+// Colors and numbers of boxes: a number with its bar, and the tint of the box's edge.
 
 import type { BoxData, Differences, Held, Note, Span } from "../model/types";
 import { bytesText, seconds } from "../page/format";
@@ -14,7 +14,7 @@ export const COLORINGS: Record<string, string> = {
   dtype: "dtype",
   module: "module",
 };
-/** One of these, or "note:" and the name of an annotation. */
+/** One of the choices above, or "note:" and the name of an annotation. */
 export type Coloring = string;
 
 export const noteKey = (name: string): Coloring => NOTE + name;
@@ -24,10 +24,10 @@ export interface Entry {
   text: string;
 }
 
-/** A part of a bar: its category, and its share of the whole length. */
+/** A part of a bar: its category, and its fraction of the whole length. */
 export type Part = readonly [category: string, share: number];
 
-/** Bytes of all categories. */
+/** Total bytes of all categories. */
 export const sum = (sizes: readonly (readonly [string, number])[] = []): number => sizes.reduce((all, [, size]) => all + size, 0);
 
 const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
@@ -35,14 +35,14 @@ const plain = (path: string): string => path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*"
 /** Numbers, bars and tints for the boxes that are drawn. */
 export class Colors {
   by: Coloring = "peak";
-  peak = 0; // bytes, the length of a bar of held bytes
+  peak = 0; // bytes of a full bar of held bytes
   now: Held | null = null; // bytes that boxes hold at the chart cursor, shown instead of those at the peak
   against: Differences | null = null; // bytes that boxes hold at the peak of this graph and of another one
-  most = 0; // bytes, the higher of both peaks
+  most = 0; // bytes of the higher of both peaks
   notes: readonly Note[] = [];
   #most = 0;
-  #slots = new Map<string, number>(); // of dtypes or modules, in order of first appearance
-  #general = false; // modules are colored by their name in the repeated part: h.* for h.0, h.1
+  #slots = new Map<string, number>(); // color index of dtypes or modules, in order of first appearance
+  #general = false; // list items have one color: h.* for h.0, h.1
 
   /** Collects the values of all boxes, and which boxes are drawn. */
   learn(known: Iterable<BoxData>, drawn: readonly BoxData[]): void {

@@ -11,7 +11,7 @@ export class Edges {
   readonly labels = svg("g", "lz-edge-labels");
   #drawn = new Map<string, SVGGElement>();
 
-  /** Draws these lines and returns the new ones; existing ones are not changed. */
+  /** Draws these lines and returns the new elements; existing ones are not changed. */
   draw(lines: readonly Line[]): Element[] {
     const next = new Map<string, SVGGElement>();
     for (const line of lines) next.set(keyOf(line), this.#drawn.get(keyOf(line)) ?? edge(line));

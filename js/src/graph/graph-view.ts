@@ -1,5 +1,5 @@
 // The graph: boxes and edges in an SVG that pans and zooms, groups that open in place, the selection, and highlights.
-// Its parts are separate modules: boxes, edges, camera, colors and legend, keyboard, minimap, motion, relations.
+// Its parts are separate modules: boxes, edges, camera, colors, legend, arrow keys, minimap, animation, relations.
 
 import { bandOf, BoxDrawing, SILENT } from "./boxes";
 import { Camera } from "./camera";
@@ -17,17 +17,17 @@ import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../m
 const FAR = 0.25; // below this scale, small parts of a box are omitted
 
 export interface GraphEvents {
-  /** A box was clicked or chosen by keyboard; `open`: a group should open or close. */
+  /** A box was clicked or chosen by keyboard; `open`: it is a group that should open or close. */
   choose(id: string, open: boolean): void;
   /** The innermost open group at the box should close; if there is none, the selection is cleared. */
   close(id: string): void;
   /** The empty background was clicked. */
   clear(): void;
-  /** Other groups are open, or another number is shown. */
+  /** The open groups or the displayed number have changed. */
   drawn(): void;
-  /** Numbers that have not been received for the boxes should be shown. */
+  /** Numbers should be shown that have not been received yet. */
   numbers(by: Coloring): void;
-  /** Another box is selected now. */
+  /** The selection has changed. */
   selected(id: string | null): void;
 }
 
@@ -108,8 +108,8 @@ export class GraphView {
     let clicked: string | null = null;
     let open = false;
     on(this.svg, "click", ({ target, detail }) => {
-      // The second click of a double click refers to the box of the first one, which may have moved. Clicks of assistive
-      // technology have the number 0.
+      // The second click of a double click refers to the first one's box, which may have moved. Clicks of assistive
+      // technology have a click count of 0.
       const id = detail > 1 ? clicked : nodeOf(target);
       open = detail > 1 ? !open : !detail || !!(target as Element).closest(".lz-arrow, .lz-lane");
       const again = !open && id === clicked && id === this.selected;
@@ -144,7 +144,7 @@ export class GraphView {
     this.#minimap?.follow();
   }
 
-  /** Draws again; the box `anchor`, if it exists before and after, keeps its position on screen. */
+  /** Redraws; the box `anchor`, if it exists before and after, keeps its position on screen. */
   draw(anchor?: string): void {
     const { camera } = this;
     if (camera.width === 0) return;
@@ -166,7 +166,7 @@ export class GraphView {
     const after = anchor !== undefined ? this.#frames.get(anchor) : undefined;
     if (before && after) {
       camera.keep(before, after);
-      // Groups open to the right.
+      // Groups open toward the right.
       if (after.rail) camera.reveal({ ...after, y: (20 - camera.view.y) / camera.view.k, height: 0 });
       const moved = arrangement.frames.flatMap((frame) => {
         const element = this.#drawings.get(frame.box.id)?.element;
@@ -248,7 +248,7 @@ export class GraphView {
     this.#mark();
   }
 
-  /** The pointer is on a box, or on none: its lines are highlighted instead of those of the selected one. */
+  /** The pointer is on a box, or on none: highlights its lines instead of those of the selected box. */
   point(id: string | null): void {
     this.#edges.mark(id ?? this.selected);
   }
@@ -340,9 +340,9 @@ export class GraphView {
     const first = lane && frame.y - lane.y < 70;
     const end = !first ? 0 : lane.box.kind === "lane" ? frame.x + 1 : lane.x + (titleEnd(lane) - lane.x) * grow;
     const right = frame.x + frame.width - wide;
-    const below = !rail && end > Math.max(right, frame.x); // the flag does not fit beside the title
+    const below = !rail && end > Math.max(right, frame.x); // if the flag does not fit beside the title
     const y = rail ? frame.y + 8 + 16 * grow : below ? frame.y + frame.height + 3 + 16 * grow : frame.y - 3;
-    // The flag must not cover the label of an edge, either.
+    // The flag must not cover edge labels, either.
     const words = (x: number): number | undefined => {
       const start = this.#arrangement?.lines.flatMap(({ labelAt: at }) => (at && Math.abs(at[1] - y + 5) < 16 && Math.abs(at[0] - x - wide / 2) < wide / 2 + at[2].length * 3.7 ? [at[0] - at[2].length * 3.7] : []));
       return start?.[0];

@@ -4,7 +4,7 @@
 import { nameOf, type Scene } from "../model/scene";
 import type { Send } from "../model/types";
 
-const AFTER = 80; // milliseconds: moving the pointer across boxes requests none
+const AFTER = 80; // milliseconds, so that moving the pointer across boxes requests nothing
 
 export interface HoverEvents {
   ask: Send;
@@ -46,7 +46,7 @@ export class Hover {
       this.#read(graph.querySelector(at("focus-visible")));
       this.#point(null);
     });
-    over(graph.querySelector(at("hover"))); // the pointer arrived before this
+    over(graph.querySelector(at("hover"))); // the pointer arrived before this code
   }
 
   /** The lifetime of a box has arrived. */

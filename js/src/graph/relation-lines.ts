@@ -49,7 +49,7 @@ export function relationLines(
   return [elements, [...kinds].map((kind) => [kind, KINDS[kind]] as const)];
 }
 
-/** A line with right angles: along the row of each box to the edge of its lane, and between the lanes up or down. */
+/** A line with right angles: along each box's row to the edge of its lane, and vertical between the lanes. */
 function around(from: Frame, to: Frame, frames: ReadonlyMap<string, Frame>, scene: Scene, nth: number): string {
   const [start, end] = [laneOf(from, frames, scene), laneOf(to, frames, scene)];
   const right = to.x >= from.x + from.width || start === end;
@@ -71,7 +71,7 @@ function laneOf(frame: Frame, frames: ReadonlyMap<string, Frame>, scene: Scene):
   return frames.get(at ?? "") ?? frame;
 }
 
-/** A height at which nothing is between the box and `x`, if there is one, and the side where the line leaves the box. */
+/** A y coordinate without boxes between the box and `x`, if any, and the side where the line leaves the box. */
 function leave(frame: Frame, x: number, frames: ReadonlyMap<string, Frame>): [y: number, side: number] {
   const right = x > frame.x + frame.width / 2;
   const side = right ? frame.x + frame.width : frame.x;

@@ -1,12 +1,12 @@
-// Tensors kept for the backward pass: bands between the lanes, from the box that creates them to the box that reads
-// them.
+// Saved activations: bands between the lanes, from the box that creates a tensor to the box that reads it in the
+// backward pass.
 
 import { charWidth, svg } from "../page/dom";
 import type { Frame, Scene } from "../model/scene";
 import type { Kept } from "../model/types";
 
 const MOST = 3;
-const SMALL = 0.01; // share of the peak from which a band is drawn
+const SMALL = 0.01; // minimum fraction of the peak for a band
 const PER_PIXEL = 2 ** 24; // bytes
 const STEEPEST = 80; // vertical pixels between boxes that are not next to each other
 const WIDTHS = [2, 28] as const;

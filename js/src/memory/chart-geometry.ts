@@ -9,7 +9,7 @@ const TOP = 22;
 const BOTTOM = 38;
 export const TRACK = 12; // height of the bars of time, below the plot
 
-/** What bounds a point's time, by its letter. */
+/** The bound of a point's time, by its letter: compute, memory, or launch. */
 export const BOUNDS: Record<string, string> = { c: "compute", m: "memory", l: "launch" };
 
 /** The part of the memory chart that its cursor and the descriptions of points use. */

@@ -17,7 +17,7 @@ export interface CursorEvents {
   zoom(start: number, stop: number): void;
   /** False if there is nothing to return to. */
   back(): boolean;
-  /** The cursor has moved to another point, or is gone. */
+  /** The cursor has moved to another point or was removed. */
   read(): void;
   peak(): void;
 }

@@ -1,4 +1,4 @@
-// The chart of a part of the run.
+// Slice of the memory chart for a part of the run.
 
 import type { Points } from "../model/types";
 import { pointAt } from "./chart-geometry";

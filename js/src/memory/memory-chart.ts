@@ -10,7 +10,7 @@ import { bytesText, grouped } from "../page/format";
 import { whenLoaded } from "../page/load-deferred-bundle";
 import type { Failure, Memory, Phase, Points, Range, Track } from "../model/types";
 
-const NEAR = 2; // a line is drawn if it is below this multiple of the peak
+const NEAR = 2; // the line of the capacity or need is drawn if it is below this multiple of the peak
 
 export interface ChartEvents {
   peak(): void;
@@ -180,7 +180,7 @@ export class MemoryChart implements Chart {
     this.#draw();
   }
 
-  /** Marks them while the pointer is on a box; null ends that. */
+  /** Marks these positions while the pointer is on a box; null: the pointer has left. */
   preview(lifetime: [number, number][] | null): void {
     this.#preview = lifetime;
     this.#draw();
@@ -386,7 +386,7 @@ export class MemoryChart implements Chart {
       names.push(name);
     });
     if (named.size === drawn.size) return [...parts, ...names];
-    // One after the other, with the times of all their sections.
+    // Each phase once, with the total time of its sections.
     let x = plot.left;
     const all = Object.keys(titles) as Phase[];
     for (const phase of all) {
@@ -427,7 +427,7 @@ function phaseName(plot: Plot, phase: Phase, titles: Memory["titles"], x: number
 function flag(plot: Plot, x: number, memory: Memory): [number, number, ...SVGElement[]] {
   const bytes = `▲ Peak ${memory.peakText}`;
   const room = plot.right - plot.left - bytes.length * charWidth(11, "bold") - 24;
-  // As much of the layer's path as fits, from its end, and the op.
+  // The op, preceded by the longest suffix of the layer's path that fits.
   let name = memory.peakName;
   while (name && name.length * charWidth(11, "mono") > Math.min(room, 300)) name = name.replace(/^([^.:]*\.|[^:]*: |.*)/, "");
   const wide = bytes.length * charWidth(11, "bold") + (name ? name.length * charWidth(11, "mono") + 8 : 0) + 12;

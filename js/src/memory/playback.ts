@@ -1,4 +1,4 @@
-// Playing the run: the chart's cursor goes through all points in a few seconds.
+// Playback of the run: the chart's cursor goes through all points in a few seconds.
 
 import { icon } from "../page/icons";
 

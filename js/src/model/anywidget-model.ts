@@ -1,4 +1,4 @@
-// Python's side of one widget, as anywidget provides it.
+// Type of the anywidget model: the connection of one widget to Python.
 
 import type { FromPython } from "./types";
 

@@ -196,7 +196,7 @@ export function narrowed(
   return [result.map((layer, number) => [...(first[number] ?? []), ...layer]), bent];
 }
 
-/** The same placement, with equal margins; layers are moved as a whole until they are within `limit` pixels. */
+/** The same placement with equal margins, and each layer moved as a whole to be within `limit` pixels. */
 export function pressed(placed: Placed, layers: readonly (readonly number[])[], sizes: readonly Size[], limit: number): Placed {
   const out = Math.max(placed.width - limit, 0) / 2;
   const x = placed.x.map((left) => left - out);

@@ -1,4 +1,4 @@
-// Placement of edge labels: beside their line, without touching lines, boxes or other labels. The same as
+// Placement of edge labels: beside their line, without touching lines, boxes or other labels. The same algorithm as in
 // lazyviz/view/layout/edge_labels.py, which documents it; both are tested with the same golden files.
 
 import type { Size } from "./coordinates-from-layers";

@@ -1,4 +1,4 @@
-// The groups received so far, which of them are open, and where everything is drawn.
+// Scene: the groups received so far, which of them are open, and the coordinates of everything drawn.
 // The counterpart of lazyviz/view/layout/coordinates.py.
 
 import { charWidth } from "../page/dom";
@@ -15,12 +15,12 @@ const LANE_LEAST = 330; // minimum width of a lane, in pixels
 const RAIL_WIDTH = 68; // width of the optimizer and initialization lanes if not all lanes fit
 const LEAST_OPEN = 190; // free pixels beside a box that are enough to open it there
 const LEAST_INSIDE = 120; // minimum width of a group's content, in pixels; boxes are cut to fit
-const MOST_GAP = 400; // maximum distance that a row is moved down to match its backward part
-const MOST_PAIRS = 100; // maximum number of modules that are drawn at the height of their backward parts
+const MOST_GAP = 400; // maximum distance that a row is moved down to align with its backward counterpart
+const MOST_PAIRS = 100; // maximum number of modules that are aligned with their backward counterparts
 const MOST_ENDS = 3; // maximum number of ends of one line in an open group
 const STACKED_HEIGHT = 1600; // lanes higher than this stay side by side, because stacked lanes would be out of sight
 
-/** A box's name as it is read aloud, with its number of repeats. */
+/** A box's name for screen readers, with its number of repeats. */
 export function nameOf(box: BoxData): string {
   return box.repeats ? `${box.label} × ${box.repeats}` : box.calls ? `${box.label} · ${box.calls} calls` : box.label;
 }
@@ -151,7 +151,7 @@ export class Scene {
     else if (this.boxes.get(id)?.kind === "lane") this.#unfolded.add(id);
   }
 
-  /** Whether all groups have been received that opening this one shows; a step is shown with its lanes. */
+  /** Whether all groups that opening this one shows have been received; a step is shown with its lanes. */
   known(id: string): boolean {
     return this.groups.get(id)?.boxes.every((box) => box.kind !== "lane" || this.groups.has(box.id)) ?? false;
   }
@@ -284,7 +284,7 @@ export class Scene {
     return size;
   }
 
-  /** Computes the gaps that put a module's backward part at the height of the module in the first picture. */
+  /** Computes the gaps that align backward counterparts with their modules in the first picture. */
   #align(rooms: readonly [number, number], base: ReadonlyMap<string, Size>): void {
     const now = [...this.open];
     this.open.clear();
@@ -334,7 +334,7 @@ export class Scene {
       if (keys.some((key) => done.has(key))) continue;
       for (const key of keys) done.add(key);
       const lower = middle(one) - middle(other);
-      if (Math.abs(lower) > MOST_GAP) continue; // keeping boxes in view is more important
+      if (Math.abs(lower) > MOST_GAP) continue; // keeping boxes in view matters more
       const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
       const gaps = this.#gaps.get(id) ?? [];
       gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
@@ -391,7 +391,7 @@ export class Scene {
     const group = this.groups.get(id) ?? { id, boxes: [] };
     const [side, above, rest] = paddingOf(own);
     let sizes = group.boxes.map((box): Size => {
-      const lane = group.row ? this.groups.get(box.id) : undefined; // the lane of a step that is opened later
+      const lane = group.row ? this.groups.get(box.id) : undefined; // the lane of a step that was opened later
       const usual = base.get(box.id) ?? (lane && outer(box, placeOf(lane, lane.boxes.map((each) => each.size ?? CLOSED), room)));
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
@@ -405,7 +405,7 @@ export class Scene {
       edges = edges.map(([, ...rest], n) => [paths[n] ?? [], ...rest]);
       placed = pressed(place(layers, paths, sizes, group.flip ?? false, group.rails), layers, sizes, limit);
     }
-    // The width is that before anything inside was opened; opened boxes grow to the right within it.
+    // The width from before anything inside was opened; opened boxes grow to the right within it.
     const usual = own ? (base.get(id)?.[0] ?? Math.max(placed.width + 2 * side, Math.min(CLOSED[0], limit) + 2 * side)) : placed.width;
     const offset = (usual - placed.width) / 2;
     const most = limit - Math.max(offset - side, 0);
@@ -493,7 +493,7 @@ export class Scene {
     const more = leaving.slice(1).map((way, n): Line => ({ ...line, source: makers[n + 1]?.box.id ?? source, target, labelAt: null, ...drawn([...way, start], flip), tip: null }));
     const others = entering.slice(1).map((way, n): Line => {
       const reader = readers[n + 1]?.box;
-      const failed = reader?.kind === "error"; // red over its whole length
+      const failed = reader?.kind === "error"; // drawn in red over its whole length
       const points = [...(failed ? line.points : [last]), ...way];
       return { ...line, source, target: reader?.id ?? target, points, failed, labelAt: null, ...drawn(points, flip) };
     });
@@ -505,7 +505,7 @@ export class Scene {
   }
 }
 
-/** A key that a module shares with its backward part, in which folded repeats are counted down. */
+/** A key that a module shares with its backward counterpart, in which folds count down. */
 function keyOf({ repeats, label, name = "" }: BoxData): string {
   return repeats ? label.replace(/(\d+)–(\d+)/, (all, first, last) => (Number(first) < Number(last) ? all : `${last}–${first}`) as string) : name;
 }
@@ -528,7 +528,7 @@ function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRo
   return best.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []);
 }
 
-/** Where the title of an open group ends. */
+/** The x coordinate where the title of an open group ends. */
 export const titleEnd = ({ x, box }: Frame): number => x + 40 + charWidth(12.5, "bold") * `${nameOf(box)} ${box.cls ?? ""}`.length;
 
 /** The path of a line from a point to its end, around the boxes in between and, if possible, the group's title. */

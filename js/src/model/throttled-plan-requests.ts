@@ -1,4 +1,4 @@
-// Requests for plans: one at a time; the next request is for the newest choice.
+// Throttled requests for plans: one at a time; the next request is for the newest choice.
 //
 // During a drag, plans are updated as fast as answers arrive, and answers to outdated choices are ignored.
 
@@ -37,7 +37,7 @@ export class Planning {
     this.pump();
   }
 
-  /** An answer has arrived, for this page or for another one of the same graph. */
+  /** Handles an answer, for this page or for another one of the same graph. */
   answered(message: FromPython): void {
     if (message.kind === "plan" && this.#asked !== "largest") this.#asked = null;
     if (message.kind === "largest" && this.#asked === "largest") {

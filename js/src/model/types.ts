@@ -1,4 +1,4 @@
-// Messages and data from Python. The counterparts are lazyviz/view/scene/scene.py, details.py and widget.py.
+// Types of the messages and data from Python: scene.py and details.py in lazyviz/view/scene, and lazyviz/view/widget.
 
 export type State = "pending" | "running" | "done" | "failed" | "interrupted";
 export type Phase = "forward" | "backward" | "optimizer" | "other";
@@ -9,7 +9,7 @@ export type ShapePart = [text: string, clashes: boolean];
 
 export type BoxState = "pending" | "running" | "done" | "failed" | "partly";
 
-/** The minimum and maximum of a number in a box, and both as text. */
+/** The minimum and maximum of a number in a box, and its text. */
 export type Span = [least: number, most: number, text: string];
 
 /** A user's annotation: its name, and the minimum and maximum of its numbers, also as text. */
@@ -27,7 +27,7 @@ export interface BoxData {
   repeats?: number;
   syncs?: number; // number of sync points inside
   calls?: number; // number of calls of one module that are drawn as one box
-  name?: string; // of a module, beginning with the user's variable
+  name?: string; // full name of a module, beginning with the user's variable
   cls?: string;
   entry?: boolean;
   exit?: boolean;
@@ -106,7 +106,7 @@ export interface Track {
   seconds: number[];
   bounds: string; // for each point, the first letter of its bound: compute, memory or launch
   phases: string[]; // time of each phase, in the order of Memory.phases
-  sums: Partial<Record<Phase, string>>; // time of all that are alike
+  sums: Partial<Record<Phase, string>>; // total time of all sections of a phase
   keys: string[]; // the bounds that occur
 }
 
@@ -121,7 +121,7 @@ export interface Memory {
   peakName: string;
   peakChain: string[];
   eagerText: string;
-  otherRun: string; // text with the peak of the other kind of run (eager PyTorch or lazyviz)
+  otherRun: string; // text about the peak of the kind of run that the plan is not for (eager PyTorch or lazyviz)
   needed: number | null; // including allocator and CUDA context, if that is more than the peak
   neededText: string;
   capacity: number | null;
@@ -136,7 +136,7 @@ export interface Memory {
   layers?: Layer[]; // the layers that hold most at the peak
   aliveCount: number;
   phases: [Phase, number][];
-  titles: Partial<Record<Phase, string>>; // of the phases, in the order of their first sections
+  titles: Partial<Record<Phase, string>>; // titles of the phases, in the order of their first sections
   pieces: [position: number, name: string][]; // where the pieces of a split run begin
   measured: string; // the measured peak beside the projected one
 }
@@ -170,7 +170,7 @@ export interface Devices {
   note: string;
 }
 
-/** The sync points with the ops that they ran; equal ones are one line. */
+/** The sync points with the ops that they ran; equal sync points share one line. */
 export interface Syncs {
   title: string;
   lines: string[];

@@ -1,4 +1,4 @@
-// Announcements for screen readers, in one polite region; and keeping the focus when elements change.
+// Announcements for screen readers, in one polite live region; also keeps the focus when elements change.
 
 import { focused, html } from "./dom";
 import type { Progress, State } from "../model/types";
@@ -12,14 +12,14 @@ export class Announcer {
     this.element.textContent = text;
   }
 
-  /** The state as text, if it has changed. */
+  /** Announces the state, if it has changed. */
   tellState(state: State, words: string): void {
     if (this.#state !== null && this.#state !== state) this.say(words);
     if (this.#state !== state) this.#quarter = 0;
     this.#state = state;
   }
 
-  /** Announces every quarter of a run, not every message. */
+  /** Announces each quarter of a run rather than every message. */
   tellProgress(progress: Progress | null): void {
     const quarter = progress?.total ? Math.floor((progress.done / progress.total) * 4) : 0;
     if (quarter > this.#quarter && quarter < 4) this.say(`${quarter * 25} % of the ops have run`);
@@ -27,7 +27,7 @@ export class Announcer {
   }
 }
 
-/** Calls `change`. If the focused element inside `root` is gone or disabled afterwards, moves the focus to its replacement. */
+/** Calls `change`. If it removes or disables the focused element inside `root`, moves the focus to its replacement. */
 export function keepingFocus(root: HTMLElement, change: () => void): void {
   const before = focused(root);
   change();

@@ -1,4 +1,4 @@
-// Creating elements. Text is always set with textContent: whatever Python sends is data.
+// Creation of DOM elements. Text is always set with textContent: everything that Python sends is data.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -13,7 +13,7 @@ function fill<E extends Element>(node: E, attributes: Attributes | string, child
   return node;
 }
 
-/** An element with these attributes (text alone is the class) and children. */
+/** Creates an element with these attributes (a string is its class) and children. */
 export function html<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Attributes | string = {},
@@ -22,7 +22,7 @@ export function html<K extends keyof HTMLElementTagNameMap>(
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** A named group. It is no landmark, because a page with ten widgets would have ten landmarks of the same name. */
+/** A named group. It is not a landmark: a page with ten widgets would have ten landmarks with the same name. */
 export function group(label: string, attributes: Attributes, ...children: (Node | string)[]): HTMLElement {
   return html("div", { role: "group", "aria-label": label, ...attributes }, ...children);
 }
@@ -32,12 +32,12 @@ export function plainButton(attributes: Attributes, ...children: (Node | string)
   return html("button", { type: "button", ...attributes }, ...children);
 }
 
-/** The focused element inside of `root`; in a shadow tree, as in marimo, `document.activeElement` is the tree's host. */
+/** The focused element inside `root`; in a shadow tree, as in marimo, `document.activeElement` is the tree's host. */
 export function focused(root: Element): HTMLElement | null {
   return root.querySelector<HTMLElement>(":focus");
 }
 
-/** Calls `use` for every event of this name at the element. */
+/** Calls `use` for every event of this name on the element. */
 export function on<K extends keyof GlobalEventHandlersEventMap>(
   element: GlobalEventHandlers,
   name: K,

@@ -1,4 +1,4 @@
-// Numbers, seconds and bytes as text.
+// Formatting of numbers, durations and bytes.
 
 /** `1536` -> `"1.50 KiB"`; the rule of lazyviz/plan/units.py. */
 export function bytesText(bytes: number): string {
@@ -20,7 +20,7 @@ export function seconds(value: number): string {
   return value < 120 ? `${value.toPrecision(3)} s` : `${Math.round(value / 60)} min`;
 }
 
-/** What texts call a category: "KV cache" for "kv_cache". */
+/** The display name of a category: "KV cache" for "kv_cache". */
 export const categoryText = (name: string): string => name.replace("kv_cache", "KV cache");
 
 /** A number with thousands separators, as in 1,924. */

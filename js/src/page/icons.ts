@@ -16,7 +16,7 @@ export const ICONS = {
   up: "M4,10l4,-4l4,4",
 } as const;
 
-/** Of layer kinds. */
+/** Icons of the kinds of layers. */
 export const LAYERS: Record<string, string> = {
   embedding: "M3,3h10M3,8h10M3,13h10M3,3v10M7,8v5",
   linear: "M3,4l10,8M3,12l10,-8M3,4h10M3,12h10",

@@ -21,7 +21,7 @@ const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["?", "this list"],
 ];
 
-/** Plays or lists the keys; returns whether the key means either. */
+/** Plays the run or lists the keys; returns whether the key is a shortcut for either. */
 export function press(event: KeyboardEvent, root: HTMLElement): boolean {
   const target = event.target instanceof Element ? event.target : root;
   if (target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return false;
@@ -58,7 +58,7 @@ function turnHelp(root: HTMLElement): void {
   close.focus({ preventScroll: true });
 }
 
-/** A row of the settings that opens the list. */
+/** A row of the settings that opens the list of keys. */
 export function offerHelp(root: HTMLElement): void {
   const button = plainButton({ class: "lz-button", "data-action": "keys", title: "List the keys (?)" }, "List");
   on(button, "click", () => {

@@ -27,7 +27,7 @@ export function provideDeferredPart(loaded: Part): void {
   for (const use of waiting.splice(0)) use(loaded);
 }
 
-/** Requests it, once; `failed` gets the reason if it is not available. */
+/** Requests the deferred part, once; `failed` gets the reason if it is not available. */
 export function fetchDeferredPart(model: Model, failed: (why: string) => void): void {
   if (part || asked) return;
   asked = true;

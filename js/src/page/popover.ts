@@ -8,7 +8,7 @@ export class Popover {
   readonly button: HTMLButtonElement;
   readonly #panel: HTMLElement;
   readonly #outside = (event: Event): void => {
-    // The target is seen from the document: in a shadow tree it is the tree's host.
+    // This listener is on the document, for which the target of an event in a shadow tree is the tree's host.
     if (!event.composedPath().includes(this.element)) this.toggle(false);
   };
 

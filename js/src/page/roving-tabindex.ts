@@ -1,6 +1,6 @@
-// Roving tab index: Tab reaches one of many buttons, arrow keys the others.
+// Roving tabindex: Tab reaches one of many buttons, and arrow keys the others.
 
-/** Makes the buttons inside `container` one stop; `bring` scrolls to the one that gets the focus. */
+/** Makes the buttons inside `container` one Tab stop; `bring` scrolls to the one that gets the focus. */
 export function roving(container: HTMLElement, bring: (button: HTMLElement) => void): (to: HTMLElement) => void {
   const enter = (to: HTMLElement): void => {
     for (const each of container.querySelectorAll<HTMLElement>("button[tabindex='0']")) each.tabIndex = -1;

@@ -1,13 +1,13 @@
-// What a splitter divides: its name, its direction, and the limits of its size.
+// Description of a splitter: its name, its direction, and the limits of the size that it controls.
 
 export interface Split {
   name: string; // the key under which the size is stored
   label: string;
-  upright: boolean; // it moves horizontally
+  upright: boolean; // the bar is vertical and moves horizontally
   least: number;
   most: number;
   usual: number;
-  /** 1: towards the end makes it larger. */
+  /** 1: moving it towards the end increases the size; -1: decreases it. */
   sign: 1 | -1;
   set(size: number): void;
 }

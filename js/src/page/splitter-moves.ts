@@ -36,7 +36,7 @@ export function dragSplitter(bar: HTMLElement, split: Split, now: number): void 
   });
 }
 
-/** A page without its own storage, as in some hosts, stores nothing. */
+/** Stores the size; does nothing where the host gives the page no storage. */
 function keep(name: string, size: number): void {
   try {
     localStorage.setItem(`lazyviz:${name}`, String(size));

@@ -1,4 +1,4 @@
-// A splitter between two parts, moved by pointer or arrow keys; its position is stored for the page.
+// A splitter between two panes, moved by pointer or arrow keys; its position is stored for the page.
 //
 // The code that moves it is in the widget's deferred part (splitter-moves.ts).
 
@@ -26,7 +26,7 @@ export function splitter(split: Split): HTMLElement {
   return bar;
 }
 
-/** A page without its own storage, as in some hosts, stores nothing. */
+/** Reads the stored size; null where the host gives the page no storage. */
 function kept(name: string): number | null {
   try {
     return Number(localStorage.getItem(`lazyviz:${name}`)) || null;

@@ -3,7 +3,7 @@
 const OUTPUT = ".jp-OutputArea-child, .output_area, .cell-output";
 const AREA = ".jp-OutputArea, .output, .output_container";
 
-/** Hides the picture (the one with this id, else the nearest before `widget` in its cell); returns the undo. */
+/** Hides the picture (with this id, else the nearest before `widget` in its cell); returns a function to undo it. */
 export function hideStaticPicture(widget: HTMLElement, id: string): () => void {
   const hidden: HTMLElement[] = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -15,7 +15,7 @@ export function hideStaticPicture(widget: HTMLElement, id: string): () => void {
       output.style.display = "none";
       hidden.push(output);
     } else if (tries++ < 40) {
-      // The picture's output may be rendered after the widget's, and the widget before it is in the page.
+      // The widget may be rendered before the picture's output, and before it is attached to the page.
       timer = setTimeout(look, 250);
     }
   };

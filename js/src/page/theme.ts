@@ -29,7 +29,7 @@ export function followTheme(root: HTMLElement): () => void {
   const observer = new MutationObserver(look);
   for (const element of [page, body]) observer.observe(element, { attributes: true });
   preference.addEventListener("change", look);
-  const placed = new ResizeObserver(look); // a host may render the widget before it is in the page
+  const placed = new ResizeObserver(look); // a host may render the widget before attaching it to the page
   placed.observe(root);
   return () => {
     observer.disconnect();

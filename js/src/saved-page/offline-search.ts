@@ -1,4 +1,4 @@
-// Search in the saved page, as lazyviz/view/widget/search.py does it in Python.
+// Offline search in the saved page: the counterpart of lazyviz/view/widget/search.py.
 
 import type { Found } from "../model/types";
 
@@ -9,18 +9,18 @@ const LIST = String.raw`${SIZE}(?:\s*[x×*,]\s*${SIZE})`;
 const SHAPE = new RegExp(String.raw`^(?:${LIST}+,?|[[(]\s*(?:${LIST}*,?)?\s*[\])])$`);
 const LINE = /^(?:(\S+):|line\s+)(\d{1,9})$/;
 
-/** Boxes are identified by their position in `ids`, which is the order of hits. */
+/** The search index. Boxes are identified by their position in `ids`, which is the order of hits. */
 export interface SearchData {
   ids: string[];
-  parents: number[]; // position of the group around each box; -1: none that can be highlighted
-  chains: string[]; // ids from the root down to the box around it, for those of `above`
+  parents: number[]; // position of each box's group; -1: it has none that can be highlighted
+  chains: string[]; // distinct chains of ids from the root to a box's group
   above: number[]; // for each box, the index of its chain in `chains`
   texts: string[];
   labels: number[]; // indices into `texts`
   subs: number[];
-  classes: number[]; // of modules; "" of other boxes
+  classes: number[]; // class names of modules; "" for other boxes
   names: string[];
-  optimizer: number; // the position of its first box
+  optimizer: number; // the position of the optimizer's first box
   words: Record<string, number[]>; // positions, stored as differences
   code: Record<string, number[]>; // the same for the text of lines
   lines: Record<string, [file: string, place: number][]>;

@@ -14,8 +14,8 @@ type Answers = Record<string, FromPython[]>;
 
 interface Start {
   traits: Record<string, unknown>;
-  parents: Record<string, string>; // for every group, the one around it
-  size: number; // ids of one part: "g0" to "g499" and so on
+  parents: Record<string, string>; // parent group of every group
+  size: number; // number of ids in one part: "g0" to "g499" and so on
   moments: number[]; // the positions that have an answer
   momentsSize: number;
   once: Record<string, Answers>; // answers to requests that have only one, by action and id
@@ -126,7 +126,7 @@ class Offline implements Model {
     let at = moments.findIndex((each) => each > position);
     at = (at < 0 ? moments.length : at) - 1;
     const told = (await part<Answers>(`moment-${Math.floor(at / momentsSize)}`))?.[String(moments[at])] ?? [];
-    // The page has asked for `position`, and ignores answers about others.
+    // The page has requested `position`, and ignores answers about others.
     return told.map((message) => (message.kind === "moment" ? { ...message, moment: { ...message.moment, position } } : message));
   }
 }

@@ -1,4 +1,4 @@
-// Comparison of two graphs: one is dropped on the other, or chosen in the settings.
+// Comparison of two graphs: drag one onto the other, or choose it in the settings.
 
 import { focused, group, html, on, plainButton, svg } from "../page/dom";
 import { bytesText } from "../page/format";
@@ -85,7 +85,7 @@ export class ComparisonPanel {
     this.#menu.value = graphs.some(([each]) => each === value) ? value : "";
   }
 
-  /** The graph is shown alone again. */
+  /** Ends the comparison: the graph is shown alone again. */
   end(): void {
     this.#menu.value = "";
     this.#end.hidden = true;

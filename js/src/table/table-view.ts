@@ -1,4 +1,4 @@
-// The graph as a table that can be sorted and filtered. Python sends the rows one page at a time.
+// Table view of the graph, which can be sorted and filtered. Python sends the rows one page at a time.
 
 import { focused, group, html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -9,7 +9,7 @@ export interface TableEvents {
   ask: Send;
   /** A row was chosen: a box's id, or a line's. */
   choose(id: string, line: boolean): void;
-  /** Graph or table: the visible one. */
+  /** The visible view has changed: graph or table. */
   turn(table: boolean): void;
   say(text: string): void;
 }
@@ -98,25 +98,25 @@ export class TableView {
     if (on) this.#find(this.#selected);
   }
 
-  /** Rows that match a search. */
+  /** Shows the rows that match a search. */
   search(query: string): void {
     if (query === this.#filter) return;
     this.#filter = query;
     this.#reset();
   }
 
-  /** The selected box: its row is marked, on its page. */
+  /** Goes to the page of the selected box and marks its row. */
   select(id: string | null): void {
     this.#selected = id;
     if (this.shown && !this.#mark(id)) this.#find(id);
   }
 
-  /** Changes after a run or another plan. */
+  /** Requests the rows again after a run or for another plan. */
   refresh(): void {
     this.ask();
   }
 
-  /** The states of boxes have changed. */
+  /** Handles changed states of boxes. */
   states(states: Record<string, readonly [string, ...unknown[]]>): void {
     const column = this.#columns.indexOf("state");
     if (!this.shown || column < 0) return;
@@ -171,7 +171,7 @@ export class TableView {
     else if ((inside as HTMLButtonElement | null)?.disabled) this.#modes.focus();
   }
 
-  /** The focus stays where it was: at a column header, or among the rows. */
+  /** Keeps the focus where it was: on a column header, or among the rows. */
   #refocus(before: HTMLElement): void {
     const key = before.dataset["sort"];
     const id = before.closest("tr")?.dataset["row"];

@@ -1,4 +1,4 @@
-// The batch: a slider that plans for other sizes, and the menu of pieces in which Evaluate will run it.
+// Batch controls: a slider that plans for other sizes, and the menu of pieces in which Evaluate will run the batch.
 //
 // Python computes the plan of another size, because it simulates the allocator; throttled-plan-requests.ts requests it.
 
@@ -8,9 +8,9 @@ import { whenLoaded } from "../page/load-deferred-bundle";
 import type { Planning } from "../model/throttled-plan-requests";
 import type { Batch, LargestMessage, Memory, State } from "../model/types";
 
-const EVERY = 160; // sizes up to which each one is a step of the slider
+const EVERY = 160; // maximum number of sizes for which the slider has every size
 const THUMB = 8; // half the thumb's width, in pixels
-const SAID_AFTER = 600; // ms without another answer until it is announced to screen readers
+const SAID_AFTER = 600; // ms until an answer is announced to screen readers, unless another one arrives
 
 export interface BatchEvents {
   go(chain: string[]): void;
@@ -31,7 +31,7 @@ export class BatchControls {
   #most: number | null = null;
   #fixed = false;
   #dragging = false;
-  #searching = true; // for the largest batch
+  #searching = true; // whether the largest batch is still being searched for
   #timer: ReturnType<typeof setTimeout> | undefined;
   #touched = false;
 
@@ -89,7 +89,7 @@ export class BatchControls {
     clearTimeout(this.#timer);
   }
 
-  /** Another plan. */
+  /** Shows another plan. */
   show(batch: Batch, memory: Memory): void {
     this.batch = batch;
     this.memory = memory;
@@ -97,7 +97,7 @@ export class BatchControls {
     this.#tell();
   }
 
-  /** The largest batch that fits, or `null` if it is not known for the current plan. */
+  /** Shows the largest batch that fits, or `null` if it is not known for the current plan. */
   showLargest(message: LargestMessage | null): void {
     this.#searching = message?.searching ?? true;
     this.#fixed = message?.fixed ?? false;
@@ -122,7 +122,7 @@ export class BatchControls {
 
   // --- the slider -----------------------------------------------------------------
 
-  /** The sizes of the slider, up to more than the largest that fits, so that its position is visible. */
+  /** Sets the sizes of the slider, which go beyond the largest that fits, so that its position is visible. */
   #spread(): void {
     const { group, recorded, size } = this.batch;
     const top = Math.max(4 * recorded, Math.ceil(1.25 * (this.#most ?? 0)), size);
@@ -153,7 +153,7 @@ export class BatchControls {
     this.#move(this.#sizes[Math.min(Math.max(index, 0), last)] ?? size);
   }
 
-  /** The thumb is at the size's position on the slider's own scale, which is logarithmic over large ranges. */
+  /** Handles dragging on the slider's scale, which is logarithmic for large ranges. */
   #listenToPointer(): void {
     const { slider } = this;
     const drag = (event: PointerEvent): void => {
@@ -163,7 +163,7 @@ export class BatchControls {
     };
     on(slider, "pointerdown", (event) => {
       if (event.button !== 0 || slider.disabled) return;
-      event.preventDefault(); // the browser's own scale differs
+      event.preventDefault(); // the browser would use a linear scale
       slider.focus();
       slider.setPointerCapture(event.pointerId);
       this.#dragging = this.#planning.held = true;
@@ -180,7 +180,7 @@ export class BatchControls {
     on(slider, "pointercancel", end);
   }
 
-  /** Puts thumb, marks and the number beside the slider where its value is. */
+  /** Updates the thumb, the marks, and the number beside the slider. */
   #place(): void {
     const size = Number(this.slider.value);
     const { recorded } = this.batch;
@@ -232,7 +232,7 @@ export class BatchControls {
   #showBlocked(): void {
     const { batch, blocked } = this;
     blocked.classList.toggle("lz-wanted", batch.split !== "off");
-    blocked.textContent = batch.blocked.length ? "The batch cannot be split:" : ""; // which is counted
+    blocked.textContent = batch.blocked.length ? "The batch cannot be split:" : ""; // not empty, so that it counts
     whenLoaded(({ blockedList }) => {
       if (batch === this.batch) blocked.replaceChildren(...blockedList(batch, this.#events.go));
     });

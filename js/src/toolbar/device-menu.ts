@@ -35,7 +35,7 @@ export class DeviceMenu {
     this.element = html("span", "lz-batch-pair", this.#menu, this.#status);
   }
 
-  /** The device of the plan that is shown. */
+  /** Shows the device of the displayed plan. */
   show(device: string, memory: Memory, batch: Batch | null): void {
     this.#chosen = device;
     const cut = batch?.split === "auto" ? ", in as few pieces as fit there" : "";
@@ -53,12 +53,12 @@ export class DeviceMenu {
     this.tellFit();
   }
 
-  /** The name of the chosen device, with its memory if there is room for that. */
+  /** Shows the name of the chosen device, with its memory if there is room. */
   tellFit(): void {
     const menu = this.#menu;
     for (const option of menu.options) option.text = option.title ||= option.text;
     const chosen = menu.options[menu.selectedIndex];
-    // As wide as its text otherwise.
+    // Below its maximum width, the menu is as wide as its text.
     if (chosen && menu.offsetWidth >= parseFloat(getComputedStyle(menu).maxWidth)) chosen.text = chosen.text.split(" · ")[0] ?? "";
   }
 }

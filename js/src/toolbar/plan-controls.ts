@@ -67,7 +67,7 @@ export class PlanControls {
     this.#events.ask("shown", this.#version);
   }
 
-  /** Another plan; false if a newer choice has superseded it. */
+  /** Shows another plan; false if a newer choice has superseded it. */
   show(message: PlanMessage): boolean {
     const { batch, device } = message;
     this.#version = message.version;
@@ -79,7 +79,7 @@ export class PlanControls {
       if (batch) this.#batch?.show(batch, message.memory);
       if (other && this.#batch) {
         this.#batch.showLargest(null);
-        this.#planning.want("largest"); // it depends on both
+        this.#planning.want("largest"); // it depends on the device and the split
       }
     }
     this.#planning.answered(message);

@@ -1,5 +1,4 @@
-// Running the graph: all of it or up to the selected box, the backend, whether values are summarized; its progress, and
-// findings.
+// Run controls: evaluate all or up to the selected box, the backend, value statistics, progress, and findings.
 
 import { group, html, on, plainButton } from "../page/dom";
 import { grouped, seconds } from "../page/format";
@@ -61,7 +60,7 @@ export class RunControls {
     this.progress = html("span", "lz-progress-row", this.#bar, this.#words);
   }
 
-  /** A key was pressed in the widget; returns whether it was one of these. */
+  /** Handles a key pressed in the widget; returns whether it is a shortcut of these controls. */
   key(event: KeyboardEvent): boolean {
     if (!(event.ctrlKey || event.metaKey)) return false;
     const pressed = event.key === "Enter" ? this.#evaluate : event.key === "." ? this.#cancel : null;
@@ -107,7 +106,7 @@ export class RunControls {
     this.menu.value = this.#choices.backend;
   }
 
-  /** The box that is selected, whose state may have changed. */
+  /** Sets the selected box, or updates it if its state has changed. */
   select(box: BoxData | null): void {
     this.#selected = box;
     this.#tell();
@@ -142,7 +141,7 @@ export class RunControls {
     this.#words.title = this.#words.textContent;
   }
 
-  /** The first NaN or infinity. */
+  /** Shows the first NaN or infinity. */
   showFindings(findings: Finding[]): void {
     this.#shown = findings;
     whenLoaded(({ findingsList }) => {

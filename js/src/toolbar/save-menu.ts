@@ -22,7 +22,7 @@ export class SaveMenu {
   readonly #name: string;
   #pieces: Uint8Array<ArrayBuffer>[] = [];
 
-  /** Below `button`; `draw` returns the picture as SVG, with its size; `say` reports errors. */
+  /** Opens below `button`; `draw` returns the picture as SVG, with its size; `say` reports errors. */
   constructor(
     button: HTMLButtonElement,
     title: string,
@@ -120,7 +120,7 @@ export class SaveMenu {
     }
     const href = URL.createObjectURL(blob);
     const link = html("a", { href, download: `${this.#name}.${suffix}`, hidden: true });
-    this.element.append(link); // VS Code notices the click only if the link is in the page
+    this.element.append(link); // VS Code handles the click only if the link is in the page
     link.click();
     link.remove();
     setTimeout(() => {
@@ -129,7 +129,7 @@ export class SaveMenu {
   }
 }
 
-/** The picture as a PNG, two pixels for one. */
+/** The picture as a PNG at twice its size in pixels. */
 async function drawn(text: string, width: number, height: number): Promise<Blob | null> {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;

@@ -47,7 +47,7 @@ export class Search {
     this.input.select();
   }
 
-  /** Goes `by` hits further, cyclically. */
+  /** Moves `by` hits forward, wrapping around. */
   step(by: number): void {
     this.#hits?.step(by);
   }

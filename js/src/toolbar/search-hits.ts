@@ -1,4 +1,4 @@
-// The search itself: hits are requested, counted, listed, highlighted in the graph, and stepped through.
+// Search hits: they are requested, counted, listed, highlighted in the graph, and stepped through.
 
 import { focused, html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -20,11 +20,11 @@ export interface SearchEvents {
   ask: Send;
   /** A hit was chosen: show it in the graph. */
   go(chain: string[]): void;
-  /** Another query, or none. */
+  /** The query has changed; it may be empty. */
   asked(query: string): void;
-  /** The search results, by id, with the groups around them. */
+  /** Highlight these search results and the groups around them. */
   light(ids: string[]): void;
-  /** For screen readers. */
+  /** Announce this to screen readers. */
   say(text: string): void;
 }
 
@@ -64,7 +64,7 @@ export class SearchHits {
       if (!element.contains(event.relatedTarget as Node | null)) list.hidden = true;
     });
     this.#show();
-    if (box.query) this.#soon(); // typed before this was loaded
+    if (box.query) this.#soon(); // typed before this code was loaded
   }
 
   #soon(): void {
@@ -75,7 +75,7 @@ export class SearchHits {
     }, 120);
   }
 
-  /** Goes `by` hits further, cyclically. */
+  /** Moves `by` hits forward, wrapping around. */
   step(by: number): void {
     clearTimeout(this.#timer);
     if (this.#box.query !== this.#asked) {
@@ -125,7 +125,7 @@ export class SearchHits {
     this.#box.input.focus();
   }
 
-  /** The count; with `at`, also that hit in the graph, as soon as it is known. */
+  /** Shows the count; with `at`, also that hit in the graph, as soon as it has arrived. */
   #show(at = -1): void {
     const total = this.#total;
     for (const step of this.#box.steps) step.disabled = !total;

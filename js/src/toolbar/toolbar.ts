@@ -1,4 +1,4 @@
-// One row: run controls and state, the verdict, findings, plan controls, search, and icons.
+// Toolbar in one row: run controls and state, the verdict, findings, plan controls, search, and icon buttons.
 
 import { html, on, plainButton } from "../page/dom";
 import { grouped } from "../page/format";
@@ -39,7 +39,7 @@ export class Toolbar {
   readonly #title: string;
   #verdict = "";
   #words = html("span", {});
-  #told: string[] = []; // state and summary that are displayed
+  #told: string[] = []; // displayed state and result
   private failure: Failure | null = null;
 
   constructor(
@@ -117,7 +117,7 @@ export class Toolbar {
     this.#state.title = [...stopped, this.#title].filter(Boolean).join(" · ");
   }
 
-  /** The verdict; with the planned batch size, if Evaluate runs another one. */
+  /** Shows the verdict, with the planned batch size if Evaluate runs another one. */
   showVerdict(memory: Memory, batch: Batch | null): void {
     this.chip.dataset["verdict"] = memory.verdict;
     const other = batch && batch.size !== batch.recorded ? ` · for ${grouped(batch.size)} sample${batch.size === 1 ? "" : "s"}` : "";
@@ -126,7 +126,7 @@ export class Toolbar {
     this.#tell();
   }
 
-  /** The first line of an error replaces the verdict. */
+  /** Shows the first line of an error instead of the verdict. */
   showError(failure: Failure | null): void {
     this.failure = failure;
     this.#tellState();
@@ -142,12 +142,12 @@ export class Toolbar {
     this.tellFit();
   }
 
-  /** Writes the chip's text in one line or, if it does not fit, in two. A longer error is cut to what failed and where. */
+  /** Writes the chip's text in one line or, if necessary, two. A longer error is reduced to what failed and where. */
   tellFit(): void {
     const words = this.#words;
     const { failure } = this;
     const write = (text: string): void => {
-      // Lines break between numbers with their units.
+      // Lines may break only between numbers with their units.
       words.replaceChildren(...(failure ? [text] : text.split(/ (?=[·(]|of )/).flatMap((part, n) => [n ? " " : "", html("span", {}, part)])));
     };
     const small = (on: boolean): void => {

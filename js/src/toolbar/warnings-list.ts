@@ -6,7 +6,7 @@ import type { Batch, Finding } from "../model/types";
 
 type Go = (chain: string[]) => void;
 
-/** A button that leads to a box. */
+/** A button that goes to a box. */
 function link(label: string, chain: string[], go: Go): HTMLButtonElement {
   const made = plainButton({ class: "lz-link" }, label);
   made.disabled = !chain.length;

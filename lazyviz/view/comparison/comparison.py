@@ -23,20 +23,20 @@ _FITS = {True: "fits", False: "too big", None: "unknown"}
 # The chart, in its own coordinate system.
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 180, 70, 10, 26
 POINTS = 400
-BEFORE, AFTER = "#77839a", "#3f74f0"  # the second one stands out; both can be seen on white and on black
+BEFORE, AFTER = "#77839a", "#3f74f0"  # AFTER stands out; both are visible on white and on black
 
 Sizes = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Tabular):
-    """Two plans, ``before`` and ``after``; every pair of numbers is of these, in this order.
+    """Two plans, ``before`` and ``after``; every pair of numbers is in this order.
 
-    ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"peak in eager PyTorch"`` where it is
-    another, ``"reserved"`` on a GPU) and ``"ops"``.
-    ``by_category``, ``by_module`` and ``by_line`` have bytes alive at each plan's own peak, of whatever
-    differs or not; a module is its path, with the model's variable if several models have it; a line is its
-    file, number and text. Lines of two cells or files are matched by their text:
+    ``figures`` has totals in bytes (``"peak"``, ``"needed"``, ``"peak in eager PyTorch"`` where it differs,
+    ``"reserved"`` on a GPU) and the number of ``"ops"``.  ``by_category``, ``by_module`` and ``by_line``
+    have all bytes alive at each plan's own peak, whether or not they differ.  The key of a module is its
+    path, with the model's variable if several models have that path; the key of a line has its file,
+    number, and text.  Lines of two cells or files are matched by their text:
     ``"cell [2], line 5 → cell [3], line 6: y = net(x)"``.
     """
 
@@ -44,7 +44,7 @@ class Comparison(Tabular):
     after: Plan
     names: tuple[str, str] = ("before", "after")
     ops: tuple[int, int] = (0, 0)
-    theme: str | None = None  # of its pictures; None: that of the page
+    theme: str | None = None  # theme of the pictures; None: that of the page
     figures: Sizes = field(init=False)
     by_category: Sizes = field(init=False)
     by_module: Sizes = field(init=False)
@@ -84,7 +84,7 @@ class Comparison(Tabular):
         return f"<Comparison: peak {format_bytes(peak[0])} -> {format_bytes(peak[1])}>"
 
     def table(self) -> Table:
-        """What differs, totals first, then categories and modules by how much."""
+        """A table of the differences: totals, then categories and modules, the largest difference first."""
         rows = [_row(name, pair, name != "ops") for name, pair in self.figures.items()]
         rows += self._of_devices()
         rows += [_row(category_text(name), pair, True) for name, pair in changed(self.by_category)]
@@ -96,7 +96,7 @@ class Comparison(Tabular):
         return Table(title, (*self.names, "change", "what"), rows, 3)
 
     def _of_devices(self) -> list[Sequence[str]]:
-        """The memory and the projected time of both, if the plans are for two devices or take other times."""
+        """Rows for device memory, whether the plans fit, and projected time, where these differ."""
         a, b = self.before, self.after
         rows: list[Sequence[str]] = []
         if a.device != b.device and a.capacity_bytes is not None and b.capacity_bytes is not None:
@@ -111,7 +111,7 @@ class Comparison(Tabular):
         return rows
 
     def lines(self) -> Table:
-        """The same for lines of code."""
+        """A table of the differences by line of code."""
         rows = [_row(name, pair, True) for name, pair in changed(self.by_line)]
         return Table("Lines, at the peak", (*self.names, "change", "line"), rows, 3)
 
@@ -120,7 +120,7 @@ class Comparison(Tabular):
         return f"<div>{chart(self)}{self.table().html()}{lines}{self._pictures()}</div>"
 
     def _pictures(self) -> str:
-        """Both graphs side by side, below one another where there is no room; what differs is colored."""
+        """Both graphs side by side, or stacked on a narrow page, with differences in color."""
         before, after = self.before, self.after
         first = Scene(before.ir, before)
         second = Scene(after.ir, after, drawn=first.hierarchy)
@@ -135,7 +135,7 @@ class Comparison(Tabular):
         return f'<div class="lazyviz-compared" style="{row}">{rules}{"".join(images)}</div>'
 
 
-# An image has the color scheme of its element, which the theme of these hosts does not set.
+# Images follow the CSS color scheme of their element, which the themes of these notebook hosts do not set.
 _DARK_HOSTS = (
     '[data-jp-theme-light="false"]', ".vscode-dark", ".vscode-high-contrast", 'html[theme="dark"]'
 )  # fmt: skip
@@ -155,7 +155,7 @@ _SCHEMES = f"<style>{_rule(_DARK_HOSTS, 'dark')}{_rule(_LIGHT_HOSTS, 'light')}</
 
 
 def _model(before: Plan, after: Plan) -> str:
-    """The variable of the model, if both plans have one and the same; otherwise ``""``."""
+    """The variable of the model if both plans have a single model with the same variable, else ``""``."""
     found = {
         root_parts(node.root)[0] if has_variable(node.root) else ""
         for plan in (before, after)
@@ -181,13 +181,13 @@ def names_of(before: Plan, after: Plan) -> tuple[str, str]:
 
 
 def changed(sizes: Sizes) -> list[tuple[str, tuple[int, int]]]:
-    """What differs, the largest difference first; at most :data:`MOST_ROWS`."""
+    """The entries that differ, largest difference first; at most :data:`MOST_ROWS`."""
     found = [(name, pair) for name, pair in sizes.items() if pair[0] != pair[1]]
     return sorted(found, key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_ROWS]
 
 
 def _lines(plan: Plan) -> list[SourceLine]:
-    """The lines that ran ops, or made what is alive at the peak; in order of their first op."""
+    """The lines that ran ops or allocated memory alive at the peak, in order of their first op."""
     found: list[Node | Allocation] = [*plan.ir.nodes, *plan.alive_at_peak]
     return list(dict.fromkeys(each.source for each in found if each.source))
 
@@ -214,7 +214,7 @@ def _row(name: str, pair: tuple[int, int], as_bytes: bool) -> Sequence[str]:
 
 
 def chart(comparison: Comparison) -> str:
-    """Both timelines as one SVG, each over the whole of its own run, on one scale of bytes."""
+    """An SVG chart of both memory timelines, each stretched to the full width, on one scale of bytes."""
     plans = (comparison.before, comparison.after)
     top = max(max((size for _, size in plan.timeline), default=0) for plan in plans) or 1
     lines = [
@@ -241,13 +241,13 @@ def chart(comparison: Comparison) -> str:
 
 
 def chart_points(comparison: Comparison) -> tuple[int, list[list[int]]]:
-    """The most bytes of both runs, and the points of their curves."""
+    """The maximum bytes over both runs, and the points of their curves."""
     curves = [_highest(plan) for plan in (comparison.before, comparison.after)]
     return max((size for curve in curves for size in curve), default=0) or 1, curves
 
 
 def _highest(plan: Plan) -> list[int]:
-    """The most of each stretch that is drawn as one point, so that no peak is lost."""
+    """The timeline downsampled to :data:`POINTS` points, each the maximum of its range to preserve peaks."""
     sizes = [size for _, size in plan.timeline]
     step = max(len(sizes) / POINTS, 1.0)
     starts = [int(at * step) for at in range(int(len(sizes) / step))]

@@ -1,4 +1,4 @@
-"""Matching source lines of two plans."""
+"""Matching of source lines between two plans, as in a diff."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from difflib import SequenceMatcher
 from ...graph.ir import SourceLine
 from ...plan.node_formatting import line_text
 
-LONGEST = 60  # letters of a line's code
-ALIKE = 0.5  # share of the letters that an edited line keeps
+LONGEST = 60  # maximum characters of a line's code
+ALIKE = 0.5  # minimum similarity of a line before and after an edit
 
 
 def names_of_lines(
     before: Iterable[SourceLine], after: Iterable[SourceLine]
 ) -> tuple[Mapping[SourceLine, str], Mapping[SourceLine, str]]:
-    """For each line of either, its name; the same for both if they are one line of the user's program.
+    """Names for the lines of both plans; matched lines have the same name.
 
-    A line is itself. Lines that only one of the two has, such as those of a cell that was edited or copied,
-    are matched by their text, in order; an edited line by its place between others, if it is still alike.
+    Identical lines match.  Lines that only one plan has, such as those of an edited or copied cell, are
+    matched by their text, in order; an edited line by its position between matched lines, if it is similar.
     """
     ours, theirs = dict.fromkeys(before), dict.fromkeys(after)
     alone = [_in_order(line for line in ours if line not in theirs)]
@@ -36,12 +36,12 @@ def names_of_lines(
 
 
 def _alike(one: SourceLine, other: SourceLine) -> bool:
-    """Whether the one can be the other after an edit."""
+    """Whether the lines are similar enough to be one line before and after an edit."""
     return SequenceMatcher(None, one.text.strip(), other.text.strip(), autojunk=False).ratio() >= ALIKE
 
 
 def _in_order(lines: Iterable[SourceLine]) -> list[SourceLine]:
-    """By file, those that came first first, and by number."""
+    """The lines sorted by file, in order of their first cell, and by line number."""
     found = list(lines)
     files = list(dict.fromkeys(line.file for line in sorted(found, key=lambda line: line.cell or 0)))
     return sorted(found, key=lambda line: (files.index(line.file), line.line))

@@ -1,4 +1,4 @@
-"""Pictures of two compared graphs, with what differs in color."""
+"""Side-by-side pictures of two compared graphs, with differences in color."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..render.svg import render_svg
 from ..scene.boxes import Box
 from ..scene.scene import BARRED, Scene
 
-Place = tuple[Any, ...]  # what a box is compared by: its lane, the module around, its name and number
+Place = tuple[Any, ...]  # key that matches boxes of both graphs: lane, enclosing module, name, number
 
 LANES = ("forward", "backward", "optimizer", "other")
 
 
 def side_by_side(here: Scene, there: Scene, names: tuple[str, str], theme: str | None = "light") -> list[str]:
-    """The lanes of both graphs as addresses of images; what holds more or less at the peak is colored.
+    """Both graphs as data URLs of images; boxes that hold more or fewer bytes at the peak are colored.
 
-    A box has the same height of bars in both: that of the larger peak.
+    A full bar is the larger of both peaks in both pictures.
     """
     most = max(here.plan.peak_bytes, there.plan.peak_bytes)
     return [
@@ -32,7 +32,7 @@ def side_by_side(here: Scene, there: Scene, names: tuple[str, str], theme: str |
 
 
 def _compared(by_box: dict[str, list[Any]], most: int, *, second: bool = False) -> Compared:
-    """The result of :func:`differences` for a picture; ``second``: for that of the second graph."""
+    """The result of :func:`differences` in the form that pictures use; ``second``: for the second graph."""
     boxes = {}
     for id, (own, other, alone) in by_box.items():
         sizes = sum(size for _, size in own), sum(size for _, size in other)
@@ -56,12 +56,12 @@ def _picture(scene: Scene, name: str, compared: Compared | None = None, theme: s
 
 
 def differences(here: Scene, there: Scene) -> dict[str, list[Any]]:
-    """For boxes of ``here`` that hold something at one of the peaks: by category what they and their
-    counterparts in ``there`` hold, and whether there is no counterpart.
+    """For boxes of ``here`` that hold bytes at either peak: their bytes and those of their counterparts in
+    ``there``, by category, and whether there is no counterpart.
 
-    A counterpart has the same name in the same place, and the same number among those with that name; what
-    the variable of a model is called does not matter where each graph has one. Where only one graph
-    folds a run of boxes, the counterparts of the fold are those of the boxes in it.
+    A counterpart has the same name in the same lane and module, and the same number among boxes with that
+    name.  The variable of the model is ignored if each graph has a single model.  If only one graph folds a
+    run of boxes, the counterparts of the fold are those of the boxes in it.
     """
     counterparts = {place: box for box, place in _places(there)}
     places = dict(_places(here))
@@ -80,7 +80,7 @@ def differences(here: Scene, there: Scene) -> dict[str, list[Any]]:
 
 
 def _others(box: Box, places: Mapping[Box, Place], counterparts: Mapping[Place, Box]) -> list[Box]:
-    """The counterpart of ``box``; of a fold that the other graph lacks, those of the boxes in it."""
+    """The counterpart of ``box``; if the other graph has no such fold, those of the boxes in the fold."""
     found: list[Box] = []
     stack = [box]
     while stack:
@@ -94,7 +94,7 @@ def _others(box: Box, places: Mapping[Box, Place], counterparts: Mapping[Place, 
 
 
 def _is_fold(box: Box) -> bool:
-    """Whether the box is a fold of several boxes, and no module, lane, or op."""
+    """Whether ``box`` is a fold of several boxes rather than a module, a lane, or an op."""
     return box.kind in ("module", "step") and not _is_module(box)
 
 
@@ -103,14 +103,14 @@ def _is_module(box: Box) -> bool:
 
 
 def _places(scene: Scene) -> Iterator[tuple[Box, Place]]:
-    """Each box with its place: lane, module by its whole name, and its number among those alike.
+    """Each box with its place: its lane, full module name, and number among boxes with the same key.
 
-    Folds and steps within a lane are no places: what is in them is where it would be without.
+    Folds and steps within a lane are not part of a place: their content is treated as if unfolded.
     """
     boxes = scene.hierarchy.boxes.values()
     models = {box.name.partition(".")[0] for box in boxes if box.kind == "module" and box.name}
-    lanes: dict[Box, Place] = {}  # the place of the lane around
-    inside: dict[Box, Place] = {}  # what the places of a box's children begin with
+    lanes: dict[Box, Place] = {}  # place of the enclosing lane
+    inside: dict[Box, Place] = {}  # prefix of the places of a box's children
     counts: dict[Place, int] = {}
     for box in boxes:  # children come after their parents
         lane, around = (lanes[box.parent], inside[box.parent]) if box.parent is not None else ((), ())

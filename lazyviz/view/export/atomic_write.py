@@ -41,7 +41,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def _is_stream(path: Path) -> bool:
     """Whether ``path`` exists and is not a regular file.
 
-    Links of the system such as ``/dev/stdout`` may lead to something without a path.
+    System links such as ``/dev/stdout`` may point to something without a path.
     """
     try:
         return not stat.S_ISREG(path.stat().st_mode)
@@ -98,7 +98,7 @@ def _write(place: Path, data: bytes) -> None:
         os.replace(name, place)
     except BaseException:
         if name:
-            with contextlib.suppress(OSError):  # it went with its folder, or was renamed already
+            with contextlib.suppress(OSError):  # it was removed with its folder, or has been renamed already
                 os.unlink(name)
         raise
 

@@ -1,4 +1,4 @@
-"""Downloads: files for the page, sent in chunks that a notebook server accepts."""
+"""File downloads: files sent to the page in chunks that a notebook server accepts."""
 
 from __future__ import annotations
 

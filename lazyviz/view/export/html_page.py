@@ -1,4 +1,4 @@
-"""The saved page: one HTML file with the widget, which finds all its data in the file.
+"""Saved page: a self-contained HTML file with the interactive widget and all its data.
 
 Every request that needs no kernel is answered in advance by a widget in this process. The answers are stored
 as parts of gzipped JSON in base64; ``js/src/saved-page/page.ts`` decodes a part on first use. A content
@@ -28,7 +28,7 @@ PART = 500  # ids per part
 MOMENTS = 1000  # positions of the timeline with a stored live set, for a timeline up to `LONG`
 LONG = 20_000
 MOMENTS_PART = 50
-# Boxes with details, the largest groups first; for all boxes, they would take minutes and megabytes.
+# Number of boxes with details, largest groups first; details of all boxes would take minutes and megabytes.
 DETAILS = 25_000
 # Requests of the page, and how they are answered without Python.
 OFFLINE = {
@@ -103,7 +103,7 @@ def interactive_page(controller: Controller, scene: Scene) -> str:
     messages: list[dict[str, Any]] = []
     answers = Answers(controller, messages.append, lambda: None, scene)
     shown = answers.scene
-    shown.numbers.asked |= set(COUNTED)  # boxes show them from the start
+    shown.numbers.asked |= set(COUNTED)  # boxes of the page show these numbers from the start
 
     def ask(action: str, id: str = "") -> list[dict[str, Any]]:
         messages.clear()
@@ -191,7 +191,7 @@ def _spread(count: int, most: int) -> Iterable[int]:
 
 
 def _told(traits: Mapping[str, Any]) -> list[int]:
-    """Positions that the first chart shows: its points, and the peak."""
+    """Positions in the initial chart: its points, and the peak."""
     memory = (traits.get("scene") or {}).get("memory")
     points = [*memory["points"]["at"], memory["peakAt"]] if memory else []
     return [at for at in points if at is not None]

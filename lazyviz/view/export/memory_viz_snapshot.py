@@ -1,4 +1,4 @@
-"""Memory snapshot: the projected timeline for pytorch.org/memory_viz and torch's own tools.
+"""Memory snapshot export: the projected timeline for pytorch.org/memory_viz and torch's own tools.
 
 The keys are those that ``torch.cuda.memory._snapshot`` documents.  Frames describe the node instead of a
 stack: the operator at the user's line, its modules from the inside out, and the category of the memory.  The

@@ -1,4 +1,4 @@
-"""Trace events of a run, for Perfetto and chrome://tracing.
+"""Trace event export of a run, for Perfetto and chrome://tracing.
 
 The format is Chrome's "Trace Event Format": complete events (``"X"``) for modules and their nodes, in the
 lanes of the picture, counters (``"C"``) for memory by category.  Times are microseconds: the position of a

@@ -12,16 +12,16 @@ from .edge_labels import CHAR_WIDTH, SIZE, place_labels
 from .layered_layout import LAYER_GAP, Placed, place
 from .matching_rows import Group, match_rows
 
-# Padding inside an open group: left and right, above (its title), below.
+# Padding inside an open group: left and right, above (for its title), below.
 GROUP_PADDING = (12.0, 40.0, 12.0)
 LANE_PADDING = (12.0, 64.0, 14.0)
 LANE_GAP = 8.0
 LANE_MIN_WIDTH = 224.0
-LEAST_WIDTH = 216.0  # inside an open group
-BESIDE = 12.0  # at both ends of text along an edge
-MOST_ENDS = 3  # of one line, in an open group
+LEAST_WIDTH = 216.0  # minimum content width of an open group
+BESIDE = 12.0  # space at both ends of text along an edge
+MOST_ENDS = 3  # maximum ends of one edge in an open group
 MATCHING = ("forward", "backward")  # phases of lanes whose rows match
-STACKED_HEIGHT = 1600.0  # higher lanes stay side by side: one below the other they would be out of sight
+STACKED_HEIGHT = 1600.0  # taller lanes stay side by side, because stacked ones would be out of sight
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Line:
     label: str
     at: tuple[float, float, str] | None  # middle of the label's base line and its text, if it is drawn
     width: float = 1.0
-    tip: bool = True  # whether its end is where the data arrives
+    tip: bool = True  # whether it has an arrowhead at its end
 
 
 @dataclass(slots=True)
@@ -68,10 +68,10 @@ def is_row(box: Box) -> bool:
 
 
 def lane_rows(sizes: Sequence[tuple[float, float]], room: float) -> tuple[Placed, list[tuple[float, float]]]:
-    """Lanes side by side, in several rows if ``room`` (pixels) is too narrow for one.
+    """Place lanes side by side, in several rows if ``room`` (pixels) is too narrow for one.
 
-    Lanes of a row are as high as the highest; shorter rows are widened to the widest. Returns positions and
-    the new sizes.
+    Lanes of a row get the height of the highest, and all rows the width of the widest.  Returns positions
+    and the new sizes.
     """
     rows: list[list[int]] = []
     used = 0.0
@@ -108,12 +108,12 @@ def arrange(
     across: bool = False,
     matching: bool = False,
 ) -> Arrangement:
-    """Coordinates of the picture with the groups of ``opened`` (ids) open.
+    """Coordinates of the picture in which the groups with ids in ``opened`` are open.
 
-    ``room`` is the width in pixels that the lanes of a step should keep to; with ``lanes`` only those of
-    these phases are drawn, if a step has any of them.  ``across``: data flows to the right instead of down;
-    then lanes are below one another, as wide as they are, and edges tell shapes alone.  ``matching``: a
-    module's part in the backward lane is at the height of the module.
+    ``room`` is the width in pixels that the lanes of a step should fit into.  ``lanes``: draw only these
+    phases, if a step has any of them.  ``across``: data flows to the right instead of down; lanes are then
+    stacked without a limit on their width, and edge labels have only shapes.  ``matching``: align the
+    backward counterpart of a module with the module.
     """
 
     def drawn_in(box: Box) -> list[Box]:
@@ -130,7 +130,7 @@ def arrange(
         left, right, above, below = _pads(box, across)
         if matching and is_row(box) and not across:
             wide = sum(size[lane.id][0] + LANE_GAP for lane in drawn_in(box)) - LANE_GAP
-            if wide > room:  # in several rows: what matches is in the first
+            if wide > room:  # in several rows, the lanes to be aligned must be in the first
                 paired[box.id] = sorted(drawn_in(box), key=lambda lane: lane.phase not in MATCHING)
         sizes = [size.get(child.id) or _closed_size(scene, child, across) for child in drawn_in(box)]
         if is_row(box):
@@ -160,7 +160,7 @@ def _located(
     *,
     across: bool,
 ) -> Arrangement:
-    """Coordinates in the whole picture, from those in every group."""
+    """Absolute coordinates, from those relative to each group."""
     root = scene.hierarchy.root
     frames: list[Frame] = []
     drawn: list[tuple[Box, list[Line]]] = []
@@ -200,7 +200,7 @@ def _match(
     *,
     across: bool,
 ) -> None:
-    """Move rows down in ``placed``, and make groups higher in ``size``, so that rows match."""
+    """Align modules with their backward counterparts: move rows down in ``placed``, enlarge ``size``."""
     root = order[0]
     if not is_row(root):
         return
@@ -230,7 +230,7 @@ def _match(
         own = placed[lane.id].height + above + below if lane.id in placed else 0.0
         needed[lane.id] = max(own, size[lane.id][1])
     row, down = placed[root.id], 0.0
-    for at in sorted(set(row.y)):  # lanes in one row get the height of the highest
+    for at in sorted(set(row.y)):  # lanes in one row have the same height
         beside = [lane for lane, y in zip(lanes, row.y, strict=True) if y == at]
         most = max(needed[lane.id] for lane in beside)
         row.y = [y + down if y == at else y for y in row.y]
@@ -241,16 +241,16 @@ def _match(
 
 
 def _pads(box: Box, across: bool) -> tuple[float, float, float, float]:
-    """Padding at the left, the right, above and below; if transposed, the title is at the left until
-    the end.
+    """Padding at the left, at the right, above, and below; before the transposition for ``across``, the
+    title is at the left.
     """
     side, above, below = padding(box)
     return (above, below, side, side) if across else (side, side, above, below)
 
 
 def _transposed(made: Arrangement) -> Arrangement:
-    """If data flows across, everything is laid out with widths and heights exchanged, and transposed at the
-    end.
+    """The transposed picture: for data that flows to the right, everything is first laid out with widths and
+    heights swapped.
     """
     frames = [Frame(each.box, each.y, each.x, each.height, each.width, each.open) for each in made.frames]
     lines = [
@@ -276,9 +276,7 @@ def _lines(
     *,
     words: bool,
 ) -> list[Line]:
-    """Edges of one group: they leave boxes in the flow direction, and are straight in the layers that they
-    pass.
-    """
+    """Edges of one group: they leave boxes in flow direction, and pass through layers in straight lines."""
     layers = scene.layers(box)
     flip = _up(box)
     level = {i: number for number, layer in enumerate(layers.layers) for i in layer}
@@ -326,7 +324,7 @@ def _up(box: Box) -> bool:
 
 
 def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
-    """The label of each edge if data flows to the right: for each group, the shape at its first edge."""
+    """Edge labels for data that flows to the right: the shape, only on the first edge of each group."""
     labeled: set[Box] = set()
     result: list[str] = []
     for (start, _), text in zip(box.edges, texts, strict=True):
@@ -337,7 +335,7 @@ def _shapes(box: Box, texts: Sequence[str]) -> list[str]:
 
 
 def _gap(scene: Scene, box: Box, across: bool) -> float:
-    """Space between layers; if data flows across, for the shapes on the edges."""
+    """Space between layers; for ``across``, wide enough for the shapes on the edges."""
     if not across:
         return LAYER_GAP
     shapes = _shapes(box, [scene.edge_text(values) for values in box.edges.values()])
@@ -349,8 +347,8 @@ def _wide(shape: str) -> float:
 
 
 def _beside(points: Sequence[tuple[float, float]], shape: str, *, flip: bool) -> tuple[float, float, str]:
-    """The position of text along the start of an edge, before transposing, on the side that it does not bend
-    to.
+    """The position of text along the start of an edge, before transposition, on the side that the edge bends
+    away from.
     """
     (x, y), (next_x, _) = points[0], points[1]
     along = BESIDE / 2 + _wide(shape) / 2
@@ -358,7 +356,7 @@ def _beside(points: Sequence[tuple[float, float]], shape: str, *, flip: bool) ->
 
 
 def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
-    """The lines of a group, continued in open groups, from the producer of a tensor to its reader."""
+    """The edges of a group, extended into open groups, from the producer of a tensor to its reader."""
     flip = _up(box)
     result: list[Line] = []
     for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
@@ -375,7 +373,7 @@ def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Lin
 
 
 def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:
-    """The producers or readers of the tensors in ``box``, as far as it is open; at most three."""
+    """The innermost drawn producers or readers of the tensors in ``box``; at most :data:`MOST_ENDS`."""
     level = [box]
     while any(frames[each].open and not is_row(each) for each in level):
         inner: list[Box] = []

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
-SIZE = 11.0  # of the text
-CHAR_WIDTH = 0.66  # of a character of a shape, by size: digits, "×" and units are wide
-ROOM = 5.0  # between text and lines
-SAMPLES = 8  # points of a curve that are checked
+SIZE = 11.0  # font size
+CHAR_WIDTH = 0.66  # character width in a shape, relative to the font size: digits, "×" and units are wide
+ROOM = 5.0  # minimum space between text and lines
+SAMPLES = 8  # sampled points per curve
 
 
 def place_labels(
@@ -27,7 +27,7 @@ def place_labels(
     *,
     flip: bool,
 ) -> list[tuple[float, float, str] | None]:
-    """The middle of each label's base line and its text, or None if there is no room or no text.
+    """The middle of each label's baseline and its text, or None if there is no room or no text.
 
     An op's own second line describes its results, so only results of groups are labeled: once, if all its
     edges have the same label, otherwise at a reader with a single edge. If there is no room for shape and
@@ -36,9 +36,9 @@ def place_labels(
     Args:
         lines: the edges as points, which curves join.
         groups: for each box whether it is a group.
-        paths: what each edge passes through, its two boxes at the ends.
-        behind: how far the cards of a fold reach below its box.
-        bounds: the left and right end of the group around.
+        paths: nodes that each edge passes through, with its two boxes at the ends.
+        behind: how far the cards of a fold extend below its box.
+        bounds: the left and right edge of the surrounding group.
     """
     leaving: dict[int, set[str]] = {}
     arriving: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Layered layout (Sugiyama): layers, order within layers, coordinates.
+"""Layered graph layout (Sugiyama): layers, order within layers, coordinates.
 
 Python computes layers and orders of each group once (:func:`layers_of`).  Coordinates (:func:`place`) depend
 on which boxes are open, so the browser computes them, too (``js/src/model/coordinates-from-layers.ts``); both
@@ -21,7 +21,7 @@ BOX_GAP = 18.0  # between boxes of a layer
 BEND_WIDTH = 8.0
 BEND_WEIGHT = 4.0  # bends have a lower weight than boxes, so that long edges stay straight
 RAIL_GAP = 8.0  # between a rail and its left neighbor
-MOST_RAILS = 12  # in one group
+MOST_RAILS = 12  # maximum rails in one group
 PLACE_SWEEPS = 6
 ORDER_SWEEPS = 4
 
@@ -30,8 +30,8 @@ ORDER_SWEEPS = 4
 class Layers:
     """Layers of one group, first to last, each from left to right.
 
-    ``paths[i]`` has the nodes that edge ``i`` passes through: its boxes and the bends between them. ``rails``
-    are the bends of each rail, from the innermost to the outermost, which come last in their layers.
+    ``paths[i]`` has the nodes that edge ``i`` passes through: its boxes and the bends between them.
+    ``rails`` has the bends of each rail, from the innermost to the outermost; they are last in their layers.
     """
 
     boxes: int
@@ -48,7 +48,7 @@ class Placed:
     y: list[float]
     width: float
     height: float
-    tops: list[float] = field(default_factory=list)  # of each layer
+    tops: list[float] = field(default_factory=list)  # top and bottom of each layer
     bottoms: list[float] = field(default_factory=list)
 
 
@@ -77,7 +77,7 @@ def layers_of(
         start, end = edge
         between = range(layer[start] + 1, layer[end])
         if edge in skips:
-            paths.append([start, end])  # along the rail, below
+            paths.append([start, end])  # the bends of its rail are added below
             continue
         own = range(bends, bends + len(between))
         for at, bend in zip(between, own, strict=True):
@@ -86,7 +86,7 @@ def layers_of(
         paths.append([start, *own, end])
         usual.append(paths[-1])
     layers = _ordered(layers, usual, bends)
-    last: dict[int, int] = {}  # for each rail, by the box where it begins: the layer above which it ends
+    last: dict[int, int] = {}  # end layer of each rail, by the box where it begins
     for start, end in skips:
         last[start] = max(last.get(start, 0), layer[end])
     rails: dict[int, list[int]] = {}
@@ -102,8 +102,8 @@ def layers_of(
 
 
 def _skips(edges: Sequence[tuple[int, int]], layer: Sequence[int]) -> set[tuple[int, int]]:
-    """Edges over several layers from boxes with a nearer reader, to boxes with a nearer producer."""
-    nearest: dict[int, int] = {}  # layers from a box to its first reader, and from its last producer
+    """Skip edges: both the start has a nearer reader and the end has a nearer producer."""
+    nearest: dict[int, int] = {}  # number of layers to the first reader, and from the last producer
     closest: dict[int, int] = {}
     for start, end in edges:
         span = layer[end] - layer[start]
@@ -172,7 +172,7 @@ def _spread(layer: list[int], moved: set[int], widest: int) -> list[int]:
 
 
 def _ordered(layers: list[list[int]], paths: list[list[int]], count: int) -> list[list[int]]:
-    """Barycenter passes; returns the order with the fewest crossings."""
+    """Layers ordered by barycenter passes; returns the order with the fewest crossings."""
     up: list[list[int]] = [[] for _ in range(count)]
     down: list[list[int]] = [[] for _ in range(count)]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Matching rows: a module and its part in the backward lane stand at one height.
+"""Matching rows: aligns the backward counterpart of a module vertically with the module.
 
 The same as ``#align`` in ``js/src/model/scene.ts``.
 """
@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from ..scene.boxes import Box
 from .layered_layout import Placed
 
-MOST_GAP = 400.0  # pixels that a row is moved down
-MOST_PAIRS = 100  # modules that are drawn at the height of their backward parts
+MOST_GAP = 400.0  # maximum pixels that a row is moved down
+MOST_PAIRS = 100  # maximum modules aligned with their backward counterparts
 _RANGE = re.compile(r"(\d+)–(\d+)")
 
-Row = tuple[str, int]  # the id of a group, and which of its rows from the top
+Row = tuple[str, int]  # a group's id, and the row's number from the top
 
 
 @dataclass(slots=True)
 class Group:
-    """An open group as it is placed: its rows of boxes from the top, and its height."""
+    """An open group: its rows of boxes from the top, and their coordinates."""
 
     box: Box
     rows: Sequence[Sequence[int]]
     children: Sequence[Box]
     placed: Placed
-    above: float  # of its content
+    above: float  # padding above its content
 
 
 @dataclass(frozen=True, slots=True)
 class InRow:
-    """A named box with the middle of its height and the rows that it is in, outermost first."""
+    """A named box with its vertical center and the rows that contain it, outermost first."""
 
     name: str
     middle: float
@@ -42,7 +42,7 @@ class InRow:
 
 @dataclass(slots=True)
 class Gaps:
-    """Pixels that are added above rows, by group and row; open groups grow by those inside of them."""
+    """Pixels added above rows, by group and row; open groups grow by the pixels added inside them."""
 
     groups: dict[str, Group]
     added: dict[Row, float] = field(default_factory=dict)
@@ -54,13 +54,13 @@ class Gaps:
         )
 
     def grown(self, id: str, row: int) -> float:
-        """How much higher the row is by open groups in it."""
+        """How much taller the row becomes because of open groups in it."""
         group = self.groups[id]
         inside = (group.children[i].id for i in group.rows[row])
         return max((self.total(each) for each in inside if each in self.groups), default=0.0)
 
     def total(self, id: str) -> float:
-        """How much higher the group is."""
+        """How much taller the group becomes."""
         rows = range(len(self.groups[id].rows))
         return sum(self.added.get((id, n), 0.0) + self.grown(id, n) for n in rows)
 
@@ -79,7 +79,7 @@ class Gaps:
 
 
 def match_rows(groups: dict[str, Group], forward: Box, backward: Box, size: Callable[[Box], float]) -> Gaps:
-    """The gaps with which the modules of the two lanes stand side by side; ``size``: the height of a box."""
+    """The gaps that align the modules of both lanes; ``size`` returns the height of a box."""
     gaps = Gaps(groups)
     ahead, back = (
         {each.name: each for each in _single(_walk(groups, lane, size))} for lane in (forward, backward)
@@ -114,14 +114,14 @@ def _walk(groups: dict[str, Group], lane: Box, size: Callable[[Box], float]) -> 
 
 
 def _key(box: Box) -> str:
-    """What a module has in common with its part in the backward lane, where folds count down."""
+    """The key that a module shares with its backward counterpart, in which folds count down."""
     if box.repeats > 1 and box.calls == 1:
         return _RANGE.sub(lambda found: "–".join(sorted(found.groups(), key=int)), box.label)
     return box.name
 
 
 def _single(boxes: Iterator[InRow]) -> list[InRow]:
-    """The boxes whose name no other one has."""
+    """The boxes with a unique name."""
     found: dict[str, list[InRow]] = {}
     for box in boxes:
         found.setdefault(box.name, []).append(box)
@@ -129,9 +129,9 @@ def _single(boxes: Iterator[InRow]) -> list[InRow]:
 
 
 def _ascending(pairs: list[tuple[InRow, InRow]]) -> list[tuple[InRow, InRow]]:
-    """The most of these pairs, in the order of their first, whose second ones are in that order, too."""
+    """The longest subsequence of these pairs, sorted by first element, that is also sorted by second."""
     pairs = sorted(pairs, key=lambda pair: pair[0].middle)[:MOST_PAIRS]
-    ends: list[float] = []  # of the best run of each length, how low its last second is
+    ends: list[float] = []  # for each length, the least final second element
     runs: list[list[tuple[InRow, InRow]]] = []
     for pair in pairs:
         at = bisect.bisect_left(ends, pair[1].middle)

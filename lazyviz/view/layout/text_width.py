@@ -13,17 +13,17 @@ _JOINER = "\u200d"
 
 
 def letters(text: str) -> list[str]:
-    """``text`` in graphemes, which must not be split (nearly as in Unicode's annex 29)."""
+    """``text`` as grapheme clusters, which must not be split (approximately as in Unicode's annex 29)."""
     if text.isascii():
         return list(text)
     result: list[str] = []
-    flag = False  # the last one was half of a flag
+    flag = False  # the last character was the first half of a flag
     for char in text:
         half = _is_half_flag(char)
         joined = bool(result) and (
             unicodedata.category(char) in ("Mn", "Mc", "Me")
             or char in (_JOINER, "\ufe0f")
-            or "\U0001f3fb" <= char <= "\U0001f3ff"  # skin colors
+            or "\U0001f3fb" <= char <= "\U0001f3ff"  # skin tone modifiers
             or result[-1].endswith(_JOINER)
             or (half and flag)
         )
@@ -40,13 +40,13 @@ def _is_half_flag(char: str) -> bool:
 
 
 def columns(letter: str) -> int:
-    """2 for a wide letter, else 1."""
+    """The number of columns of a letter: 2 if it is wide, else 1."""
     wide = any(unicodedata.east_asian_width(char) in "WF" or char == "\ufe0f" for char in letter)
     return 2 if wide or _is_half_flag(letter[0]) else 1
 
 
 def width(text: str) -> int:
-    """Columns that ``text`` takes."""
+    """The number of columns that ``text`` takes."""
     return len(text) if text.isascii() else sum(map(columns, letters(text)))
 
 

@@ -1,7 +1,7 @@
-"""Wrapped rows: lanes that go far to the right are continued below, as staves are in sheet music.
+"""Wrapped rows: wide lanes are wrapped into several rows, like staves in sheet music.
 
-Each lane is cut between its boxes.  An edge that is cut leaves at the right and goes on at the left of the
-next row, at the same height in the lane; a frame that is cut is drawn, with its title, in each row.
+Each lane is cut between its boxes.  A cut edge leaves at the right and continues at the left of the next row,
+at the same height in the lane; a cut frame is drawn, with its title, in each row.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .edge_labels import CHAR_WIDTH, SIZE
 
 SHORT = 1600.0  # pixels, about the width of a slide
 MOST_ROWS = 12
-PAD = 16.0  # between the end of a row and what is beside the cut
+PAD = 16.0  # between the end of a row and the boxes beside the cut
 ROW_GAP = 26.0
-_NEAR = 48.0  # no cut is so close to the sides of an open frame
-_MOST = 1.3  # of the room for it, the width of a row for which lanes are cut together
+_NEAR = 48.0  # minimum distance of a cut from the sides of an open frame
+_MOST = 1.3  # maximum width of a row, relative to equal rows, for which all lanes are cut at the same x
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Area:
-    """What the lanes of one step take."""
+    """The rectangle around the lanes of one step."""
 
     x: float
     y: float
@@ -36,7 +36,9 @@ class _Area:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """A lane with what is in it, where it cannot be cut, and where its content ends; from its left side."""
+    """A lane with its content, the ranges in which it cannot be cut (``taken``), and the end of its content;
+    coordinates are relative to the lane.
+    """
 
     frame: Frame
     inside: Sequence[Frame]
@@ -56,8 +58,9 @@ class _Piece:
 
 
 def folded(picture: Arrangement, ratio: float, more: float) -> Arrangement:
-    """The picture with its widest lanes in as few rows as bring its width below ``ratio`` times its height
-    and ``more``.  Only where data flows to the right.
+    """The picture with the lanes of its widest step wrapped into rows, if data flows to the right.
+
+    It has as few rows as possible for a width of at most ``ratio * (height + more)``.
     """
     lanes = [frame for frame in picture.frames if frame.open and frame.box.kind == "lane"]
     if not picture.across or not lanes or picture.width <= SHORT:
@@ -127,7 +130,7 @@ def _in_rows(lanes: Sequence[_Lane], rows: int) -> Arrangement:
     for row in range(max(map(len, ends))):
         for lane, each, placed in zip(lanes, ends, pieces, strict=True):
             if row < len(each):
-                # The first begins with the lane's own padding, which the others have instead.
+                # The first piece includes the lane's own padding; the others get PAD instead.
                 placed.append(_Piece(placed[-1].end if row else 0.0, each[row], PAD if row else 0.0, top))
                 top += lane.frame.height + LANE_GAP
         top += ROW_GAP
@@ -143,8 +146,9 @@ def _in_rows(lanes: Sequence[_Lane], rows: int) -> Arrangement:
 
 
 def _cuts(lanes: Sequence[_Lane], rows: int) -> list[list[float]]:
-    """The ends of each lane's pieces: the same in all where their boxes leave the same gaps, so that a layer
-    stays above its backward pass.
+    """The x coordinates where the pieces of each lane end.
+
+    If the lanes have common gaps, they are cut at the same x, so that a layer stays above its backward pass.
     """
     end = max(lane.end for lane in lanes)
     room = end / rows
@@ -155,7 +159,7 @@ def _cuts(lanes: Sequence[_Lane], rows: int) -> list[list[float]]:
 
 
 def _spread(taken: Sequence[Point], end: float, rows: int) -> list[float]:
-    """The ends of ``rows`` pieces, as far as there are gaps for them, and as equal as these allow."""
+    """The ends of up to ``rows`` pieces, as equal in width as the gaps between ``taken`` ranges allow."""
     gaps = []
     free = 0.0
     for left, right in taken:
@@ -175,7 +179,7 @@ def _spread(taken: Sequence[Point], end: float, rows: int) -> list[float]:
 
 
 def _frames(frame: Frame, pieces: Sequence[_Piece], wide: float) -> list[Frame]:
-    """The frame in the row that it is in; if it is open, in each that it reaches."""
+    """The frame in its row; an open frame is drawn in every row that it reaches."""
     found = []
     right = frame.x + frame.width
     for piece in pieces:
@@ -209,7 +213,7 @@ def _lines(line: Line, pieces: Sequence[_Piece], wide: float) -> list[Line]:
             if not 0 <= at < len(pieces):
                 break
             share = ((piece.end if ahead else piece.start) - x) / (next_x - x)
-            height = y + (next_y - y) * share * share * (3 - 2 * share)  # as the curve has it there
+            height = y + (next_y - y) * share * share * (3 - 2 * share)  # the height of the curve at the cut
             edge = wide if ahead else 0.0
             result.append(Line([*points, (edge, height + piece.y)], line.label, None, line.width, tip=False))
             piece = pieces[at]
@@ -222,7 +226,7 @@ def _lines(line: Line, pieces: Sequence[_Piece], wide: float) -> list[Line]:
 
 
 def _replaced(picture: Arrangement, lanes: Sequence[_Lane], area: _Area, rows: Arrangement) -> Arrangement:
-    """The picture with ``rows`` in the place of its lanes: what is beside and below them moves."""
+    """The picture with its lanes replaced by ``rows``; everything beside and below them is moved."""
     narrower, higher = area.right - area.x - rows.width, rows.height - (area.bottom - area.y)
 
     def moved(x: float, y: float) -> Point:

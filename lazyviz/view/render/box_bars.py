@@ -16,15 +16,15 @@ ABOVE, BELOW, AMOUNT = "#1769c2", "#c2571a", "#1976d2"
 
 GREW, SHRANK, ALONE = "#b42318", "#0b6b45", "#1d2733"
 
-Part = tuple[str, float]  # a category or color, and its share of the bar's length
+Part = tuple[str, float]  # a category or color, and its fraction of the bar's length
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Differences from another graph.
 
-    ``boxes``: by box id, the bytes at the peaks of the first and the second graph, and whether the other
-    graph lacks the box. A bar of full length is ``most`` bytes.
+    ``boxes`` has, by box id, the bytes at the peaks of the first and the second graph, and whether the box is
+    only in this graph. A full bar is ``most`` bytes.
     """
 
     boxes: Mapping[str, tuple[int, int, bool]]
@@ -113,7 +113,7 @@ class ShownNumbers:
         return self._compared.boxes.get(box.id, same) if self._compared is not None else same
 
     def tint(self, box: Box) -> Part | None:
-        """Color and opacity of a box's edge, by its number; ``None``: those of its layer."""
+        """Color and opacity of a box's edge by its number; ``None``: the color of its kind of layer."""
         note = self._noted(box) if self.note is not None else None
         return (note[0], note[1] * 0.8) if note is not None else None
 

@@ -11,7 +11,7 @@ from ..scene.saved_activations import kept_json
 from ..scene.scene import Scene
 
 MOST = 3
-SMALL = 0.01  # minimum share of the peak for a band
+SMALL = 0.01  # minimum fraction of the peak for a band
 PER_PIXEL = 2**24  # bytes
 STEEPEST = 80.0  # maximum vertical distance in pixels between boxes that are not side by side
 WIDTHS = (2.0, 28.0)

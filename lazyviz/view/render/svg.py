@@ -36,7 +36,7 @@ from .text import render_text
 
 WIDTH = 900.0
 MARGIN = 20.0
-FLATTEST = 1.9  # width of a figure that goes to the right by its height: about that of a slide
+FLATTEST = 1.9  # aspect ratio of a figure whose data flows to the right: about that of a slide
 CHART_HEIGHT = 230.0
 MIN_SCALE = 0.85  # lanes that would be scaled below this are placed in a second row
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
@@ -203,7 +203,7 @@ def _body(
     if "memory" in figure.show:
         memory = memory_json(scene)
         if asked is not None:
-            memory["capacity"] = None  # of this machine
+            memory["capacity"] = None  # a figure has no details of this machine
         chart, top = _chart(memory, top, wide)
         parts += chart
     return parts, top, wide
@@ -352,10 +352,10 @@ def _frame_title(frame: Frame, scene: Scene, numbers: ShownNumbers, across: bool
 
 
 def _sync(frame: Frame, subtitle: str, picture: Arrangement) -> str:
-    """A sync point: a barrier across its lane, after which ops run that are below it, or at its right."""
+    """A sync point: a barrier across its lane; the ops below it, or to its right, run later."""
     box, x, y, w, h = frame.box, frame.x, frame.y, frame.width, frame.height
     parts = []
-    for lane in picture.frames:  # in several rows, there are several of one lane
+    for lane in picture.frames:  # wrapped lanes have one frame per row
         if (
             lane.box is box.parent
             and lane.x <= x < lane.x + lane.width

@@ -42,7 +42,7 @@ def render_text(graph: Graph, plan: PlanLike, *, width: int = 100, scene: Scene 
 
 
 def _steps_and_lanes(scene: Scene) -> list[Box]:
-    """Visible lanes, and steps that stand for several folded ones, in program order."""
+    """Visible lanes, and steps that represent several folded steps, in program order."""
     result: list[Box] = []
     stack = [scene.hierarchy.root]
     opened = {box.id for box in scene.opened()}

@@ -10,12 +10,12 @@ from .boxes import chain
 from .plan_protocol import PlanLike
 from .scene import Scene, plural
 
-LISTED = 4  # listed nodes that prevent a split
-PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # in the menu
+LISTED = 4  # maximum listed nodes that prevent a split
+PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of pieces in the menu
 
 
 def batch_lines(plan: PlanLike) -> list[str]:
-    """The batch and its split, as a line; what prevents a split as a second line. None if no batch
+    """The batch and its split as one line, and what prevents a split as a second line. None if no batch
     was named.
     """
     if plan.batch_size is None:
@@ -30,7 +30,7 @@ def batch_lines(plan: PlanLike) -> list[str]:
 
 
 def blockers(plan: PlanLike) -> list[tuple[str, str]]:
-    """The nodes that prevent a split: name and place, and the reason with advice."""
+    """The nodes that prevent a split: name, location, and the reason with advice."""
     result = []
     for node, reason in zip(plan.split.blocked_by, plan.split.reasons):
         text = describe(Blocker(node, reason))

@@ -18,7 +18,7 @@ MIXED = "mixed"
 
 
 class Facts:
-    """Facts about every box of a hierarchy; groups combine those of their content."""
+    """Facts about every box of a hierarchy; a group combines the facts of the boxes inside it."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -64,7 +64,7 @@ class Facts:
         return self._modules.get(box, "")
 
     def held(self, alive: Iterable[AllocationLike]) -> dict[Box, dict[str, int]]:
-        """For each box, its bytes in ``alive`` by category: results of its ops, and its weights."""
+        """For each box, the bytes of its op results and weights among ``alive``, by category."""
         result: dict[Box, dict[str, int]] = {}
         of_storage: dict[int, Box] = {}
         for box in self._hierarchy.boxes.values():
@@ -96,7 +96,11 @@ class Facts:
 
 
 def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
-    """Integers and booleans do not make a group with one floating dtype mixed."""
+    """The dtype of a group that contains both, ``None`` if mixed.
+
+    A group with a single floating-point or complex dtype counts as that dtype, even if it also contains
+    integers or booleans.
+    """
     if one is None or other is None or one is other:
         return None if one is not other else one
     computes = [dtype for dtype in (one, other) if dtype.is_floating_point or dtype.is_complex]
@@ -104,7 +108,7 @@ def _of_both(one: torch.dtype | None, other: torch.dtype | None) -> torch.dtype 
 
 
 def _common(one: str, other: str) -> str:
-    """The common prefix of both paths."""
+    """The longest common prefix of two module paths."""
     parts = []
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:

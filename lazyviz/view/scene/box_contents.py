@@ -12,12 +12,12 @@ from ..layout.text_width import width
 from .boxes import Box, module_facts
 from .small_ops import is_dropout, is_small_ops
 
-SMALL = 0.01  # of the peak, below which a module's card has no bar
-FEW_GRADIENTS = 2  # a weight and a bias; the gradient of the weight is shown
-CARD = (190.0, 296.0)  # least and most width
-ROW = (150.0, 344.0)  # of an op: room for "max_pool2d_with_indices_backward" and its bytes
-PILL = 420.0  # the greatest width of a tensor's pill
-CARD_HEIGHTS = (28.0, 44.0, 64.0)  # a chip, a small card, a whole one
+SMALL = 0.01  # fraction of the peak below which a module's card has no bar
+FEW_GRADIENTS = 2  # up to this many (weight and bias), the largest one is shown instead of a count
+CARD = (190.0, 296.0)  # minimum and maximum width of a module's card
+ROW = (150.0, 344.0)  # the same for an op's row: room for "max_pool2d_with_indices_backward" and its bytes
+PILL = 420.0  # maximum width of a tensor's pill
+CARD_HEIGHTS = (28.0, 44.0, 64.0)  # chip, small card, full card
 
 # Layer kinds by class name; the first match counts.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -49,7 +49,7 @@ def count_text(count: int) -> str:
 
 
 def through_text(box: Box, shape: Callable[[Value], str]) -> str:
-    """Shapes of the data that flows in and out: ``"8×128 → 8×128×256"``; "" if unknown."""
+    """Input and output shapes of a box: ``"8×128 → 8×128×256"``; "" if unknown."""
     if box.phase == "optimizer":
         return ""
     first, last = box, box
@@ -58,9 +58,9 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
     takes, gives = first.takes, last.gives
     whole = box.kind == "step" and not box.name and first.children and first.children[0].kind == "lane"
     if takes is None and not box.name and (box.phase == "other" or whole):
-        return ""  # first values, of which nothing flows on, or a training step, which updates weights
+        return ""  # initialization without a data flow, or a whole training step
     if gives is None and box.phase == "backward" and box.name and (found := _gradients(last)):
-        # It has no output for other layers: its results are the gradients of its weights.
+        # No other layer reads a result of it: its outputs are the gradients of its weights.
         given = shape(found[0]) if len(found) <= FEW_GRADIENTS else f"{len(found)} gradients"
     else:
         gives = gives or _last(last)
@@ -73,14 +73,16 @@ def through_text(box: Box, shape: Callable[[Value], str]) -> str:
 
 
 def _shared(value: Value, other: Value) -> int:
-    """How many sizes the shapes of both begin with: of an index of edges and the features of nodes, the
-    features begin as the results do; of tokens and an encoder's result, the tokens.
+    """The number of leading dimensions in which both shapes agree.
+
+    It tells the input whose shape the result follows: node features rather than the edge index of a graph
+    network, and tokens rather than the output of the encoder.
     """
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(value.shape, other.shape)))
 
 
 def _gradients(box: Box) -> list[Value]:
-    """The gradients that ops in ``box`` make, one for each storage, the largest first."""
+    """The gradients that the ops in ``box`` create, one per storage, largest first."""
     found: dict[int, Value] = {}
     stack = [box]
     while stack:
@@ -103,9 +105,9 @@ def _last(box: Box) -> Value | None:
 
 
 def card(box: Box, held: int, peak: int, through: str, sub: str = "") -> dict[str, Any]:
-    """The content of a module's card besides its name: kind, shapes, parameters, and its size.
+    """The content of a module's card besides its name: layer kind, shapes, parameters, and pixel size.
 
-    ``sub`` is its second line if nothing is known to flow ``through`` it.
+    ``through`` has its input and output shapes; if these are unknown, ``sub`` is its second line.
     """
     if is_small_ops(box):
         return {"size": [round(width(box.label) * 8.6 + 48), CARD_HEIGHTS[0]]}
@@ -125,7 +127,8 @@ def card(box: Box, held: int, peak: int, through: str, sub: str = "") -> dict[st
     facts_line = width(size) + len(" · 1.00 GiB allocated") if height == CARD_HEIGHTS[2] else 0
     wide = max(name + badge, width(through or sub) * 7.3, facts_line * 6.4) + 32 + 24
     least = 130.0 if height == CARD_HEIGHTS[0] else CARD[0]
-    # A loop's statement or a path can be longer than a layer's name; a class has room if all of it has.
+    # Loop statements and paths can be longer than layer names, so they may be wider; so may a card that
+    # then has room for both its whole label and its class.
     alone = width(box.label) * 8.6 + badge + 68
     whole = alone + (width(facts.kind) * 7.6 if facts is not None else 0)
     most = ROW[1] if box.kind == "step" or alone > CARD[1] or whole <= ROW[1] else CARD[1]
@@ -146,5 +149,5 @@ def row(box: Box, bytes_text: str) -> dict[str, Any]:
         return {"size": [round(min(max(wide, name + width(sizes) * 6.4), ROW[1])), 28]}
     name = width(box.label) * 8.6 + 54
     wide = max(name + width(bytes_text) * 6.4, 110)
-    most = min(max(name + width(bytes_text.partition(" · ")[0]) * 6.4 + 12, ROW[1]), PILL)  # a whole name
+    most = min(max(name + width(bytes_text.partition(" · ")[0]) * 6.4 + 12, ROW[1]), PILL)  # whole name
     return {"size": [round(min(wide, most)), 28]}

@@ -14,7 +14,7 @@ from .boxes import Box, Hierarchy
 from .plan_protocol import PlanLike
 from .planned_sizes import node_flops
 
-Span = tuple[float, float]  # the least and the most
+Span = tuple[float, float]  # minimum and maximum
 NOTE = "note:"
 COUNTED = ("flops", "time")
 
@@ -37,12 +37,12 @@ class Numbers:
         self._hierarchy = hierarchy
         self._notes: dict[str, tuple[Annotation, dict[Box, Span]]] = {}
         self._sums: dict[str, tuple[object, dict[Box, float]]] = {}
-        self.asked: set[str] = set()  # of the counted ones
+        self.asked: set[str] = set()  # requested keys of COUNTED
         self._hidden: dict[int, int] | None = None
 
     @property
     def annotations(self) -> Mapping[str, Annotation]:
-        """By name, the newest last."""
+        """The annotations by name, the newest last."""
         return self._hierarchy.graph.annotations
 
     @property
@@ -51,7 +51,7 @@ class Numbers:
         return next(reversed(list(self.annotations)), None)
 
     def of(self, box: Box, plan: PlanLike) -> dict[str, list[Any]]:
-        """By key, the minimum, the maximum and the text of the numbers of ``box``, as JSON."""
+        """The minimum, maximum, and text of each number of ``box`` by key, as JSON."""
         result: dict[str, list[Any]] = {}
         for key in COUNTED:
             number = self.sums(key, plan).get(box) if key in self.asked else None
@@ -62,7 +62,7 @@ class Numbers:
         return result
 
     def notes_of(self, box: Box) -> dict[str, Span]:
-        """By name, the annotations of ``box``."""
+        """The annotations of ``box``, by name."""
         found = ((name, self.spans(name).get(box)) for name in self.annotations)
         return {name: span for name, span in found if span is not None}
 
@@ -74,7 +74,7 @@ class Numbers:
         ]
 
     def spans(self, name: str) -> Mapping[Box, Span]:
-        """The boxes with a number under ``name``: their own, or the minimum and the maximum inside."""
+        """The boxes with an annotation ``name``: its own number, or the minimum and maximum inside it."""
         given = self.annotations[name]
         known = self._notes.get(name)
         if known is None or known[0] is not given:
@@ -106,7 +106,7 @@ class Numbers:
         return result
 
     def _box_at(self, index: int) -> Box | None:
-        """The box of a node, or the one that it is hidden behind."""
+        """The box of a node; for a hidden view, the box that hides it."""
         box = self._hierarchy.box_of[index]
         if box is not None:
             return box
@@ -117,7 +117,7 @@ class Numbers:
 
     def _spread(self, given: Annotation) -> dict[Box, Span]:
         own = self._own(given)
-        inside: dict[Box, Span] = {}  # of a box and all in it
+        inside: dict[Box, Span] = {}  # minimum and maximum over a box and its content
         result: dict[Box, Span] = {}
         for box in reversed(self._hierarchy.boxes.values()):  # children come after their parents
             number = own.get(box) or inside.get(box)
@@ -153,7 +153,7 @@ def _is_module(box: Box) -> bool:
 
 
 def _boxes_by_module(boxes: Iterable[Box], names: Collection[str]) -> dict[str, list[Box]]:
-    """By name, the boxes of modules; in a lane without one, that of its only part, which represents it."""
+    """The boxes of modules, by name; in a lane without a box for a module, that of its only submodule."""
     own: dict[tuple[str, Box | None], list[Box]] = {}
     parts: dict[tuple[str, Box | None], list[Box]] = {}
     for box in boxes:

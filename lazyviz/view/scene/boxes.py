@@ -24,10 +24,11 @@ Kind = Literal["root", "lane", "step", "module", "op", "input", "output", "sync"
 class Box:
     """One box of the picture: an op, a group of boxes, a tensor from outside, or a sync point.
 
-    ``ops`` and ``syncs`` count the ops (hidden views included) and sync points inside, ``nbytes`` is the
-    size of what they allocate.  ``repeats`` is how many equal members a fold stands for, else 1.  ``edges``
-    of a group join its children; ``order`` are pairs that only fix an order.  A module's box has its full
-    ``name`` (``"net.h.0"``), the ``root`` that it is in, and ``calls``, if it stands for several.
+    ``ops`` and ``syncs`` count the ops (including hidden views) and sync points inside; ``nbytes`` is the
+    number of bytes that they allocate.  ``repeats`` is the number of equal members that a fold represents,
+    otherwise 1.  ``edges`` of a group connect its children; the pairs in ``order`` only constrain the
+    layout.  A module's box has its full ``name`` (``"net.h.0"``), its ``root`` module, and the number of
+    ``calls`` that it represents.
     """
 
     __slots__ = (
@@ -47,7 +48,7 @@ class Box:
         self.name = ""
         self.root = ""
         self.calls = 1
-        self.container = False  # a module that is never called itself, as a ModuleList
+        self.container = False  # a module that is never called itself, such as a ModuleList
         self.children: list[Box] = []
         self.position = 0  # among the parent's children
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -64,13 +65,13 @@ class Box:
         self.order: list[tuple[Box, Box]] = []
         self.enters: dict[
             Box, list[int]
-        ] = {}  # for a group: the readers of outside tensors, with the tensors' ids
-        self.leaves: dict[Box, list[int]] = {}  # the ops whose results are read outside
+        ] = {}  # for a group: ids of outside tensors, by the child that reads them
+        self.leaves: dict[Box, list[int]] = {}  # the same for results read outside the group
         self.entry = False  # reads a result from elsewhere in its lane
         self.exit = False  # creates a result that is read elsewhere in its lane
-        self.saves: dict[int, Value] = {}  # for a forward lane: by storage, what its backward lane reads
+        self.saves: dict[int, Value] = {}  # for a forward lane: by storage, values read in backward
         self.takes: Value | None = None  # the first incoming tensor, other than weights
-        self.takes_data: Value | None = None  # the first input of numbers, if ``takes`` has indices
+        self.takes_data: Value | None = None  # the first input that is not indices or a mask, if ``takes`` is
         self.gives: Value | None = None  # the last result, or largest gradient, read elsewhere in its lane
 
     @property
@@ -97,7 +98,7 @@ class Hierarchy:
     box_of_value: dict[int, Box]
     reads: list[list[tuple[int | None, Value]]]
     behind: dict[int, list[Node]]
-    drawn_of: tuple[object, ...] = ()  # identifies the graph, as far as boxes depend on it
+    drawn_of: tuple[object, ...] = ()  # key of the graph's state that boxes depend on
     opened: set[str] = field(default_factory=set)  # groups drawn open from the start, besides lanes
     gradients: dict[Node, list[Node]] | None = None  # for each forward op; computed on first use
     _readers: list[list[int]] | None = None
@@ -110,7 +111,7 @@ class Hierarchy:
         return box.phase if box is not None else node.phase
 
     def title_of(self, node: Node) -> str:
-        """The node's place and op, as in ``"net.0: addmm"``."""
+        """The node's module or lane, and its op: ``"net.0: addmm"``."""
         return f"{self.place_of(node)}: {op_name(node)}"
 
     def place_of(self, node: Node) -> str:
@@ -196,7 +197,7 @@ def name_of(box: Box) -> str:
 
 
 def around(boxes: Iterable[Box], limit: int) -> list[str]:
-    """Ids of these boxes and of the groups around them, which stand for them while they are closed."""
+    """Ids of these boxes and of the groups around them, which represent them while closed."""
     ids: dict[str, None] = {}
     for each in boxes:
         box: Box | None = each

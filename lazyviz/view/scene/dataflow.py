@@ -1,4 +1,4 @@
-"""Data flow between boxes: which op reads what."""
+"""Data flow between ops: the values that each op reads, and its lane, training step, and update."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Reads = list[list[tuple["int | None", Value]]]
 
 KEPT = ("parameter", "buffer", "optimizer")  # roles of tensors that exist longer than a step
 LOOSE_OPS = 24  # ops outside of modules in one lane; more are grouped by source line
-# A line that makes an object: the variable, the class.  Only a statement's first line is recorded.
+# A line that creates an object: variable and class.  Only the first line of a statement is recorded.
 _MADE = re.compile(r"([\w.]+)\s*(?::[^=]+)?=\s*(?:\w+\.)*([A-Z]\w*)\(")
 _STEPS = re.compile(r"[\w.\[\]'\"]+\.step\([\w., ]*\)")  # of an optimizer, or of a gradient scaler
-# These only change metadata, although the schema does not declare them as views.
+# Ops that act like views, although their schemas do not declare them as views.
 LIKE_VIEWS = {
     "aten::_conj",
     "aten::_reshape_alias",
@@ -28,7 +28,7 @@ LIKE_VIEWS = {
 
 
 def hidden_views(graph: Graph) -> list[bool]:
-    """The nodes that only view memory, and are therefore hidden behind their consumer."""
+    """For each node, whether it only creates a view, and is therefore hidden in its consumer's box."""
     by_op: dict[object, bool] = {}
     hidden = []
     for node in graph.nodes:
@@ -40,7 +40,9 @@ def hidden_views(graph: Graph) -> list[bool]:
 
 
 def data_flow(graph: Graph, hidden: list[bool]) -> tuple[Reads, dict[int, list[Node]]]:
-    """The values that each node reads, seen through hidden views; and the views behind each node."""
+    """The values that each node reads, with hidden views resolved to their base; and the hidden views that
+    each node reads through.
+    """
     nodes = graph.nodes
     reads: Reads = []
     behind: dict[int, list[Node]] = {}
@@ -87,8 +89,8 @@ def drawn_lanes(graph: Graph) -> list[Phase]:
 def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
     """The training step of each node: a new step starts with the first forward op after a backward pass.
 
-    Only ops with their own backward pass start a step; ops that only read results of the last step belong to
-    that one.
+    Only forward ops that are followed by a backward pass start a step; ops that only read results of the
+    previous step belong to that one.
     """
     steps: list[int] = []
     step, after, begin = 0, False, 0
@@ -105,10 +107,10 @@ def steps_of(graph: Graph, lanes: Sequence[Phase], reads: Reads) -> list[int]:
 
 
 def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[int]:
-    """The same steps if they repeat.
+    """``steps``, with a repeating sequence of different steps merged into one step.
 
-    Several different steps, such as those of two models that are trained in turns, are merged into one. The
-    rounds of an inner loop, whose backward passes come from one line, are not merged.
+    For example, the steps of two models that are trained alternately are merged. Iterations of a loop with
+    a single ``backward()`` line are not.
 
     Ops of an optimizer are ignored, because it creates its state in the first step.
     """
@@ -137,11 +139,11 @@ def _repeating(graph: Graph, steps: list[int], lanes: Sequence[Phase]) -> list[i
 def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
     """The lane of each node: its phase, unless it is an op outside of modules.
 
-    These are drawn where they belong. Making a model, loading its weights and moving it to a device are
-    initialization (``"other"``), because they are no part of a step. Writing parameters or gradients after a
-    backward pass, as in ``p -= 0.1 * p.grad``, is an optimizer's work. Ops that only these read go with them.
-    Many ops before the model was complete, which make a data set, are initialization, too. All others are in
-    the forward lane.
+    An op outside of modules is drawn where it belongs. Creating a model, loading its weights, and moving it
+    to a device are initialization (``"other"``), because they are not part of a step. Ops that write
+    parameters or gradients after a backward pass, as in ``p -= 0.1 * p.grad``, are in the optimizer lane.
+    Ops whose results only these ops read are in the same lane. If many ops precede the complete model, they
+    create a data set and are initialization, too. All others are in the forward lane.
     """
     nodes = graph.nodes
     lanes: list[Phase] = [node.phase for node in nodes]
@@ -149,7 +151,7 @@ def lanes_of(graph: Graph, reads: Reads) -> list[Phase]:
     called, complete = _first_call(graph), _end_of_data(nodes)
     backward = _first_backward(lanes)
     of_gradients = _of_gradients(graph, reads, backward, returned=True)
-    readers = [0] * len(nodes)  # the lanes of what reads it, as bits
+    readers = [0] * len(nodes)  # the lanes of each node's readers, as bits
     for index in reversed(range(len(nodes))):
         node = nodes[index]
         if lanes[index] in ("other", "forward") and not node.module:
@@ -172,7 +174,9 @@ _BITS: dict[Phase, int] = {"forward": 1, "backward": 2, "optimizer": 4, "other":
 
 
 def _end_of_data(nodes: Sequence[Node]) -> int:
-    """The position before which ops make a data set: that of a complete model, after many other ops."""
+    """The position at which the model is complete if many other ops, which create a data set, come before;
+    otherwise 0.
+    """
     complete = end_of_initialization(nodes)
     others = [
         node for node in nodes[:complete] if all(value.storage.role not in KEPT for value in node.outputs)
@@ -181,14 +185,15 @@ def _end_of_data(nodes: Sequence[Node]) -> int:
 
 
 def _first_backward(lanes: Sequence[Phase]) -> int:
-    """The position of the first op of a backward pass; behind the last op if there is none."""
+    """The position of the first op of a backward pass; without one, the number of ops."""
     return next((index for index, phase in enumerate(lanes) if phase == "backward"), len(lanes))
 
 
 def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
-    """Whether it writes gradients, or parameters that exist since before the position ``backward``.
+    """Whether ``node`` writes gradients, or parameters created before the position ``backward``.
 
-    A tensor that is no ``nn.Parameter`` counts if what is written without a graph is ``of_gradients``.
+    Other tensors count as parameters if ``node`` runs outside of autograd and reads gradients
+    (``of_gradients``).
     """
     return any(
         storage.role == "gradient"
@@ -201,11 +206,11 @@ def _updates(node: Node, backward: int, of_gradients: bool) -> bool:
 
 
 def _of_gradients(graph: Graph, reads: Reads, backward: int, *, returned: bool = False) -> list[bool]:
-    """For each node, whether it reads gradients after ``backward``, or what was computed from them.
+    """For each node after ``backward``, whether it reads gradients or values computed from them.
 
-    ``returned``: also what ``torch.autograd.grad`` returns, which stays a part of the loss where a penalty of
-    gradients is computed. Weights, and all that the first forward pass reads, are no longer of gradients once
-    they are written.
+    ``returned``: also gradients that ``torch.autograd.grad`` returns; without it, a gradient penalty, which
+    is computed from these, stays a part of the loss.  Tensors that the first forward pass reads, such as
+    weights, do not count, even if they were updated from gradients.
     """
     nodes = graph.nodes
     weights = {value.storage.id for node in nodes[:backward] for value in node.inputs}
@@ -224,9 +229,9 @@ def _of_gradients(graph: Graph, reads: Reads, backward: int, *, returned: bool =
 
 
 def _initializes(node: Node, counters: set[int], *, before: bool, leads: bool) -> bool:
-    """Whether it makes or fills a parameter, a buffer or an optimizer's state, or copies a model.
+    """Whether ``node`` creates or fills a parameter, buffer, or optimizer state, or copies a model.
 
-    ``before`` the first call of a module, and whether it ``leads`` to the forward pass.
+    ``before``: it runs before the first call of a module. ``leads``: the forward pass reads its results.
     """
     index = node.index
     kept = any(
@@ -241,7 +246,7 @@ def _initializes(node: Node, counters: set[int], *, before: bool, leads: bool) -
 
 
 def _first_call(graph: Graph) -> int:
-    """The position of the first op inside a module; without one, of the first that computes gradients."""
+    """The position of the first op inside a module or, without one, of the first backward op; else 0."""
     for found in (
         (node.index for node in graph.nodes if node.module or node.root),
         (node.index for node in graph.nodes if node.phase == "backward"),
@@ -252,7 +257,7 @@ def _first_call(graph: Graph) -> int:
 
 
 def _counters(graph: Graph) -> set[int]:
-    """Ids of storages with one number that modules update in place, as batch normalization counts batches."""
+    """Ids of scalar storages that modules update in place, such as ``num_batches_tracked``."""
     return {
         value.storage.id
         for node in graph.nodes
@@ -263,7 +268,7 @@ def _counters(graph: Graph) -> set[int]:
 
 
 def initializations(graph: Graph, lanes: Sequence[Phase]) -> set[int]:
-    """Positions of the ops that give parameters, buffers and optimizer states their first values."""
+    """Positions of the ops that initialize parameters, buffers, and optimizer states."""
     called = _first_call(graph)
     if called == 0 or "forward" not in lanes:
         return set()
@@ -280,7 +285,7 @@ def initializations(graph: Graph, lanes: Sequence[Phase]) -> set[int]:
 
 
 def _is_copy(node: Node, counters: set[int]) -> bool:
-    """Whether all that it reads are parameters, buffers, or what modules count with."""
+    """Whether ``node`` reads only parameters, buffers, optimizer states, and counters of modules."""
     return bool(node.inputs) and all(
         value.storage.role in KEPT or value.storage.id in counters for value in node.inputs
     )
@@ -289,7 +294,7 @@ def _is_copy(node: Node, counters: set[int]) -> bool:
 def crowded_lanes(
     graph: Graph, hidden: list[bool], steps: list[int], lanes: Sequence[Phase]
 ) -> set[tuple[int, str]]:
-    """The (step, phase) lanes with too many loose ops for a picture."""
+    """The (step, phase) lanes with more than :data:`LOOSE_OPS` ops outside of modules."""
     loose: dict[tuple[int, str], int] = {}
     for index, node in enumerate(graph.nodes):
         if not node.root and not node.module and not hidden[index]:
@@ -313,7 +318,7 @@ def step_on(source: SourceLine | None) -> str:
 
 
 def updates(nodes: list[Node], lanes: Sequence[Phase]) -> dict[int, tuple[object, str]]:
-    """For each optimizer op, the key and label of the update it is part of.
+    """For each optimizer op, the key and label of the parameter update that it is part of.
 
     An op that writes parameters belongs to their update. An op that serves only one update, at the same line
     (creating or changing its state), belongs to that update. The others are grouped by source line.

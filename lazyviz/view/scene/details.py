@@ -93,8 +93,8 @@ def describe(scene: Scene, box: Box) -> dict[str, Any]:
 
 
 def _told_apart(hierarchy: Hierarchy, links: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``links`` with one name for each box: if several boxes have the same, followed by the phase and, within
-    a phase, by a number in the order of the program.
+    """``links`` with unique labels: equal labels of different boxes get the phase and, within a phase, a
+    number in program order.
     """
     alike: dict[str, set[str]] = {}
     for link in links:
@@ -116,8 +116,8 @@ def _told_apart(hierarchy: Hierarchy, links: Sequence[dict[str, Any]]) -> list[d
 
 
 def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
-    """The storages that a lazyviz run holds during the node at ``position``, as JSON: by category, and the
-    largest ones individually.
+    """The storages alive in a lazyviz run at ``position`` as JSON: bytes by category, and the largest
+    storages individually.
 
     Raises ``IndexError`` if there is no such node.
     """
@@ -128,7 +128,7 @@ def describe_moment(scene: Scene, position: int) -> dict[str, Any]:
         row["keeper"] = keeper(allocation)
     node = moment.node
     box = scene.near(node)
-    # A view whose reader is far away, such as a gradient that is kept.
+    # A view without a reader that is drawn nearby, such as a gradient that is kept.
     if box is None or (scene.hierarchy.box_of[node.index] is None and box.phase != node.phase):
         box = _box_before(scene.hierarchy, node)
     return {
@@ -293,7 +293,7 @@ def _of_group(scene: Scene, box: Box) -> dict[str, Any]:
 
 
 def _flows(scene: Scene, nodes: Sequence[Node], box: Box) -> list[dict[str, Any]]:
-    """The data that crosses lanes to or from these nodes: saved activations, gradients, parameters."""
+    """Data flow of these nodes from and to other lanes: saved activations, gradients, and parameters."""
     hierarchy = scene.hierarchy
     lane = _lane(box)
     whole = box.is_group
@@ -365,7 +365,7 @@ def _box_near(hierarchy: Hierarchy, node: Node) -> Box | None:
 
 
 def _box_before(hierarchy: Hierarchy, node: Node) -> Box | None:
-    """The box of the last node of its phase before a view that nothing drawn near it reads."""
+    """For a hidden view without a reader, the box of the last drawn node of its phase before it."""
     before = [box for box in hierarchy.box_of[: node.index] if box is not None]
     return next((box for box in reversed(before) if box.phase == node.phase), before[-1] if before else None)
 
@@ -395,7 +395,7 @@ def _common_path(nodes: Sequence[Node]) -> str:
 
 
 def _constants(node: Node) -> str:
-    """The arguments that are not tensors, by name and without defaults: ``"stride=2, padding=1"``."""
+    """The non-tensor arguments that differ from their defaults: ``"stride=2, padding=1"``."""
     schema = node.op._schema.arguments
     given = {argument.name: item for argument, item in zip(schema, node.args)} | dict(node.kwargs)
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
@@ -426,7 +426,7 @@ def _constant(argument: object) -> str:
 
 
 def lifetime_of(scene: Scene, box: Box) -> list[list[int]]:
-    """The positions [start, stop) at which results of ``box`` are held; for a group, at which its ops run."""
+    """The ranges [start, stop) in which results of ``box`` are alive; for a group, in which its ops run."""
     if box.node is not None:
         return _lifetime(scene, [value.storage for value in box.node.outputs])
     if box.values:
@@ -435,8 +435,8 @@ def lifetime_of(scene: Scene, box: Box) -> list[list[int]]:
 
 
 def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
-    """The positions [start, stop) at which a lazyviz run holds the largest of ``storages``; several in
-    pieces.
+    """The ranges [start, stop) in which the largest of ``storages`` is alive in a lazyviz run; a split run
+    can have several.
     """
     if not storages:
         return []
@@ -445,7 +445,7 @@ def _lifetime(scene: Scene, storages: Sequence[Storage]) -> list[list[int]]:
 
 
 def _ranges(scene: Scene, indices: Collection[int]) -> list[list[int]]:
-    """The positions [start, stop) from the first to the last of these nodes; in pieces, for each part."""
+    """The range [start, stop) from the first to the last of these nodes; one for each part of a split run."""
     starts = [start for start, _ in scene.plan.split.ranges]
     ranges: dict[int, list[int]] = {}
     places = scene.places()

@@ -1,4 +1,4 @@
-"""Names in the picture: as much of a module's path as tells it apart, and the user's variables."""
+"""Display names of boxes: the shortest unambiguous suffix of a module's path, and the user's variables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBERS = re.compile(r"\d+(–\d+)?")  # of an item in a list, or of several
 
 
 def tell_apart(root: Box, opened: Sequence[Box]) -> None:
-    """Lengthen the labels of modules in the first picture until none ends the path of another module.
+    """Lengthen the labels of modules in the first picture until none is a suffix of another module's path.
 
-    For example, neither ``net.encoder.norm`` nor ``net.decoder.norm`` is labeled ``norm``, in any lane. Items
-    of lists that differ only in their numbers are distinguished by them.
+    For example, neither ``net.encoder.norm`` nor ``net.decoder.norm`` is labeled ``norm``, in any lane.
+    Paths that differ only in list indices do not count as different: the index is in the label.
     """
     groups, frames = [root], set(opened)
     for group in groups:  # grows while it is read
@@ -31,7 +31,7 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
     ]
     names = {box.name for box, _ in named}
     patterns = {name: _NUMBERS.sub("*", name) for name in names}
-    fewest: dict[str, int] = {}  # parts of the labels of modules that differ only in their numbers
+    fewest: dict[str, int] = {}  # least number of path components in a label, by path without list indices
     for box, _ in named:
         pattern, count = patterns[box.name], box.label.count(".") + 1
         if box.label == ".".join(box.name.split(".")[-count:]):
@@ -42,9 +42,10 @@ def tell_apart(root: Box, opened: Sequence[Box]) -> None:
         count = box.label.count(".") + 1
         least = min(count, fewest.get(patterns[box.name], count))
         if box.label != ".".join(parts[-count:]) and least == count:
-            continue  # called in words, or as its group is
+            continue  # its label is not a suffix of its path, and no shorter one is known
         count = least
-        # A module with one part is one box with it, by both names, but not if it has other parts here.
+        # A module with a single submodule is one box with it, labeled with both names; the outer name is
+        # dropped if other submodules of the outer module are in the picture.
         while count > 1 and _has_other_parts(".".join(box.name.split(".")[: 1 - count]), box.name, patterns):
             count -= 1
         while count < len(parts) and _is_ambiguous(".".join(parts[-count:]), box.name, patterns):
@@ -58,14 +59,14 @@ def _last_part(name: str) -> str:
 
 
 def _has_other_parts(outer: str, name: str, patterns: Mapping[str, str]) -> bool:
-    """Whether ``outer`` contains other modules than that of ``name``, its numbers aside."""
+    """Whether ``outer`` contains modules other than ``name``, apart from list indices."""
     return any(of != patterns[name] and other.startswith(f"{outer}.") for other, of in patterns.items())
 
 
 def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
-    """Whether the path of another module than that of ``name`` ends so, its numbers aside."""
+    """Whether ``label`` is also a suffix of another module's path, apart from list indices."""
     if label[:1].isdigit():
-        return True  # a bare index does not say what it counts
+        return True  # an index alone does not name its list
     ending, pattern = f".{label}", "." + _NUMBERS.sub("*", label)
     return any(
         other != name and (other.endswith(ending) or (of != patterns[name] and of.endswith(pattern)))
@@ -74,15 +75,15 @@ def _is_ambiguous(label: str, name: str, patterns: Mapping[str, str]) -> bool:
 
 
 def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> dict[int, str]:
-    """Names of outside tensors whose variables have other values by now, such as the batches of a loop.
+    """Names of outside tensors whose variables have been reassigned since, such as the batches of a loop.
 
-    What the ops of a step's forward pass read is named as what the same ops of the last step read, if all ops
-    and lines of the two passes are the same. Results are by id of the value.
+    If the forward pass of a step has the same ops and source lines as that of the last step, its inputs get
+    the names of the last step's inputs. Returns names by value id.
     """
     rounds: dict[Box, list[int]] = {}
     for index, box in enumerate(box_of):
         if box is None or box.phase != "forward":
-            continue  # the first step of an optimizer makes its states
+            continue  # an optimizer's first step differs, because it creates the optimizer state
         if (step := lane_of(box).parent) is not None and step.kind == "step":
             rounds.setdefault(step, []).append(index)
     if len(rounds) < 2:
@@ -103,23 +104,26 @@ def names_by_round(graph: Graph, reads: Reads, box_of: Sequence[Box | None]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A named value that has a box: its maker, and that box, which stands in the maker's lane."""
+    """A named value with a box of its own: the box that creates it, and its own box in the same lane."""
 
     maker: Box
     box: Box
 
     def is_read_by(self, reader: Box) -> bool:
-        """Whether the line to ``reader`` starts at the box: in its lane, and not inside of what makes it."""
+        """Whether the edge to ``reader`` starts at the result's box.
+
+        It does if ``reader`` is in the same lane, but not in the group that creates the value.
+        """
         lane = self.box.parent
         at = _in_lane(reader, lane)
         return at is not None and at is not _in_lane(self.maker, lane)
 
 
 def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Result]:
-    """Add a box for each named result after the op that makes it; returns them by the id of the value.
+    """Add a box for each named result after the op that creates it; returns results by value id.
 
-    If the op is in the lane itself and its results are read there, the names are put into its label instead:
-    ``x = randn``.
+    If the op is a direct child of its lane and its results are read there, its label gets the names
+    instead: ``x = randn``.
     """
     read: set[tuple[int, Box]] = set()
     for index, found in enumerate(reads):
@@ -164,7 +168,7 @@ def lane_of(box: Box) -> Box:
 
 
 def _in_lane(box: Box, lane: Box | None) -> Box | None:
-    """The child of ``lane`` that is ``box`` or holds it; ``None`` if it is elsewhere."""
+    """The child of ``lane`` that is or contains ``box``; ``None`` if ``box`` is not in the lane."""
     at: Box | None = box
     while at is not None and at.parent is not lane:
         at = at.parent

@@ -1,10 +1,10 @@
-"""Hierarchy: the graph as nested boxes, by step, phase and module.
+"""Hierarchy: the graph as a tree of nested boxes, by step, phase and module.
 
 A training step is never laid out flat.  :func:`build_hierarchy` sorts every op into a tree: step, lane (one
-per phase), module, op.  Groups of one parent are in an order in which all data flows forward, so the boxes of
-a group never form a cycle, whatever is open.  Ops that only view memory are hidden in their consumer, repeats
-are folded into one box, and no group has more than :data:`MAX_CHILDREN` children, so that each can be laid
-out and sent separately.
+per phase), module, op.  The children of every group are in topological order, so the boxes of a group never
+form a cycle, whichever groups are open.  View ops are hidden in their consumers, repeats are folded into one
+box, and no group has more than :data:`MAX_CHILDREN` children, so that each group can be laid out and sent
+separately.
 
 Everything here is iterative and linear in the number of ops (times the nesting depth).
 """
@@ -52,12 +52,12 @@ from .small_ops import fold_small_ops, is_small_ops
 
 MAX_CHILDREN = 64  # children of one group; more are divided into runs
 MAX_EDGE_VALUES = 512  # values counted on one edge
-MAX_ENDS = 8  # tensors per box whose ends inside a group are stored
-LANE_BOXES = 14  # a lane shows its modules' parts instead of the modules up to this many boxes
-MODEL_BOXES = 40  # the same limit for the one big module of the forward pass, and for its backward parts
-SHOWN_BOXES = 24  # the same for the big module inside, and if most backward parts are single ops
-BIG = 0.6  # a module with at least this fraction of the ops around it is the big one
-ONLY = 0.9  # the same fraction inside a model, so that a decoder beside its encoder is not the big one
+MAX_ENDS = 8  # tensors stored per box that enter or leave its group
+LANE_BOXES = 14  # modules of a lane are replaced by their submodules up to this many boxes
+MODEL_BOXES = 40  # the same limit for a dominant module of the forward pass, and its backward counterpart
+SHOWN_BOXES = 24  # the same for a dominant submodule, and for a backward counterpart of mostly single ops
+BIG = 0.6  # a module with at least this fraction of its group's ops is dominant
+ONLY = 0.9  # the same fraction inside a model, so that a decoder beside its encoder is not dominant
 _NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")
 _RESULT = re.compile(r"^the result of (?:\w+\.)?(\w+)(?:\.\w+)? depends(?= on data)")
 SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one consumer
@@ -65,9 +65,9 @@ SEPARATE_INPUTS = 2  # outside tensors of one kind drawn one by one for one cons
 
 @paused()
 def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | None = None) -> Hierarchy:
-    """The boxes of ``graph``; with ``views`` the ops that only view memory get boxes of their own.
+    """The boxes of ``graph``; with ``views``, view ops get boxes of their own.
 
-    ``drawn``, boxes made earlier, are returned if they are still those of ``graph``.
+    ``drawn``, a hierarchy built earlier, is returned if ``graph`` has not changed since.
     """
     failed = tuple(node.index for node in graph.nodes if node.state == "failed")  # these are never hidden
     drawn_of = (id(graph), len(graph.nodes), len(graph.sync_points), failed, views, id(graph.raised))
@@ -79,7 +79,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     reads, behind = data_flow(graph, hidden)
     root = Box("root", "", "other", None)
     box_of, syncs = _sort_into_boxes(graph, hidden, reads, root)
-    for group in [root, *root.children]:  # an optimizer that makes its states first comes last, too
+    for group in [root, *root.children]:  # the optimizer lane is last, even if its state was created first
         if any(each.kind == "lane" for each in group.children):
             group.children.sort(key=lambda each: each.phase == "optimizer")
     _merge_calls(root, reads, box_of)
@@ -111,7 +111,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
 def _sort_into_boxes(
     graph: Graph, hidden: list[bool], reads: Reads, root: Box
 ) -> tuple[list[Box | None], list[Box]]:
-    """Put every visible node into its group, in an order in which data flows forward."""
+    """Put every visible node into its group, in topological order."""
     box_of: list[Box | None] = [None] * len(graph.nodes)
     lanes = lanes_of(graph, reads)
     steps = steps_of(graph, lanes, reads)
@@ -172,7 +172,7 @@ def _sort_into_boxes(
 
 
 def _short(cause: str) -> str:
-    """``"nonzero depends on data"``: a cause as a box has room for it."""
+    """The cause of a sync point, shortened to fit a box: ``"nonzero depends on data"``."""
     return _RESULT.sub(r"\1 depends", cause)
 
 
@@ -183,8 +183,8 @@ def _place_rejected(
     latest: dict[tuple[Box, object], Box],
     child: Callable[[Box, Step, str, str], Box],
 ) -> None:
-    """A box for the op that ended the recording, after all others; ``step``: the last one, if there are
-    several.
+    """Add a box for the op whose error ended the recording, after all others; ``step``: the last training
+    step, if there are several.
     """
     rejected = graph.raised.rejected if graph.raised is not None else None
     if rejected is None:
@@ -204,8 +204,8 @@ def _place_rejected(
 
 
 def _may_take(known: Box, parent: Box, phase: str, sources: Sequence[Box]) -> bool:
-    """Whether a node of ``phase`` may go into ``known``: its inputs must come before or be in that box."""
-    if phase == "forward":  # a module that is called again is drawn again
+    """Whether a node of ``phase`` may go into ``known``: its inputs must be in that box or before it."""
+    if phase == "forward":  # each call of a module has its own box
         return known is parent.children[-1]
     here = [ancestor for source in sources if (ancestor := _below(source, parent)) is not None]
     return all(box.position <= known.position for box in here)
@@ -229,7 +229,7 @@ class Step(NamedTuple):
     call: tuple[object, str] | None = None
 
 
-INITIAL = Step(("initial",), "module", "initial values")  # around ops that make a model
+INITIAL = Step(("initial",), "module", "initial values")  # the group of ops that initialize a model
 
 
 def _path(node: Node | RejectedOp, update: tuple[object, str] | None, by_line: bool) -> list[Step]:
@@ -240,7 +240,7 @@ def _path(node: Node | RejectedOp, update: tuple[object, str] | None, by_line: b
     parts = [*outer, *(node.module.split(".") if node.module else [])]
     key, name = root_key(node.root), ""
     for at, part in enumerate(parts):
-        # An item of a list or a sequence has only a number as its name.
+        # The name of a module in a ModuleList or Sequential is only its index.
         label = f"{parts[at - 1]}.{part}" if at and part.isdigit() else part
         name = f"{name}.{part}" if name else part
         call = (key, ".".join(parts[len(outer) : at + 1])) if at >= len(outer) - 1 else None
@@ -264,7 +264,7 @@ def _bottom_up(root: Box) -> list[Box]:
 
 
 def _simplify(root: Box) -> None:
-    """Count, merge chains of only children, and fold repeats, from the leaves up."""
+    """From the leaves up: count ops and bytes, merge a group with its only child, and fold repeats."""
     for box in _bottom_up(root):
         if box.node is not None:
             node = box.node
@@ -293,7 +293,7 @@ def _simplify(root: Box) -> None:
             parts = [child.node.op if child.node is not None else child.shape_hash for child in box.children]
             box.shape_hash = hash(tuple(parts))
         else:
-            # Layers of one list are equal, two models of one class are not.
+            # Layers of one ModuleList can be equal; two models of one class are not.
             alike = _NUMBER.sub("*", box.name)
             own = (child.shape_hash for child in box.children if not is_gradient_sum(child))
             box.shape_hash = hash((alike, *own))
@@ -303,7 +303,7 @@ def _simplify(root: Box) -> None:
 
 
 def _name_updates(root: Box) -> None:
-    """Title the folded updates of parameters with the user's line: ``optG.step()`` and ``optD.step()``."""
+    """Label folded parameter updates with the user's line: ``optG.step()`` and ``optD.step()``."""
     for box in _bottom_up(root):
         if box.repeats > 1 and box.label == UPDATES:
             lines = {node.source for node in _nodes(box)}
@@ -327,8 +327,8 @@ def _merge_calls(root: Box, reads: Reads, box_of: list[Box | None]) -> None:
 
 
 def _name_parts(root: Box, opened: Sequence[Box], beside: Mapping[str, str]) -> None:
-    """Name parts of a module that are shown in its place and beside others with its path: ``beside`` has
-    such modules' labels by their names.
+    """Prefix the labels of submodules that replace their module beside other modules with its label;
+    ``beside`` has the labels of such modules by name.
     """
     groups, frames = [root], set(opened)
     for group in groups if beside else ():  # grows while it is read
@@ -340,14 +340,14 @@ def _name_parts(root: Box, opened: Sequence[Box], beside: Mapping[str, str]) -> 
 
 
 def _open_models(root: Box) -> tuple[list[Box], dict[str, str]]:
-    """Open models in their lanes as long as their content is a short list.
+    """Open models in their lanes as long as the number of boxes stays small.
 
-    Returns the opened groups and, by name, the labels of modules whose parts are among those of other
-    modules, for example of a decoder beside its encoder.
+    Returns the opened groups, and the labels, by name, of modules that were replaced by their submodules
+    beside other modules, such as a decoder beside its encoder.
 
-    A model is drawn as a frame around its parts. If there is a backward pass, the parts have no frame there.
-    Inside a model, its biggest modules are replaced by their parts. The backward pass opens the same modules
-    as the forward pass, so that both can be read side by side.
+    In the forward lane, a model is drawn as a frame around its submodules; in the backward lane, a single
+    model has no frame. Inside a model, the largest modules are replaced by their submodules. The backward
+    lane opens the same modules as the forward lane, so that both can be read side by side.
     """
     opened: list[Box] = []
     lanes: list[Box] = []
@@ -358,7 +358,7 @@ def _open_models(root: Box) -> tuple[list[Box], dict[str, str]]:
             stack.extend(child for child in box.children if child.kind in ("step", "lane"))
         elif box.phase not in ("optimizer", "other"):
             lanes.append(box)
-    forward: dict[str, bool] = {}  # by name of the forward pass's modules: whether their parts are shown
+    forward: dict[str, bool] = {}  # whether a module's submodules are shown in the forward lane, by name
     beside: dict[str, str] = {}
     for lane in sorted(lanes, key=lambda lane: lane.phase != "forward"):
         opened += _open_lane(lane, forward, beside)
@@ -398,7 +398,7 @@ def _open_lane(lane: Box, forward: dict[str, bool], beside: dict[str, str]) -> l
         for part in chosen.children:
             part.parent = group
             named = part.kind == "module" and not is_small_ops(part)
-            # An index needs the name of the list that it counts.
+            # An index alone does not name its list.
             if named and (part.label in taken or part.label[:1].isdigit() or (group is lane and not alone)):
                 part.label = join(chosen.label, part.label)
         group.children[at : at + 1] = chosen.children
@@ -410,24 +410,26 @@ def _open_lane(lane: Box, forward: dict[str, bool], beside: dict[str, str]) -> l
 
 
 def _is_big(module: Box, group: Box, share: float = BIG) -> bool:
-    """Whether most of the ops of the group's modules are in ``module``; of several calls one counts."""
+    """Whether ``module`` has at least ``share`` of the ops of the group's modules, counting one call each."""
     inside = sum(child.ops / child.calls for child in group.children if child.kind == "module" and child.name)
     return module.ops >= share * inside * module.calls
 
 
 def _is_calls(module: Box, group: Box, lane: Box) -> bool:
-    """Whether it is the big module of its lane, or all of a model, and its parts are calls of it."""
+    """Whether ``module`` represents several calls of the dominant module of a lane or of the only module in
+    a group.
+    """
     alone = group is lane or len(group.children) == 1
     return alone and module.calls > 1 and module.children[0].kind == "step" and _is_big(module, group)
 
 
 def _shown(module: Box) -> int:
-    """How many boxes ``module`` shows once it is open: of several calls, the first shows its own."""
+    """The number of boxes that ``module`` shows when open; of several calls, only the first is open."""
     return len(module.children) + (len(module.children[0].children) if module.calls > 1 else 0)
 
 
 def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool]) -> int:
-    """How many boxes a lane may have once ``module``, in ``group``, is open."""
+    """The maximum number of boxes in a lane after ``module``, a child of ``group``, is opened."""
     if lane.phase == "forward":
         if group is lane:
             return MODEL_BOXES if _is_big(module, lane) else LANE_BOXES
@@ -435,24 +437,24 @@ def _most_boxes(lane: Box, module: Box, group: Box, forward: Mapping[str, bool])
     known = next((name for name in _prefixes(module.name) if name in forward), None)
     if known is None:  # there is nothing to match
         return LANE_BOXES
-    # A list is not shown itself where its layers are.
+    # A ModuleList has no box in the forward lane if its layers are shown there.
     listed = module.container and any(name.startswith(f"{module.name}.") for name in forward)
     if not listed and (known != module.name or not forward[known]):
-        return 0  # folded with others, inside a closed module, or closed
-    # Layers are placed beside those of the forward pass; single ops have no counterpart there.
+        return 0  # in the forward lane, it is folded with others, closed, or inside a closed module
+    # Layers are drawn beside their counterparts in the forward lane; single ops have none.
     layers = sum(part.kind == "module" for part in module.children)
     return MODEL_BOXES if 2 * layers > len(module.children) else SHOWN_BOXES
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """``a.b``, ``a`` of ``a.b``."""
+    """``name`` and the paths of the modules around it: ``a.b``, ``a`` for ``a.b``."""
     while name:
         yield name
         name = name.rpartition(".")[0]
 
 
 def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Box]:
-    """A box for each outside tensor at its first reader, and for named results."""
+    """Add a box for each outside tensor before its first reader; returns boxes by value id."""
     box_of_value: dict[int, Box] = {}
     first: dict[int, tuple[Box, Value]] = {}
     wanted: dict[tuple[Box, Box, str], list[Value]] = {}  # (group, consumer in it, role) -> values
@@ -481,8 +483,8 @@ def _add_outside_tensors(graph: Graph, reads: Reads, box_of: list[Box | None]) -
                 wanted.setdefault((group, at, role), []).append(value)
     before: dict[Box, dict[Box, list[Box]]] = {}
     variables = names_by_round(graph, reads, box_of)
-    # After a sync point, its results are outside tensors: unnamed ones are named after the op that created
-    # them.
+    # Results computed before a sync point are outside tensors after it: unnamed ones are named after the op
+    # that created them.
     ran = [node for node in graph.nodes if node.state == "done"] if graph.sync_points else []
     maker_of = {storage.id: op_name(node) for node in ran for storage in node.made}
     for (group, at, role), values in wanted.items():
@@ -523,7 +525,7 @@ def _cut_and_number(root: Box) -> None:
 
 
 def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
-    """Edges: each value joins the two children of the innermost group that holds both its ends."""
+    """Add an edge for each value, between children of the innermost group that contains both its ends."""
     makers = _made_before_syncs(hierarchy)
     for index, found in enumerate(hierarchy.reads):
         reader = hierarchy.box_of[index]
@@ -538,14 +540,14 @@ def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
                     and maker.key in ("parameter", "buffer")
                     and not _within(reader, maker.parent)
                 ):
-                    # A weight that every iteration of a loop reads is drawn with the first: it does not flow
-                    # from one iteration to the others.
+                    # A weight that every iteration of a loop reads is drawn in the first one, without edges
+                    # to the others, because it does not flow from one iteration to the next.
                     continue
             else:
                 maker = hierarchy.box_of[producer]
                 result = results.get(value.id)
                 if result is not None and result.is_read_by(reader):
-                    maker = result.box  # what reads a variable is joined to that
+                    maker = result.box  # its readers are connected to the box of the variable
             if maker is not None and maker is not reader:
                 _connect(maker, reader, value, hierarchy.behind.get(index, ()))
     for result in results.values():
@@ -553,8 +555,8 @@ def _join(hierarchy: Hierarchy, results: Mapping[int, Result]) -> None:
 
 
 def _made_before_syncs(hierarchy: Hierarchy) -> dict[int, Box]:
-    """What ops recorded after a sync point read as outside tensors: the boxes that it first came from, by the
-    id of its first storage.
+    """The boxes that created the values that ops after a sync point read as outside tensors, by the id of
+    the original storage.
     """
     graph = hierarchy.graph
     if not graph.sync_points:
@@ -580,9 +582,9 @@ def _within(box: Box | None, group: Box | None) -> bool:
 def _connect(
     maker: Box, reader: Box, value: Value, views: Sequence[Node] = (), source: Value | None = None
 ) -> None:
-    """An edge for ``value``, which is ``source`` before ``views`` that are not drawn, if it is not itself."""
+    """Add an edge for ``value``; hidden ``views`` derive it from ``source`` (default: ``value`` itself)."""
     a, b = maker, reader
-    state = value.storage.role in KEPT  # state of a module, and none of its inputs or outputs
+    state = value.storage.role in KEPT  # a module's state, which is neither an input nor an output
     left: list[Box] = []
     entered: list[Box] = []
     while a.parent is not b.parent:
@@ -615,7 +617,7 @@ def _connect(
 
 
 def _note_saved(maker: Box | None, reader: Box, value: Value) -> None:
-    """``value`` is kept for the backward pass if the forward pass of its step makes it."""
+    """Note that ``value`` is saved for backward if the forward pass of the same step creates it."""
     if maker is None or reader.phase != "backward":
         return
     lane, other = lane_of(maker), lane_of(reader)
@@ -624,7 +626,7 @@ def _note_saved(maker: Box | None, reader: Box, value: Value) -> None:
 
 
 def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
-    """``value`` enters the group around ``box`` towards it, or leaves the group from it."""
+    """Note that ``value`` enters the group around ``box`` and is read by ``box``, or leaves it from there."""
     assert box.parent is not None
     ends = (box.parent.leaves if leaving else box.parent.enters).setdefault(box, [])
     if len(ends) < MAX_ENDS and value.id not in ends:
@@ -632,8 +634,9 @@ def _note_end(box: Box, value: Value, *, leaving: bool) -> None:
 
 
 def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views: Sequence[Node]) -> None:
-    """The first tensor that enters a group, and the last that leaves it, as seen there: there may be
-    ``views`` in between.
+    """Note the first tensor that enters each group and the last that leaves it.
+
+    If hidden ``views`` are in between, each group gets the view that it sees.
     """
     if not views:
         for box in left:
@@ -658,14 +661,17 @@ def _note_flow(left: Sequence[Box], entered: Sequence[Box], value: Value, views:
 
 
 def _give(box: Box, value: Value) -> None:
-    """Of what a backward pass gives the largest counts: a block's data, not what scales or shifts it."""
+    """Set the output of ``box``: the last result or, in a backward lane, the largest gradient.
+
+    The gradient of a block's input is larger than those of its scale and shift.
+    """
     known = box.gives
     if known is None or box.phase != "backward" or _weight(value) >= _weight(known):
         box.gives = value
 
 
 def _weight(value: Value) -> tuple[bool, int]:
-    """The gradients of weights, such as those that several layers share, come last."""
+    """A sort key: gradients of weights, such as shared ones, rank below all others; then by size."""
     forward = value.node.forward if value.node is not None else None
     weights = [each.shape for each in forward.inputs if each.storage.role == "parameter"] if forward else []
     of_weight = any(sorted(shape) == sorted(value.shape) for shape in weights)  # or of its transpose
@@ -680,7 +686,7 @@ def _take(box: Box, value: Value) -> None:
 
 
 def _order_syncs(syncs: list[Box]) -> None:
-    """A sync point comes after everything that was recorded before it, and before everything after it."""
+    """Order each sync point after everything recorded before it, and before everything recorded after it."""
     for sync in syncs:
         group = sync.parent
         if group is None:
@@ -693,7 +699,7 @@ def _order_syncs(syncs: list[Box]) -> None:
 
 
 def _name(hierarchy: Hierarchy, opened: Sequence[Box]) -> None:
-    """Ids, and the groups that are open at first: models, and the longest repetition of several steps."""
+    """Assign ids, and open the initially open groups: models and, of several steps, those with most ops."""
     groups = 0
     stack = [hierarchy.root]
     while stack:

@@ -11,11 +11,11 @@ from .boxes import Box, Hierarchy, chain, named
 
 Kind = Literal["producer", "consumer", "saved", "gradient"]
 
-MOST = 48  # boxes of one kind that are listed
+MOST = 48  # maximum listed boxes of one kind
 
 
 def relations(hierarchy: Hierarchy, box: Box) -> list[dict[str, Any]]:
-    """The other ends of the data flow into and out of ``box``, as JSON: kind, chain of boxes and text.
+    """The boxes that ``box`` is connected to, as JSON: kind of relation, chain of boxes, and text.
 
     Tensors that the forward pass creates and the backward pass reads are ``saved``; the ops that a backward
     op differentiates, and vice versa, are ``gradient``.
@@ -90,8 +90,8 @@ def _within(other: Box, box: Box) -> bool:
 
 
 def _end(other: Box, box: Box, opened: Collection[str]) -> Box:
-    """The end that is listed: for a group beside ``box``, or in another lane, the group, unless it is one of
-    those that are ``opened`` in the first picture, which show what is in them.
+    """The box that is listed for ``other``: for a group ``box``, the outermost group around ``other`` that
+    does not contain ``box``, inside of lanes and of groups ``opened`` in the first picture.
     """
     if not box.is_group:
         return other

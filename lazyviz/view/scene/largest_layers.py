@@ -1,4 +1,4 @@
-"""The layers with the most memory at the peak: name, class, shapes, and line; equal ones are summed."""
+"""The layers that hold the most memory at the peak: name, class, shapes, and line; equal ones are summed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .boxes import Box, chain, module_facts
 from .scene import Scene, shape_of, shape_text
 
 MOST = 6
-LONGEST = 26  # letters of a name with its count, which a line of the list has room for
+LONGEST = 26  # letters of a name and its count that fit on a line of the list
 MOST_LETTERS = 2 * LONGEST  # a path may take two lines
-_LEADING = re.compile(r"\b\w+×")  # its first dimension, as of experts that get some of the rows each
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of an item in a list
+_LEADING = re.compile(r"\b\w+×")  # a shape's first dimension, which differs between experts of a mixture
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # index of a list item
 
 
 def largest_layers(scene: Scene) -> list[dict[str, Any]]:
-    """The modules by what they hold at the peak themselves, without the modules in them, as JSON.
+    """The modules with the most bytes at the peak, without those of their submodules, as JSON.
 
-    Those of one list with the same class and shapes, the first dimension aside, are one row.
+    Items of a list with the same class and, except for the first dimension, the same shapes are one row.
     """
     forward: dict[str, Box] = {}
     for box in scene.hierarchy.boxes.values():
@@ -39,7 +39,7 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
     labels = [_together([box.name for box, _ in row]) for row in ranked]
     shared = _shared(labels)
     if len({label.removeprefix(shared) for label in labels}) < len(set(labels)):
-        shared = ""  # a part is called like its model
+        shared = ""  # a submodule has the same name as its model
     return [
         _row(scene, label.removeprefix(shared), row, forward, own)
         for label, row in zip(labels, ranked, strict=True)
@@ -47,15 +47,15 @@ def largest_layers(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _together(names: list[str]) -> str:
-    """``net.h.*.mlp.0`` of layers that differ in the first number alone."""
+    """One name for several layers: ``net.h.*.mlp.0`` for layers that differ only in the first index."""
     columns = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(same[0] if len(set(same)) == 1 else "*" for same in columns)
 
 
 def _shared(names: list[str]) -> str:
-    """The path that all names begin with, which is omitted; empty for a single name.
+    """The common prefix of the names, which the list omits; empty for a single name.
 
-    A model's own name, for its ops outside of layers, is no reason to repeat it in the others.
+    The name of the model itself, listed for its ops outside of layers, is ignored.
     """
     models = [name for name in names if "." not in name]
     names = [name for name in names if "." in name]
@@ -67,12 +67,12 @@ def _shared(names: list[str]) -> str:
             break
         parts.append(f"{same[0]}.")
     while parts and any(_starts_with_number(name[len("".join(parts)) :]) for name in names):
-        parts = parts[:-1]  # a number alone says nothing
+        parts = parts[:-1]  # an index alone does not name its list
     return "".join(parts) if len(names) > 1 else ""
 
 
 def _starts_with_number(rest: str) -> bool:
-    """Or is empty, as the last part of a name that ends with a dot."""
+    """Whether ``rest`` is empty or begins with an index or ``*``."""
     return not rest or rest[0] in "*0123456789"
 
 
@@ -93,7 +93,7 @@ def _is_layer(box: Box) -> bool:
 
 
 def _own(scene: Scene, box: Box) -> Mapping[str, int]:
-    """By category what the module's own ops hold at the peak."""
+    """Bytes that the module's own ops hold at the peak, by category."""
     held = scene.held()
     sizes = Counter(held[box])
     for part in _modules_in(box):
@@ -131,7 +131,7 @@ def _row(
     source = _line(scene, shown)
     count = f" × {len(names)}" if len(names) > 1 else ""
     together = ", ".join(name[len(names[0]) - len(label) :] for name in names) if count else ""
-    told = together and len(set(together.split(", "))) == len(names)  # not the same end several times
+    told = together and len(set(together.split(", "))) == len(names)  # each suffix is unique
     if told and len(together) <= LONGEST and all(len(name) == len(names[0]) for name in names):
         label, count = together, ""
     return {
@@ -153,9 +153,7 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def _ending(path: str, room: int) -> str:
-    """The path without as many of its first parts as necessary to fit, because the last parts distinguish
-    layers.
-    """
+    """The longest suffix of the path that fits, because the last components distinguish layers."""
     rest = path
     while len(rest) > room and "." in rest:
         rest = rest.partition(".")[2].removeprefix("*.")

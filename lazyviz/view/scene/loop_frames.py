@@ -1,4 +1,4 @@
-"""Loop frames: repeated parts of the user's loop are one frame, with its statement as the label."""
+"""Loop frames: the iterations of a loop are drawn in one frame, labeled with the loop's statement."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .repeat_folding import count, fold_equal, fold_rest
 
 Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60
-CARD_CHARS = 32  # that a closed card has room for
+CARD_CHARS = 32  # characters that fit on a closed card
 _LOOP = re.compile(r"\s*((?:async\s+)?for\s.+|while\s.+)")
 _OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
 
 
 def name_loops(root: Box, graph: Graph) -> None:
-    """Name folds of steps after the loops around their lines: ``"for i in range(12)"``, or, with another
-    around it, ``"for epoch in range(3) › for x in data"``.
+    """Label folds of steps with the loops around their lines: ``"for i in range(12)"`` or, for nested loops,
+    ``"for epoch in range(3) › for x in data"``.
 
-    Steps of one loop that differ, as the first one of an optimizer and those after it, or each tenth one that
-    prints, are in one frame.  A single step has the name in addition to its number.
+    Different steps of one loop are in one frame: for example, the first step of an optimizer and the others,
+    or every tenth step, which prints.  The label of a single step has its number, too.
     """
     outside: Sequence[Place] = _loops_around(graph.place) if graph.place is not None else ()
     loops: dict[Box, tuple[Place, ...]] = {}  # around steps, innermost first
@@ -41,11 +41,11 @@ def name_loops(root: Box, graph: Graph) -> None:
 
 
 def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> None:
-    """Note the loops of a step that is inside of another or of a lane, and name it, if it stands for
-    several.
+    """Store the loops around a step, which may be inside another step or a lane, and label it if it
+    represents several iterations.
     """
     around = box.parent
-    if around is not None and around.repeats > 1 and around in loops:  # one of its rounds
+    if around is not None and around.repeats > 1 and around in loops:  # an iteration of that loop
         loops[box] = loops[around]
         return
     while around is not None and around.kind != "step":
@@ -58,8 +58,8 @@ def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place
 
 
 def _single_rounds(group: Box, outside: Sequence[Place]) -> list[Box]:
-    """The children of ``group``, with each folded loop whose rounds differ shown as rounds: the first few as
-    boxes, the others as one box.
+    """The children of ``group``; a folded sequence of several steps is replaced by its single steps if these
+    are the loop's iterations: those of the first repeat as boxes, the others as one box.
     """
     result: list[Box] = []
     for box in group.children:
@@ -70,7 +70,7 @@ def _single_rounds(group: Box, outside: Sequence[Place]) -> list[Box]:
         own = _loops_of(steps[0][0], outside)
         middle = _common_loops(_lines(node, own=True) for node in _nodes(box.children[len(steps) // 2]))
         if not own or own[:1] != middle[:1] or own[0] in outside:
-            result.append(box)  # rounds of an outer loop
+            result.append(box)  # iterations of an outer loop
             continue
         result += fold_equal(group, steps[0])
         result.append(fold_rest(group, list(itertools.chain.from_iterable(steps[1:]))))
@@ -88,7 +88,7 @@ def _members(step: Box) -> list[Box]:
 
 
 def _framed(group: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> list[Box]:
-    """The children of ``group`` with the steps of each loop as one box."""
+    """The children of ``group``, with the steps of each loop in one frame."""
     for step in group.children:
         if step.kind == "step":
             loops[step] = _loops_of(step, outside)
@@ -111,20 +111,20 @@ def _framed(group: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, 
 
 
 def _loops_of(step: Box, known: Sequence[Place]) -> tuple[Place, ...]:
-    """The loops that all ops of a step, or of the first and last of several, are in, those ``known``
-    included.
+    """The loops that contain all ops of a step or, for several steps, of the first and the last; ``known``
+    if there are none.
     """
     if step.repeats > 1 and step.children[0].kind == "step":
         first, last = (_loops_of(step.children[at], known) for at in (0, -1))
         return tuple(place for place in first if place in last)
-    # Ops before and after the loop count to its first and last step, but no backward pass does.
+    # The first and last step may also have ops before and after the loop, but only in other lanes.
     lanes = [child for child in step.children if child.kind == "lane"]
     lane = next((lane for lane in lanes if lane.phase == "backward"), step)
     return _common_loops(_lines(node, own=bool(lanes)) for node in _nodes(lane)) or tuple(known)
 
 
 def _common_loops(chains: Iterable[Sequence[SourceLine]]) -> tuple[Place, ...]:
-    """The loops around lines of every chain, innermost first; chains without lines are left out."""
+    """The loops that every call chain passes through, innermost first; empty chains are ignored."""
     common: dict[Place, None] | None = None
     for chain in dict.fromkeys(tuple(chain) for chain in chains if chain):
         loops = dict.fromkeys(place for line in chain for place in _loops_around(line))
@@ -135,7 +135,9 @@ def _common_loops(chains: Iterable[Sequence[SourceLine]]) -> tuple[Place, ...]:
 
 
 def _title(loops: Sequence[Place], known: Collection[Place], most: int = MOST_CHARS) -> str:
-    """The statements of loops other than those known, the outermost first; of many the innermost."""
+    """The statements of the loops that are not ``known``, outermost first; outer ones are omitted if the
+    text is longer than ``most``.
+    """
     inner, *outer = [
         words
         for file, line in loops
@@ -149,7 +151,7 @@ def _title(loops: Sequence[Place], known: Collection[Place], most: int = MOST_CH
 
 
 def _is_line(box: Box) -> bool:
-    """Whether it stands for several rounds of a loop that has a single line."""
+    """Whether ``box`` is a fold of several iterations of a single source line."""
     return box.repeats > 1 and isinstance(box.key, tuple) and box.key[0] == "line"
 
 
@@ -160,7 +162,7 @@ def _is_in_module(box: Box) -> bool:
 
 
 def _within_module(fold: Box) -> str:
-    """The innermost loop of the module around the fold that all ops of the fold's first member are in."""
+    """The innermost loop in the surrounding module's code with all ops of the fold's first member."""
     outer = fold.parent
     if outer is None or outer.kind != "module" or not outer.name:
         return ""
@@ -171,15 +173,15 @@ def _within_module(fold: Box) -> str:
 
 
 def _lines(node: Node, *, own: bool = False) -> list[SourceLine]:
-    """The op's line and its callers', the innermost first; for a gradient those of its forward op, unless
-    its ``own`` are asked for.
+    """The op's source line and its callers, innermost first; for a backward op those of its forward op,
+    unless ``own``.
     """
     of = node.forward if node.phase == "backward" and node.forward is not None and not own else node
     return [*([of.source] if of.source is not None else []), *of.callers]
 
 
 def _common_end(chains: Sequence[Sequence[SourceLine]]) -> int:
-    """How many of their last lines are the same in all chains."""
+    """The length of the longest common suffix of all chains."""
     count = 0
     for same in zip(*(reversed(chain) for chain in chains)):
         if any(line != same[0] for line in same):
@@ -190,7 +192,7 @@ def _common_end(chains: Sequence[Sequence[SourceLine]]) -> int:
 
 @functools.lru_cache(maxsize=1000)
 def _loops_around(line: SourceLine) -> tuple[Place, ...]:
-    """The loops of the line's function that it is in, the innermost first."""
+    """The loops around the line within its function, innermost first."""
     text = linecache.getlines(line.file)
     if line.line > len(text):
         return ()
@@ -209,7 +211,7 @@ def _loops_around(line: SourceLine) -> tuple[Place, ...]:
 
 
 def _words(line: str) -> str:
-    """A loop's statement without its colon, or ""."""
+    """A loop statement without its colon; "" for any other line."""
     found = _LOOP.match(line)
     words = re.sub(r":\s*(#.*)?$", "", found[1].strip()) if found else ""
     return words if len(words) <= MOST_CHARS else f"{words[: MOST_CHARS - 1]}…"

@@ -24,7 +24,7 @@ LISTED = 40  # allocations listed for one moment
 
 
 def verdict(plan: PlanLike) -> tuple[str, str]:
-    """The verdict's attribute value (``fits``, ``too-big``, ``unknown``) and its text.
+    """The verdict: its kind (``fits``, ``too-big``, ``unknown``) and its text.
 
     The needed bytes exceed the tensors' peak if a CUDA allocator and context are counted
     (:func:`needed_for`).
@@ -84,7 +84,7 @@ def needed_for(plan: PlanLike) -> str:
 
 
 def _borrowed(plan: PlanLike) -> str:
-    """What is unknown in a plan for another device than that of the tensors."""
+    """What is unknown in a plan for a device other than that of the tensors."""
     if not plan.borrowed:
         return ""
     return f"Recorded on {plan.recorded_device}; {plan.device} may choose kernels that save other tensors."
@@ -161,7 +161,7 @@ def memory_json(scene: Scene, measured: Sequence[tuple[int, int]] = ()) -> dict[
 
 
 def stretches(scene: Scene) -> list[tuple[str, int]]:
-    """The phases of the run, as its lanes show them: each with the position of its first op."""
+    """The phases of the run, as the lanes show them, each with the position of its first op."""
     nodes, box_of = scene.graph.nodes, scene.hierarchy.box_of
     result: list[tuple[str, int]] = []
     for position, (index, _) in enumerate(scene.plan.timeline):
@@ -255,7 +255,7 @@ def align(plan: PlanLike, measured: Sequence[tuple[int, int]]) -> list[int | Non
         places.setdefault(index, []).append(position)
     times = Counter(index for index, _ in measured)
     otherwise = sum(len(places.get(index, ())) != count for index, count in times.items())
-    if otherwise > len(times) // 10:  # in other pieces; a few may have run again after an interrupt
+    if otherwise > len(times) // 10:  # another split; a few nodes may have run again after an interrupt
         return None
     seen: dict[int, int] = {}
     result: list[int | None] = [None] * len(plan.timeline)
@@ -327,9 +327,7 @@ def alive_json(scene: Scene, allocations: Sequence[AllocationLike]) -> list[dict
 
 
 def alive_name(allocation: AllocationLike) -> str:
-    """A weight's name, or the module that created the tensor, with the name of its model; "" outside of
-    modules.
-    """
+    """The name of a weight, or the full path of the module that created the tensor; "" outside of modules."""
     if name := getattr(allocation, "name", ""):
         return full_name(name)
     node = allocation.node

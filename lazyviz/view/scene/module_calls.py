@@ -9,13 +9,13 @@ from ...graph.ir import Graph, Node
 from ...graph.modules import root_key
 from .boxes import Box
 
-MOST_CHILDREN = 2000  # in a group whose calls are merged
-MOST_APART = 8  # calls of one module that had to stay separate, before the others are left unmerged
-MOST_CALLED = 64  # modules that are called several times, in one group
+MOST_CHILDREN = 2000  # maximum children of a group in which calls are merged
+MOST_APART = 8  # after this many calls of a module that cannot be merged, the others are not tried
+MOST_CALLED = 64  # maximum modules in one group whose calls are merged
 
 
 class Calls:
-    """The modules that are newly entered, while the nodes of a graph are visited in order."""
+    """Tracks which modules are newly entered while the nodes of a graph are visited in order."""
 
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
@@ -101,7 +101,7 @@ def _nodes(box: Box) -> list[Node]:
 
 
 def _joined_without_a_cycle(after: list[set[int]], first: int, later: int) -> bool:
-    """Whether no path leads from the one to the other over a third."""
+    """Whether merging the two creates no cycle: no path between them passes through a third child."""
     for start, goal in ((first, later), (later, first)):
         stack = [each for each in after[start] if each != goal]
         seen = set(stack)
@@ -126,7 +126,7 @@ def _contract(after: list[set[int]], kept: int, gone: int) -> None:
 
 
 def _in_order(after: list[set[int]], places: set[int]) -> list[int]:
-    """The positions in an order in which data flows forward, otherwise unchanged."""
+    """The positions in topological order, otherwise unchanged."""
     before = dict.fromkeys(places, 0)
     for place in places:
         for following in after[place]:

@@ -1,4 +1,4 @@
-"""Plan protocol: the parts of a plan that pictures use."""
+"""Typing protocol of a memory plan: the parts that pictures use."""
 
 from __future__ import annotations
 

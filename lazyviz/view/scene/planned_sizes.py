@@ -20,7 +20,7 @@ def growing_storages(graph: Graph, plan: PlanLike) -> set[int]:
     found = {value.storage.id for values in (graph.inputs, made) for value in values if grows(value)}
     if plan.split.pieces > 1:
         return found  # the plan has the sizes of the pieces
-    # Some hold the batch though no dimension is known to be it, such as an expanded gradient.
+    # Some grow although none of their dimensions is known to be the batch, such as an expanded gradient.
     for allocation in plan.made(0, len(plan.timeline)):
         storage = allocation.storage.origin
         if allocation.nbytes != storage.nbytes:
@@ -35,7 +35,7 @@ def planned(nbytes: int, plan: PlanLike) -> int:
 
 
 def node_flops(node: Node, plan: PlanLike) -> int:
-    """The work of ``node``: a node that reads or creates the batch works on each sample."""
+    """The FLOPs of ``node`` in the plan's batch: they grow if an input or output has a batch dimension."""
     spread = any(grows(value) for value in (*node.inputs, *node.outputs))
     return planned(node.flops, plan) if spread else node.flops
 

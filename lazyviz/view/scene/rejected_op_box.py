@@ -1,4 +1,4 @@
-"""Box of the rejected op, which ended the recording: its place, arguments, and mismatched sizes."""
+"""Box of the rejected op, whose error ended the recording: inputs, mismatched sizes, and their origin."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...graph.modules import facts_of, full_name, module_path, root_parts
 from ...graph.rejected_op_and_mismatched_sizes import clashes
 from .boxes import Box, op_name, rejected_of
 
-LEAST_WIDTH, MOST_WIDTH = 296, 640  # of the card
-SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels of a character of a shape, and between two with a marked size
+LEAST_WIDTH, MOST_WIDTH = 296, 640  # pixels of the card
+SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels: of a character, between two shapes
 
 
 def find_error(root: Box) -> Box | None:
@@ -27,7 +27,7 @@ def find_error(root: Box) -> Box | None:
 
 
 def views_behind(value: Value, graph: Graph, box_of: list[Box | None]) -> list[Node]:
-    """The views that are not drawn by which ``value`` was made, the first one first."""
+    """The chain of hidden views that ``value`` is derived through, first to last."""
     views: list[Node] = []
     while (node := _maker(value, graph)) is not None and box_of[node.index] is None and node.inputs:
         views.append(node)
@@ -36,7 +36,7 @@ def views_behind(value: Value, graph: Graph, box_of: list[Box | None]) -> list[N
 
 
 def _maker(value: Value, graph: Graph) -> Node | None:
-    """The node of ``graph`` that makes ``value``."""
+    """The node of ``graph`` that creates ``value``, if any."""
     node = value.node
     is_own = node is not None and node.index < len(graph.nodes) and graph.nodes[node.index] is node
     return node if is_own else None
@@ -45,8 +45,8 @@ def _maker(value: Value, graph: Graph) -> Node | None:
 def makers_of(
     box: Box, graph: Graph, box_of: list[Box | None], box_of_value: dict[int, Box]
 ) -> Iterator[tuple[Value, Value, list[Node], Box | None]]:
-    """The inputs of the rejected op, each with the value before views that are not drawn, these views, and
-    the box that it comes from.
+    """For each input of the rejected op: the value, its base before hidden views, these views, and the box
+    that creates the base.
     """
     rejected = rejected_of(box)
     for value in rejected.inputs if rejected is not None else ():
@@ -92,11 +92,11 @@ def open_error(box: Box, graph: Graph, box_of: list[Box | None], box_of_value: d
 
 
 def error_json(box: Box, message: str) -> dict[str, Any]:
-    """The content of the rejected op's card: its inputs' shapes, with the mismatched sizes marked, and the
+    """The content of the rejected op's card: the shapes of its inputs, with mismatched sizes marked, and the
     reason.
 
-    For each input, ``given`` has the id of its value, and its shape in parts, each with whether it
-    mismatches.
+    For each input, ``given`` has the id of its value and the parts of its shape; each part is a text and
+    whether it is a mismatched size.
     """
     rejected = rejected_of(box)
     assert rejected is not None
@@ -105,7 +105,7 @@ def error_json(box: Box, message: str) -> dict[str, Any]:
         for value, marked in zip(rejected.inputs, clashes(rejected), strict=True)
     ]
     shapes = ["".join(text for text, _ in parts) for _, parts in given]
-    beside = sum(len(shape) * SHAPE_CHAR + SHAPE_GAP for shape in shapes)  # one another, above the card
+    beside = sum(len(shape) * SHAPE_CHAR + SHAPE_GAP for shape in shapes)  # side by side above the card
     return {
         "op": str(rejected.op),
         "sub": message,
@@ -116,12 +116,13 @@ def error_json(box: Box, message: str) -> dict[str, Any]:
 
 
 def clash_words(graph: Graph, rejected: RejectedOp) -> list[str]:
-    """Where each of the sizes that do not fit is from, and which layer would take them.
+    """Sentences that say where mismatched inputs come from, and with which settings the layer would accept
+    them.
 
     For example ``"64×1152 is from net.pool (line 12), where it is 64×32×6×6"``.
     """
     words = []
-    given: tuple[int, ...] = ()  # of what the layer is given
+    given: tuple[int, ...] = ()  # shape of the layer's input
     for value, marked in zip(rejected.inputs, clashes(rejected), strict=True):
         if not marked:
             continue
@@ -136,14 +137,14 @@ def clash_words(graph: Graph, rejected: RejectedOp) -> list[str]:
 
 
 def _before_views(value: Value, graph: Graph) -> Value:
-    """What ``value`` is a view of."""
+    """The base that ``value`` is a view of, or ``value`` itself."""
     while (node := _own_maker(value, graph)) is not None and node.op.is_view and node.inputs:
         value = node.inputs[0]
     return value
 
 
 def _given_out(value: Value, source: Value, graph: Graph) -> Value:
-    """``source``, of which ``value`` is a view, as the module that made it gave it out."""
+    """``value``'s base ``source`` as its module returned it: possibly a view created in that module."""
     maker = _own_maker(source, graph)
     path = module_path(maker) if maker is not None else ""
     found = source
@@ -162,7 +163,7 @@ def _own_maker(value: Value, graph: Graph) -> Node | None:
 
 
 def _origin(value: Value, graph: Graph) -> str:
-    """``"net.pool (line 12)"``, ``"net.fc.weight"``, ``"x"``."""
+    """Where ``value`` was created: ``"net.pool (line 12)"``, ``"net.fc.weight"``, ``"x"``."""
     name = full_name(value.storage.name or value.name)
     node = _own_maker(value, graph)
     if node is None or value.storage.role in ("parameter", "buffer"):
@@ -195,7 +196,7 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _parts(sizes: tuple[int, ...], marked: set[int]) -> list[tuple[str, bool]]:
-    """``((4, 16), {1})`` -> 4, ×, and 16 marked."""
+    """A shape as parts, each with whether it is marked: ``((4, 16), {1})`` -> 4, ×, and 16 marked."""
     parts = [("scalar", False)] if not sizes else []
     for dim, size in enumerate(sizes):
         parts += [("×", False)] if dim else []

@@ -1,4 +1,4 @@
-"""Repeat folding: repeated modules and ops are drawn once, and long lists are cut into runs."""
+"""Repeat folding: repeated modules and ops are drawn as one box, and long lists are divided into runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from .boxes import Box
 
-MOST_SUMS = 2  # sums of gradients that belong to the box before them
+MOST_SUMS = 2  # consecutive gradient sums that belong to the preceding box
 _SUMS = ("aten::add", "aten::add_")
 UPDATES = "updates"  # several parameters' updates by an optimizer
-MAX_PERIOD = 32  # longest sequence of boxes that is searched for a repetition right after itself
+MAX_PERIOD = 32  # maximum number of boxes in a repeated sequence
 
 
 def is_gradient_sum(box: Box) -> bool:
@@ -47,7 +47,7 @@ def fold_repeats(parent: Box) -> list[Box]:
         at += period * repeats
     whole = len(result) == 1 and result[0].repeats > 1 and parent.kind == "module"
     if whole and parent.parent is not None and not (is_model(parent) and result[0].name):
-        # The whole group is one repetition, so it becomes the fold; a model stays as the frame around it.
+        # The whole group is one repetition, so it becomes the fold; a model remains as the frame around it.
         only = result[0]
         parent.repeats = only.repeats
         if only.kind == "module":
@@ -60,7 +60,7 @@ def fold_repeats(parent: Box) -> list[Box]:
 
 
 def _with_sums(children: Sequence[Box]) -> list[list[Box]]:
-    """Each child, together with the one or two sums of gradients that follow it."""
+    """Each child together with up to :data:`MOST_SUMS` gradient sums that follow it."""
     parts: list[list[Box]] = []
     sums: list[Box] = []
     for child in [*children, None]:
@@ -69,7 +69,7 @@ def _with_sums(children: Sequence[Box]) -> list[list[Box]]:
             continue
         if parts and len(sums) <= MOST_SUMS:
             parts[-1] += sums
-        else:  # a repetition by themselves
+        else:  # many sums can be a repetition of their own
             parts += [[each] for each in sums]
         sums = []
         if child is not None:
@@ -78,9 +78,7 @@ def _with_sums(children: Sequence[Box]) -> list[list[Box]]:
 
 
 def show_one_step(root: Box) -> None:
-    """The first of a loop's folded steps is separate from the others, which are one box: it is opened
-    first.
-    """
+    """Separate the first of a loop's folded steps, which is open initially, from a box with the others."""
     if not any(child.kind == "step" for child in root.children):
         return
     fold = max(root.children, key=lambda box: box.ops / box.repeats)
@@ -110,7 +108,7 @@ def _first_and_rest(fold: Box, parent: Box) -> list[Box]:
 
 
 def fold_equal(parent: Box, steps: Sequence[Box]) -> list[Box]:
-    """``steps`` with each run of equal ones as one box; longer sequences that repeat stay as they are."""
+    """``steps`` with each run of equal steps folded; repeated sequences of different steps are not folded."""
     result: list[Box] = []
     for _, run in itertools.groupby(steps, key=lambda step: step.shape_hash):
         parts = [[step] for step in run]
@@ -143,7 +141,7 @@ def path_label(outer: Box, inner: Box) -> str:
 
 
 def join(outer: str, inner: str) -> str:
-    """The path of ``inner`` in ``outer``; an item of a list already carries the list's name (``h.0``)."""
+    """The path of ``inner`` in ``outer``; the label of a list item already has the list's name (``h.0``)."""
     name = outer.rpartition(".")[2]
     if inner.startswith(f"{name}.") and inner[len(name) + 1 :][:1].isdigit():
         return outer[: len(outer) - len(name)] + inner
@@ -192,7 +190,7 @@ def _fold(parent: Box, parts: Sequence[list[Box]], period: int, repeats: int) ->
 
 
 def _fold_sequences(parent: Box, parts: Sequence[list[Box]], period: int, repeats: int) -> Box:
-    """A repeated sequence: named after the modules in it, if these differ each time."""
+    """A box for a repeated sequence, named after its modules if their names differ between repeats."""
     members = [part[0] for part in parts]
     phase = members[0].phase
     fold = Box("step", "step", phase, parent)
@@ -204,7 +202,7 @@ def _fold_sequences(parent: Box, parts: Sequence[list[Box]], period: int, repeat
         for member in step.children:
             member.parent = step
         if all(member.kind == "step" for member in step.children):
-            step.children = fold_repeats(step)  # rounds of an inner loop
+            step.children = fold_repeats(step)  # iterations of an inner loop
         if named:
             step.label = _range([members[own][at].label for at in (named[0], named[-1])])
         count(step)
@@ -223,7 +221,7 @@ def _name_range(box: Box, first: Box, last: Box) -> None:
 
 
 def count(box: Box) -> None:
-    """Set the totals of a group's children."""
+    """Set the totals of ``box`` from its children."""
     box.ops = sum(child.ops for child in box.children)
     box.nbytes = sum(child.nbytes for child in box.children)
     box.syncs = sum(child.syncs for child in box.children)
@@ -231,7 +229,7 @@ def count(box: Box) -> None:
 
 
 def _range(labels: list[str]) -> str:
-    """``["h.0", ..., "h.11"]`` -> ``"h.0–11"``; a label that all share is unchanged."""
+    """One label for several boxes: ``["h.0", ..., "h.11"]`` -> ``"h.0–11"``; equal labels are unchanged."""
     first, last = labels[0], labels[-1]
     if first == last:
         return first

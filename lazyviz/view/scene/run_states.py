@@ -20,7 +20,7 @@ _NAMES = ("pending", "running", "done", "failed")
 
 
 class _Count:
-    """Of one group: ops inside by state, their seconds and alarms."""
+    """Totals of one group: ops inside by state, their seconds, and alarms."""
 
     __slots__ = ("inf", "nan", "ops", "seconds")
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 def _alone(
     method: Callable[Concatenate[States, Parameters], Result],
 ) -> Callable[Concatenate[States, Parameters], Result]:
-    """``method``, one thread at a time: a run notes its nodes on its own thread while others draw."""
+    """Decorator: holds the lock during ``method``, because a run and the widgets use different threads."""
 
     @functools.wraps(method)
     def locked(states: States, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -58,12 +58,12 @@ class States:
         self._alarms: list[str] = []
         self._counts: dict[Box, _Count] = {}
         self._running: Node | None = None
-        self._touched: set[Box] = set()  # groups and ops, since they were last reported
+        self._touched: set[Box] = set()  # groups and ops that changed since the last report
         self.lock = threading.RLock()
 
     @_alone
     def share(self, box: Box) -> float:
-        """The share of a box's ops that have run."""
+        """The fraction of a box's ops that have run."""
         self._begin()
         if box.node is not None:
             return float(self._codes[box.node.index] == DONE)
@@ -92,13 +92,13 @@ class States:
 
     @_alone
     def follow(self, ended: Iterable[Node], running: Node | None) -> None:
-        """The nodes ``ended`` have run since the last call, and ``running`` is the current one."""
+        """Update the states: ``ended`` have run since the last call, and ``running`` is the current node."""
         self._begin()
         graph = self._hierarchy.graph
         nodes = self._nodes
         for node in (*ended, *([self._running] if self._running is not None else ())):
             if node.index < len(nodes) and nodes[node.index] is node:
-                # In pieces, a node that has run for one piece is not done until it has run for all.
+                # In a split run, a node is done only after it has run for all pieces.
                 self._note(node, DONE if node.state == "done" else RUNNING)
         self._running = running if running is not None and getattr(running, "graph", graph) is graph else None
         if self._running is not None and self._running.state != "done":
@@ -106,7 +106,7 @@ class States:
 
     @_alone
     def look(self) -> None:
-        """Visit every node: a run has ended, or was not followed."""
+        """Update the states of all nodes, after a run that has ended or was not followed."""
         self._begin()
         self._running = None
         codes, seconds = self._codes, self._seconds
@@ -118,16 +118,16 @@ class States:
 
     @_alone
     def changes(self, groups: Collection[str]) -> dict[str, list[Any]]:
-        """The changes since the last call, for boxes in any of ``groups``: by id.
+        """The boxes in any of ``groups`` that have changed since the last call, by id.
 
-        State, seconds, alarm, and the share of the ops inside that have run.
+        Each has its state, seconds, alarm, and the fraction of its ops that have run.
         """
         touched, self._touched = self._touched, set()
         return self._of_all(touched, groups)
 
     @_alone
     def told(self, groups: Collection[str]) -> dict[str, list[Any]]:
-        """The same for all boxes in any of ``groups`` some of whose ops have run."""
+        """Like :meth:`changes`, for all boxes in any of ``groups`` that contain ops that have run."""
         self._begin()
         boxes = [box for box in self._hierarchy.boxes.values() if self.share(box) or box in self._touched]
         return self._of_all(boxes, groups)
@@ -144,7 +144,7 @@ class States:
         return result
 
     def _begin(self) -> None:
-        """Count everything, once."""
+        """Compute the totals on first use."""
         if self._codes or not self._nodes:
             return
         nodes = self._nodes

@@ -1,4 +1,4 @@
-"""Kept tensors: what the forward pass makes and the backward pass reads, from box to box."""
+"""Saved activations: tensors that the forward pass creates and the backward pass reads, by pair of boxes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOST = 24  # pairs of boxes, the largest first
 
 
 def kept_json(scene: Scene) -> list[dict[str, Any]]:
-    """The largest tensors kept for the backward pass, summed by the boxes of the first picture.
+    """The largest tensors saved for the backward pass, summed by pair of boxes in the first picture.
 
-    Each pair has the ids of boxes from the outermost one to the producer's and to the reader's box (``from``,
-    ``to``), and its bytes under the displayed plan, also as text.
+    ``from`` and ``to`` have the ids from the outermost group to the producer's and the reader's box; the
+    bytes are those of the displayed plan, also as text.
     """
     if scene.plan.split.pieces > 1:
         return []  # each piece keeps its own tensors, and frees them before the next one
@@ -44,7 +44,7 @@ def kept_json(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _drawn(box: Box | None, opened: set[str]) -> Box | None:
-    """The outermost closed box around ``box``, or itself, in the first picture."""
+    """The box drawn for ``box`` in the first picture: the outermost closed group around it, or itself."""
     found = box
     while box is not None and box.parent is not None:
         if box.parent.id in opened:

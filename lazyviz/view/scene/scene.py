@@ -29,7 +29,7 @@ from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane
 MOST_VALUES = 8  # tensors of an edge whose ends in open groups are known to the page
-STACKED = 6  # boxes of the optimizer that are stacked, so that its lane is narrow
+STACKED = 6  # maximum number of the optimizer's boxes that are stacked to keep its lane narrow
 BARRED = ("module", "step", "op")  # kinds of boxes with a bar
 
 
@@ -39,8 +39,8 @@ def shape_text(shape: Sequence[object]) -> str:
 
 
 def shape_of(value: Value, graph: Graph) -> tuple[int | str, ...]:
-    """The displayed shape in a picture of ``graph``: ``("B", 128)`` only if that graph's own batch is
-    named.
+    """The shape that a picture of ``graph`` shows: symbolic, as in ``("B", 128)``, only if the batch of this
+    graph is named.
     """
     node, nodes = value.node, graph.nodes
     own = node is not None and node.index < len(nodes) and nodes[node.index] is node
@@ -55,7 +55,7 @@ def value_text(value: Value, graph: Graph) -> str:
 def values_text(
     values: Sequence[Value], graph: Graph, size: Callable[[int, Value], int] = lambda nbytes, _: nbytes
 ) -> str:
-    """Shape and size of the data along an edge; ``size``: bytes, given those of a value as recorded."""
+    """Shape and size of the data along an edge; ``size`` converts the recorded bytes of a value."""
     if not values:
         return ""
     if len(values) == 1:
@@ -82,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def _widest(box: Box, opened: bool) -> int:
-    """Boxes side by side in one layer; ``opened``: open at first, like the frame of a model."""
+    """The maximum number of boxes side by side; ``opened``: the group is open initially, like a model."""
     if box.kind != "lane":
         return LANE_WIDEST if opened else 5
     return 1 if box.phase == "optimizer" and len(box.children) <= STACKED else LANE_WIDEST
@@ -119,7 +119,7 @@ class Scene:
         self.numbers = Numbers(self.hierarchy)
 
     def places(self) -> Mapping[int, Sequence[int]]:
-        """The positions of every node in the plan's timeline: in pieces, several."""
+        """The positions of every node in the plan's timeline; in a split run, there can be several."""
         if self._places is None or self._places[0] is not self.plan:
             places: dict[int, list[int]] = {}
             for position, (index, _) in enumerate(self.plan.timeline):
@@ -130,7 +130,7 @@ class Scene:
     # --- groups -------------------------------------------------------------------
 
     def layers(self, box: Box) -> Layers:
-        """Layers of the children of ``box``, its edges first in the order of ``box.edges``."""
+        """The layers of the children of ``box``; the first edges are ``box.edges``, in their order."""
         known = self._layers.get(box.id)
         if known is None:
             at = {child: position for position, child in enumerate(box.children)}
@@ -170,7 +170,7 @@ class Scene:
         return {**result, "layers": layers.layers, "edges": edges, "flip": box.phase == "backward"}
 
     def _numbers(self, ids: Iterable[int]) -> list[int]:
-        """Small numbers for these ids of values, the same in every group of this scene."""
+        """Small numbers that replace these value ids, the same in every group of this scene."""
         return [self._number_of.setdefault(id, len(self._number_of)) for id in ids]
 
     def edge_text(self, values: Sequence[Value]) -> str:
@@ -214,8 +214,8 @@ class Scene:
         return result | self.card(box) | self.coloring(box) | self.progress(box)
 
     def coloring(self, box: Box) -> dict[str, Any]:
-        """The values that ``box`` can be colored by: ``bytes`` that its ops allocate, ``held`` ones at the
-        peak, ...
+        """The values that ``box`` can be colored by, such as ``bytes`` (allocated by its ops) and ``held``
+        (alive at the peak).
         """
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
@@ -253,7 +253,7 @@ class Scene:
         return planned(nbytes, self.plan) if value.storage.id in self._sizes()[0] else nbytes
 
     def _sizes(self) -> tuple[set[int], dict[Box, int]]:
-        """Storages with another size than was recorded, and bytes of boxes."""
+        """Ids of storages whose planned size differs from the recorded one, and planned bytes of boxes."""
         if self._planned is None or self._planned[0] is not self.plan:
             growing = growing_storages(self.graph, self.plan)
             sizes = box_bytes(self.hierarchy, self.plan, growing) if growing else {}
@@ -261,7 +261,7 @@ class Scene:
         return self._planned[1]
 
     def alive_at(self, position: int) -> dict[Box, dict[str, int]]:
-        """The same during the node at ``position`` of the plan's timeline."""
+        """Like :meth:`held`, at ``position`` of the plan's timeline."""
         if self._facts is None:
             self._facts = Facts(self.hierarchy)
         return self._facts.held(self.plan.at(position).alive)
@@ -290,7 +290,7 @@ class Scene:
         return box_contents.row(box, self._asides.get(box.id, self.subtitle(box)))
 
     def with_asides(self, asides: Mapping[str, str]) -> Scene:
-        """The same picture with room for other texts, by box id, at the ends of the rows of ops."""
+        """A copy of this scene whose op rows have room for these texts, by box id, at their ends."""
         made = copy(self)
         made._cards, made._asides = {}, asides
         return made
@@ -353,12 +353,12 @@ class Scene:
         return text
 
     def owns(self, node: Node) -> bool:
-        """Whether it is a node of this graph."""
+        """Whether ``node`` is a node of this graph."""
         nodes = self.graph.nodes
         return node.index < len(nodes) and nodes[node.index] is node
 
     def near(self, node: Node) -> Box | None:
-        """The box of ``node``, or the one that it is hidden behind."""
+        """The box of ``node``; for a hidden view, the box that hides it."""
         box = self.hierarchy.box_of[node.index]
         if box is None:
             behind = (at for at, views in self.hierarchy.behind.items() if node in views)
@@ -390,6 +390,6 @@ class Scene:
         graph = self.graph
         pending = sum(node.state != "done" for node in graph.nodes)
         syncs = plural(len(graph.sync_points), "sync point") if graph.sync_points else "no sync point"
-        views = self._views = self._views or sum(hidden_views(graph))  # the lanes' numbers are without them
+        views = self._views = self._views or sum(hidden_views(graph))  # lanes do not count them
         among = f" ({views:,} of them {'a view' if views == 1 else 'views'})" if views else ""
         return f"{plural(len(graph.nodes), 'op')} recorded{among}, {pending:,} pending, {syncs}"

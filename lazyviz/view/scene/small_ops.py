@@ -9,10 +9,10 @@ from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box, op_name
 from .repeat_folding import count
 
-LEAST = 4  # ops in a row that are folded
-SMALL = 1 / 500  # share of the largest tensor that the graph creates
+LEAST = 4  # minimum consecutive ops that are folded
+SMALL = 1 / 500  # maximum size of a small result, as a fraction of the graph's largest tensor
 KEY = "small"
-_DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # as ``F.dropout`` calls them
+_DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # the ops of ``F.dropout``
 
 
 def is_small_ops(box: Box) -> bool:
@@ -28,8 +28,8 @@ def is_dropout(box: Box) -> bool:
 def fold_small_ops(root: Box, graph: Graph) -> None:
     """Fold runs of small ops that are next to something larger.
 
-    The children of a group are in an order in which all data flows forward, so that merging a run of them
-    never makes a cycle. Losses, ops with a user-defined name, and failed ops are not folded.
+    The children of a group are in topological order, so merging consecutive ones never creates a cycle.
+    Losses, ops with a user-defined name, and failed ops are not folded.
     """
     largest = max((storage.nbytes for storage in graph.storages if not storage.external), default=0)
     stack = [root]
@@ -44,9 +44,10 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
 
 
 def _put_counters_away(lane: Box) -> None:
-    """Move what only counts an optimizer's steps into the box beside it of the same line, as its last child.
+    """Move groups that only update an optimizer's step counters into an adjacent group of the same source
+    line, as its last child.
 
-    Next to each other in an order in which all data flows forward, the two never make a cycle as one.
+    The children of a lane are in topological order, so merging adjacent ones never creates a cycle.
     """
     at = 0
     while at < len(lane.children):
@@ -66,7 +67,7 @@ def _put_counters_away(lane: Box) -> None:
 
 
 def _with_dropouts(parent: Box) -> list[Box]:
-    """The children of ``parent``, the ops of each dropout as one: its mask is drawn, scaled and applied."""
+    """The children of ``parent``, with the ops of each dropout folded: sample, scale, and apply its mask."""
     children: list[Box] = []
     rest = list(parent.children)
     while rest:
@@ -81,7 +82,7 @@ def _with_dropouts(parent: Box) -> list[Box]:
 
 
 def _is_dropout(ops: list[Node]) -> bool:
-    """Whether the last of ``ops`` applies the mask that the others make, and none failed or has a name."""
+    """Whether the last of ``ops`` applies the mask that the others create, and none failed or has a name."""
     masks = {storage for node in ops[:3] for storage in (*node.made, *node.writes)}
     masked = len(masks) == 1 and any(value.storage in masks for value in ops[3].inputs)
     return masked and not any(node.state == "failed" or any(v.name for v in node.outputs) for node in ops)
@@ -101,7 +102,7 @@ def _lines(box: Box) -> set[SourceLine]:
 
 
 def _counts_steps(box: Box) -> bool:
-    """Whether ``box`` only updates numbers with which an optimizer counts its steps."""
+    """Whether ``box`` only updates step counters of an optimizer."""
     for node in _nodes(box):
         touched = {*node.writes, *node.made}
         if not touched or any(storage.role != "optimizer" or storage.nbytes > 8 for storage in touched):

@@ -1,4 +1,4 @@
-"""Time track: projected seconds beside the memory, at the same positions of the chart."""
+"""Time track of the memory chart: projected seconds at the positions of the timeline."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def projected(scene: Scene) -> Projection | None:
 
 
 def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-    """The time of positions ``start`` to before ``stop`` as JSON: the points', the phases' and their sum.
+    """The projected time of positions ``start`` to before ``stop`` as JSON: per point, per phase, and total.
 
-    ``bounds`` has a letter for each point, the first of the bound that applies most of its time.
+    ``bounds`` has one letter per point: the initial of the bound that applies to most of its time.
     """
     plan = scene.plan
     time = projected(scene)
@@ -90,7 +90,7 @@ def known_text(time: Projection) -> str:
 
 
 def _sums(scene: Scene, seconds: Sequence[float]) -> dict[str, str]:
-    """The time of all sections of each phase together."""
+    """The total time of each phase, over all of its sections."""
     sums: dict[str, float] = defaultdict(float)
     for (phase, _), each in zip(stretches(scene), seconds):
         sums[phase] += each
@@ -98,7 +98,7 @@ def _sums(scene: Scene, seconds: Sequence[float]) -> dict[str, str]:
 
 
 def _phases(scene: Scene, time: Projection) -> list[float]:
-    """The seconds of each phase, in the order of the chart's axis: one that comes again is another one."""
+    """The seconds of each section of a phase, in the order of the chart's axis."""
     found = stretches(scene)
     if len(found) > MOST_PHASES:
         return []

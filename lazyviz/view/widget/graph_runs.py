@@ -1,4 +1,4 @@
-"""Runs of a graph: started from its widgets, and followed by all of these.
+"""Runs of a graph, which its widgets start and whose progress all of them show.
 
 Evaluate starts one worker thread and returns, so that the kernel still receives Cancel.  The run itself only
 counts; another thread reads the counts ten times per second and updates the widgets.  All widgets of one
@@ -74,7 +74,7 @@ class Runnable(Protocol):
 
     @property
     def state(self) -> str:
-        """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
+        """The state: ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
 
     @property
     def live(self) -> RunLike | None:
@@ -95,10 +95,10 @@ class Follower(Protocol):
     """The part of a widget that follows runs."""
 
     def run_changed(self) -> None:
-        """The state, report, error, or a run option has changed."""
+        """Handle a change of the state, report, error, or a run option."""
 
     def run_goes_on(self, ended: Sequence[Node], running: Node | None) -> None:
-        """The nodes in ``ended`` have run since the last call."""
+        """Handle progress of a run: the nodes in ``ended`` have run since the last call."""
 
 
 class Running:
@@ -108,11 +108,11 @@ class Running:
         self._controller = controller
         self._followers: list[Follower] = []
         self._lock = threading.RLock()
-        self._seen = 0  # number of reported ended nodes of the live run
+        self._seen = 0  # number of ended nodes of the live run that were reported
         self._began = 0.0  # start time of the live run
         self._busy = False  # a run that a widget requested is in progress
         self._refused: tuple[object, object] | None = None  # options that a run was rejected for
-        self._over = threading.Event()  # for observers of the live run
+        self._over = threading.Event()  # set when the live run has ended
         self.cancelled = threading.Event()
         self.worker: threading.Thread | None = None
         self.state = controller.state

@@ -1,4 +1,4 @@
-"""Other displayed graphs to compare with, identified by name and token."""
+"""Comparison of displayed graphs: the other graphs of the session, by name and token."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def new_token() -> str:
 
 
 def named(widget: Shown) -> str:
-    """The name of its graph in a comparison."""
+    """The name of the widget's graph in a comparison."""
     pictured = widget.pictured
     title = pictured.title.removeprefix("lazyviz").removeprefix(", ")
-    unnamed = not title or title.startswith("after ")  # after pending ops of earlier cells
+    unnamed = not title or title.startswith("after ")  # "after pending ops of earlier cells"
     return pictured.graph.where if unnamed else title
 
 
@@ -62,7 +62,7 @@ def others_json(widget: Shown, shown: Iterable[Shown]) -> dict[str, Any]:
 def comparison_json(widget: Shown, asked: str, shown: Iterable[Shown]) -> dict[str, Any]:
     """The comparison of ``widget``'s graph with another one, or the reason why there is none.
 
-    ``asked`` is the other's token, and, for a widget in a dark host, the word ``dark``.
+    ``asked`` is the other graph's token, followed by the word ``dark`` for a widget in a dark theme.
     """
     token, _, theme = asked.partition(" ")
     own, now = widget.plans

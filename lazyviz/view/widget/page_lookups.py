@@ -1,4 +1,4 @@
-"""Lookups of the page: code lines, search hits, table rows.
+"""Lookups for the page: code lines, search hits, table rows.
 
 A part of :class:`lazyviz.view.widget.page_messages.Answers`, which documents the protocol.
 """
@@ -63,7 +63,7 @@ class Lookups:
         return self._code.facts_json(scene.plan, projected(scene) if ASKED in scene.numbers.asked else None)
 
     def _lines(self, id: str) -> None:
-        """The code; with "facts", only the numbers of its lines, which change with plan and run."""
+        """Send the code; with "facts", only the numbers of its lines, which change with plan and run."""
         code = {"facts": self._facts_json()} if id == "facts" else self._code_json()
         self._send({"kind": "code", "code": code})
 
@@ -77,7 +77,7 @@ class Lookups:
         self._send({"kind": "found", **self.index().page(query[:MAX_QUERY])})
 
     def _search_on(self, id: str) -> None:
-        """A further page of hits: ``"50 relu"``: hits from number 50 on."""
+        """Send a further page of hits: ``"50 relu"`` requests hits from number 50 on."""
         start, _, query = id.partition(" ")
         if re.fullmatch(r"[0-9]{1,9}", start):
             self._send({"kind": "found", **self.index().page(query[:MAX_QUERY], int(start))})

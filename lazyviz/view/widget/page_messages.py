@@ -1,4 +1,4 @@
-"""Messages of the page that run nothing, and the answers.
+"""Message protocol of the widget: the page's requests that run nothing, and the answers.
 
 Each request is an action with an id; the rest of a message is ignored. None of them runs the graph; see
 :mod:`lazyviz.view.widget.widget` for that.
@@ -123,7 +123,7 @@ class Answers:
         }
 
     def _group(self, box: Box) -> dict[str, Any]:
-        """A group for the page, which is notified of the states of its boxes from now on."""
+        """A group for the page, which from now on is notified of state changes of the group's boxes."""
         self.given.add(box.id)
         return self.scene.group(box)
 
@@ -145,7 +145,7 @@ class Answers:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the picture shows the whole graph, of which an open block may have recorded more since."""
+        """Whether the picture shows the whole graph: an open block may have recorded more ops since."""
         return len(self.scene.hierarchy.box_of) == len(self._pictured.graph.nodes)
 
     @property
@@ -153,13 +153,13 @@ class Answers:
         return list(self._pictured.graph.annotations.values())
 
     def _numbers(self, id: str) -> None:
-        """Numbers that have not been sent for any box so far: FLOPs, or projected time."""
+        """Start sending an optional number of boxes: FLOPs or projected time."""
         if id in COUNTED:
             self.scene.numbers.asked.add(id)
             self._send_numbers()
 
     def _send_numbers(self) -> dict[str, Any]:
-        """All numbers of the boxes that the page has received."""
+        """Send all numbers of the boxes that the page has received."""
         scene, boxes = self.scene, {}
         for box in scene.hierarchy.boxes.values():
             there = box.parent is not None and box.parent.id in self.given
@@ -217,31 +217,31 @@ class Answers:
             self._send({"kind": "details", "details": details})
 
     def _life(self, id: str) -> None:
-        """The lifetime of the box under the pointer."""
+        """Send the lifetime of the box under the pointer."""
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None:
             self._send({"kind": "life", "id": id, "lifetime": lifetime_of(self.scene, box)})
 
     def _summarize(self, id: str) -> None:
-        """Statistics of a result that still exists."""
+        """Compute statistics of a result that still exists, and send them."""
         box = self.scene.hierarchy.boxes.get(id)
         if box is not None and box.node is not None:
             self._pictured.summarize([box.node])
             self._select(id)
 
     def _moment(self, id: str) -> None:
-        """The live set at the position ``id`` of the plan's timeline."""
+        """Send the live set at the position ``id`` of the plan's timeline."""
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             self._send({"kind": "moment", "moment": describe_moment(self.scene, int(id))})
 
     def _alive(self, id: str) -> None:
-        """The bytes that the page's boxes hold at the position ``id``, by category."""
+        """Send the bytes that the page's boxes hold at the position ``id``, by category."""
         if id.isascii() and id.isdigit() and int(id) < len(self.scene.plan.timeline):
             boxes = self._told(self.scene.alive_at(int(id)))
             self._send({"kind": "alive", "position": int(id), "boxes": boxes})
 
     def _told(self, held: Mapping[Box, Mapping[str, int]]) -> dict[str, list[list[Any]]]:
-        """For the page's boxes, by id, the bytes that they hold by category."""
+        """The bytes that the page's boxes hold, by box id and category."""
         return {
             box.id: [[name, size] for name, size in sizes.items() if size]
             for box, sizes in held.items()
@@ -252,7 +252,7 @@ class Answers:
         return {**self._targets.menu(), "chosen": self._plans.device, "version": self._version}
 
     def _range(self, id: str) -> None:
-        """The chart's points between two positions, ``"120-180"``, and the allocations there."""
+        """Send the chart's points between two positions, ``"120-180"``, and the allocations there."""
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", id, re.ASCII)
         start, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if start < stop <= len(self.scene.plan.timeline):
@@ -262,10 +262,10 @@ class Answers:
             self._send({"kind": "range", **part})
 
     def _track(self, _: str) -> None:
-        """The projected time over the run, and of each line; it takes too long for the first picture.
+        """Send the projected time over the run and per line, which takes too long for the first picture.
 
-        Every page requests it when it is displayed. One that shares its model with another page begins with
-        the first picture as it was sent, so it is told what has changed since.
+        Every page requests it when it is displayed.  A page that shares its model with another page begins
+        with the first picture as originally sent, so it also gets what has changed since.
         """
         if self.scene.graph.nodes:
             if self.behind:
@@ -276,7 +276,7 @@ class Answers:
             self._lookups.answer("code", "facts")
 
     def _shown(self, version: str) -> None:
-        """The shown plan with measurements, for a page that has another version of it."""
+        """Send the shown plan with measurements, for a page that has another version of it."""
         if self.scene.graph.nodes and version != self._version:
             self._show_plan("")
 
@@ -296,9 +296,7 @@ class Answers:
         self._pictured.drawing = Drawing(frozenset(each for each in opened if each in known), by, self._views)
 
     def _largest(self, _: str) -> None:
-        """The largest batch size that fits, as far as known; the page repeats the request until the search
-        ends.
-        """
+        """Send the largest batch size known to fit; the page repeats the request until the search ends."""
         if self._plans.own.batch_size is not None:
             self._send({"kind": "largest", **self._plans.largest()})
 
@@ -313,7 +311,7 @@ class Answers:
             self._plans.cut(id if id in ("off", "auto") else int(id))
 
     def _show_plan(self, note: str) -> None:
-        """Show another plan, requested by this page or another page of the graph."""
+        """Show another plan, requested by any page of the graph."""
         self.scene.plan = self._plans.shown
         plan = {"memory": self._memory(), "batch": self._batch(), "device": self._plans.device}
         plan["held"] = self._told(self.scene.held())

@@ -46,9 +46,9 @@ class Plans:
         self._graph = graph
         self.own = self.shown = own
         self.device = GIVEN
-        self.version = 0  # counts the shown plans
-        self._split = graph.split  # of the shown plan
-        self._bases: dict[str, PlanLike] = {GIVEN: self.own}  # by device, for the recorded batch
+        self.version = 0  # incremented for each shown plan
+        self._split = graph.split  # split of the shown plan
+        self._bases: dict[str, PlanLike] = {GIVEN: self.own}  # plans for the recorded batch, by device
         self._listeners: list[weakref.WeakMethod[Callable[[str], None]]] = []
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
@@ -96,7 +96,7 @@ class Plans:
         return base.replan(None if own else samples, self._graph.split)
 
     def _show(self, plan: Callable[[], PlanLike], note: str = "") -> None:
-        """Pages wait for the answer, so every error is answered."""
+        """Compute and show a plan; pages wait for the answer, so every error is answered, too."""
         try:
             self.shown = plan()
             self.version += 1

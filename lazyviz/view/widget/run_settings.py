@@ -46,7 +46,7 @@ class Selectable(Protocol):
         """Whether results of any of ``nodes`` have not been summarized and are still there."""
 
     def summarize(self, nodes: Sequence[Node]) -> None:
-        """Store their statistics, and notify all widgets."""
+        """Store statistics of the results, and notify all widgets."""
 
     def backends(self) -> Sequence[tuple[str, str]]:
         """Backend names, each with the reason why it cannot run the graph here, or ""."""
@@ -117,13 +117,13 @@ def failure_json(running: Running, scene: Scene) -> dict[str, Any] | None:
 
 
 def _where(scene: Scene, position: int, op: str, module: str) -> dict[str, Any]:
-    """The position and the text of its mark in the chart."""
+    """The position of the failed op, and the text of its mark in the chart."""
     place = f" in {module}" if module else ""
     return {"at": position, "words": f"op {position + 1:,} failed: {op}{place}"}
 
 
 def _stopped(raised: RaisedError, scene: Scene) -> str:
-    """``"stopped at line 3"``, of the lines that led to the error the one in the graph's own cell, if any."""
+    """``"stopped at line 3"``: the innermost line of the error's stack in the graph's own cell, if any."""
     place, source = scene.graph.place, raised.source
     if source is None:
         return ""

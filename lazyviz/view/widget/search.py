@@ -31,11 +31,12 @@ _NODE = re.compile(r"_\d+$")
 
 
 class Index:
-    """Finds boxes of ``scene``: those that are called so, then those in what is called so; in both modules
-    before ops. Ops of the optimizer count as the latter.
+    """Search index of ``scene``'s boxes.
 
-    Equal ranks are in program order. Boxes that match only by the text of their line come last, because one
-    line may contain a whole training step.
+    Hits are ranked: boxes whose own name matches come before those inside a matching module, and in both,
+    modules before ops. Ops of the optimizer rank with the latter. Equal ranks are in program order. Boxes
+    that match only by the text of their source line come last, because one line may contain a whole
+    training step.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -45,7 +46,7 @@ class Index:
             key=lambda box: (_rank(box), _position(box), box.depth),
         )
         self.classes = [_class(box) for box in self.boxes]
-        self._optimizer = sum(_rank(box) < 2 for box in self.boxes)  # where its boxes begin
+        self._optimizer = sum(_rank(box) < 2 for box in self.boxes)  # position of the optimizer's first box
         self._words: dict[str, list[int]] = defaultdict(list)
         self._code: dict[str, list[int]] = defaultdict(list)  # words of source lines
         self._lines: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -194,7 +195,7 @@ def _rank(box: Box) -> int:
 
 
 def _class(box: Box) -> str:
-    """The class of a module, as its card says it."""
+    """The class name of a module, as on its card; "" for other boxes."""
     facts = module_facts(box) if box.kind == "module" and box.phase != "optimizer" else None
     return facts.kind if facts is not None else ""
 

@@ -1,8 +1,8 @@
 """Source view: the user's code beside the graph, with bytes and time per line.
 
 A cell is shown as a whole; for other files, the lines that ops come from are shown with their surroundings.
-An op counts for the line that ran it, and for the user's lines that called that line.  Allocations of the
-backward pass count for ``loss.backward()``, and are also shown at their forward line.
+An op counts towards the line that ran it, and the user's lines that called that line.  Allocations of the
+backward pass count towards ``loss.backward()``, and are also shown at their forward line.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Code:
                 self._made[storage.created] += storage.nbytes
 
     def _drop_outside(self, sources: Mapping[Key, SourceLine]) -> None:
-        """Forget the lines around the block: they called all ops, and ran none themselves."""
+        """Drop lines outside the block, which called all ops but ran none themselves."""
         own = {(node.source.file, node.source.line) for node in self._graph.nodes if node.source is not None}
         some = sum(node.source is not None for node in self._graph.nodes)
         for key, nodes in list(self.ops.items()):
@@ -244,13 +244,13 @@ def _dedented(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _indented(text: str) -> str:
-    """The line with an indentation that cannot be parted from its first word where the line is wrapped."""
+    """The line with non-breaking spaces as indentation, which wrapping does not separate from the code."""
     code = text.lstrip(" ")
     return "\u00a0" * (len(text) - len(code)) + code
 
 
 def lines_of(node: Node) -> tuple[SourceLine, ...]:
-    """The user's lines that ``node`` counts for, innermost first."""
+    """The user's lines that ``node`` counts towards, innermost first."""
     own = () if node.source is None else (node.source,)
     return own + tuple(line for line in node.callers if line != node.source)
 
@@ -290,8 +290,8 @@ def _sections(sources: dict[Key, SourceLine], cell: str) -> list[Section]:
 
 
 def _cell(cell: str, lines: dict[str, dict[int, str]]) -> tuple[str, Section]:
-    """The whole code of the cell. Its file is the one that ends with this code, which other lines may
-    precede.
+    """A section with the whole code of the cell: the file that ends with this code, possibly after other
+    lines.
     """
     body = cell.strip("\n").rstrip().split("\n")
     first = 2 + len(cell) - len(cell.lstrip("\n"))  # below the line of the magic

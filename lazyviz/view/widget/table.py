@@ -39,7 +39,7 @@ _LINE = Column("line", "Line")
 _OPS = Column("ops", "Ops", True)
 _BYTES, _HELD = Column("bytes", "Allocates", True), Column("held", "At peak", True)
 _TIME, _STATE = Column("seconds", "Time", True), Column("state", "State")
-OWN = "own_"  # of a module, without its submodules
+OWN = "own_"  # prefix of columns about a module without its submodules
 # The most important columns come first, so that they are visible in a narrow table.
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "ops": (
@@ -110,8 +110,8 @@ class Table:
         drawn = scene.hierarchy.box_of
         self._nodes = [node for node in scene.graph.nodes if drawn[node.index] is not None]
         self._rows: dict[str, list[tuple[Any, list[Node]]]] = {}
-        self._own: dict[str, list[Node]] = defaultdict(list)  # by module, without its submodules
-        self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # of a plan
+        self._own: dict[str, list[Node]] = defaultdict(list)  # ops by module, without its submodules
+        self._weights: tuple[Any, tuple[dict[str, int], dict[str, int]]] = (None, ({}, {}))  # by plan
         # By mode and column, for columns that no run changes.
         self._keys: dict[tuple[str, str], list[Any]] = {}
 
@@ -359,7 +359,7 @@ def _state(nodes: Sequence[Node]) -> str:
 
 
 def _measured(nodes: Sequence[Node]) -> float | None:
-    """The total time of those that have run; ``None`` if none has."""
+    """The total measured time of the nodes that have run; ``None`` if none has."""
     times = [node.measured_seconds for node in nodes if node.measured_seconds is not None]
     return sum(times) if times else None
 
@@ -369,7 +369,7 @@ def _line_key(node: Node) -> tuple[str, int]:
 
 
 def _natural(word: str) -> list[tuple[bool, int, str]]:
-    """``h.10`` after ``h.2``."""
+    """A sort key that sorts ``h.10`` after ``h.2``."""
     return [
         (not part.isdecimal(), int(part) if part.isdecimal() else 0, part.casefold())
         for part in re.split(r"(\d+)", word)
@@ -377,6 +377,6 @@ def _natural(word: str) -> list[tuple[bool, int, str]]:
 
 
 def _ranks(words: list[Any], key: Callable[[Any], Any] | None) -> list[int]:
-    """The rank of each word among the distinct ones."""
+    """The rank of each word among the distinct words."""
     places = {word: place for place, word in enumerate(sorted(set(words), key=key))}
     return [places[word] for word in words]

@@ -44,7 +44,7 @@ def _shown() -> list[LazyWidget]:
 
 
 def _with_state(box: dict[str, Any], state: Sequence[Any] | None) -> dict[str, Any]:
-    """``box`` in another state of a run; ``None``: the same."""
+    """A copy of ``box`` with this run state; ``box`` itself if ``None``."""
     return box if state is None else box | dict(zip(("state", "seconds", "alarm", "share"), state))
 
 
@@ -52,9 +52,9 @@ class LazyWidget(anywidget.AnyWidget):
     """The interactive picture of one recorded graph.
 
     Args:
-        controller: the graph with its plan and state, and methods to run it. static_id: id of the ``<img>``
-        element in the previous output, hidden while the widget is live. scene: the existing scene of the
-        graph and its plan, if there is one.
+        controller: the graph with its plan and state, and methods to run it.
+        static_id: id of the ``<img>`` element in the previous output, hidden while the widget is live.
+        scene: the existing scene of the graph and its plan, if there is one.
 
     Raises:
         RuntimeError: the JavaScript bundle is missing; the message says how to build it.
@@ -143,9 +143,9 @@ class LazyWidget(anywidget.AnyWidget):
         self.scene = self._answers.first_picture()
 
     def _catch_up(self) -> None:
-        """Draw the whole graph if an open block has recorded more since it was drawn."""
+        """Redraw the graph if an open block has recorded more ops since it was drawn."""
         if not self._answers.is_complete:
-            self._controller.shown_plans = None  # of the part that was drawn
+            self._controller.shown_plans = None  # they are plans of the part that was drawn
             self._answers = self._answers_for(None)
             self._redraw()
 
@@ -207,7 +207,7 @@ class LazyWidget(anywidget.AnyWidget):
         return self._running.worker
 
     def run_changed(self) -> None:
-        """A run has started or ended, or a run option has changed."""
+        """Update the page after a run has started or ended, or a run option has changed."""
         if not self._controller.is_recording:
             self._catch_up()
         running, answers = self._running, self._answers
@@ -225,7 +225,7 @@ class LazyWidget(anywidget.AnyWidget):
         answers.follow(self.scene)
 
     def run_goes_on(self, ended: Sequence[Node], at_hand: Node | None) -> None:
-        """The nodes in ``ended`` have run since the last call."""
+        """Update the page during a run: the nodes in ``ended`` have run since the last call."""
         self.progress = self._running.progress
         self._answers.scene.states.follow(ended, at_hand)
         self._send_states()
