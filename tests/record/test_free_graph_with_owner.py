@@ -279,11 +279,11 @@ def test_graphs_are_freed_on_any_thread(recorder):
 def test_it_can_be_switched_off():
     code = (
         "import lazyviz, torch\n"
-        "from lazyviz.record import graph_release\n"
+        "from lazyviz.record import free_graph_with_owner\n"
         "with lazyviz.lazy() as graph:\n"
         "    y = torch.ones(3) + 1\n"
         "graph.evaluate()\n"
-        "print(graph_release._module, y.tolist())\n"
+        "print(free_graph_with_owner._module, y.tolist())\n"
     )
     env = {**os.environ, "LAZYVIZ_GRAPH_RELEASE": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)

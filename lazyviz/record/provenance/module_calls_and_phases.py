@@ -158,7 +158,8 @@ class Scopes:
         if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
-            if module._parameters or module._modules:  # losses and the like may be made in each step
+            # Losses and the like may be created in each step; a TorchScript trace has each access to a weight.
+            if (module._parameters or module._modules) and not torch.jit.is_tracing():
                 taken = {each.variable for each in self.called if each is not root}
                 name_by_caller(root, module, sys._getframe(1), self.sources, taken)
                 self.called.append(root)
