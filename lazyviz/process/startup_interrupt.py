@@ -14,7 +14,7 @@ from typing import NoReturn
 
 
 class InterruptedCode(int):
-    """The exit code of a command that Ctrl-C ended, distinct from an equal exit code that a script returned."""
+    """The exit code of a command that Ctrl-C ended, distinct from an equal exit code of a script."""
 
 
 INTERRUPTED = InterruptedCode(128 + signal.SIGINT)
@@ -22,7 +22,7 @@ INTERRUPTED = InterruptedCode(128 + signal.SIGINT)
 
 
 def _begin() -> None:
-    """Called before lazyviz is imported: if the command imports it, let Ctrl-C end the process immediately."""
+    """Before lazyviz is imported: for the command, let Ctrl-C end the process immediately."""
     if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
 
