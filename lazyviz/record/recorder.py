@@ -159,8 +159,8 @@ def _operands(mode: RecorderMode, func: OpOverload, args: tuple[Any, ...]) -> tu
 def _unwrapped(
     mode: RecorderMode | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The result of third-party subclasses, which treat a pending tensor as a plain one, and unwrap
-    themselves first.
+    """The result of third-party subclasses, which treat a pending tensor as a plain one, and are called
+    first.
     """
     others = tuple([cls for cls in types if not issubclass(cls, LazyTensor)])
     if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):

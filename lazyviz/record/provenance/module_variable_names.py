@@ -152,7 +152,7 @@ def _without_loop_variables(
 
 
 def _last_items(within: Mapping[int, tuple[str, str, torch.nn.Module]], named: Collection[int]) -> set[int]:
-    """The modules whose only variable was a loop variable over the items of a module.
+    """The modules that have a variable because it was the variable of a loop over the items of a module.
 
     The other items that ran have none.
     """
